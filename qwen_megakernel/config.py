@@ -1,0 +1,338 @@
+"""What a checkpoint's config files say, as typed records.
+
+Nothing here has a default that a checkpoint also holds: a missing key is an error that names it.
+Source of the keys: QwenLM/Qwen3-TTS, configuration_qwen3_tts.py and
+configuration_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
+
+# The official generate() suppresses the last 1024 ids of the talker's vocabulary except EOS:
+# control, language and speaker ids live there. It is a literal in the official code, in no config.
+NUM_CONTROL_IDS = 1024
+
+# The decoder of the speech tokenizer builds its RMSNorms with this when the config is silent, as
+# the released config.json is (Qwen3TTSTokenizerV2DecoderConfig.rms_norm_eps).
+CODEC_RMS_NORM_EPS = 1e-5
+
+SUPPORTED_TOKENIZER = "qwen3_tts_tokenizer_12hz"
+MODEL_TYPES = ("base", "custom_voice", "voice_design")
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """Dimensions of one stack of decoder layers (the talker's or the code predictor's)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    mrope_section: tuple[int, int, int] | None  # pairs turned by (time, height, width); None: 1-D
+
+    @property
+    def q_size(self) -> int:
+        """Rows of q_proj: num_heads * head_dim, which is not hidden_size in general."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of k_proj and of v_proj."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    """The talker: text and codec embeddings, its stack, the ids of the codec vocabulary."""
+
+    stack: StackConfig
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_code_groups: int
+    codec_eos_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    codec_pad_id: int
+    codec_bos_id: int
+    speakers: dict[str, int]
+    dialects: dict[str, str]  # speaker -> name of its dialect in `languages`
+    languages: dict[str, int]  # dialects included
+
+    @property
+    def suppressed_from(self) -> int:
+        """First id that is never drawn (EOS excepted)."""
+        return self.vocab_size - NUM_CONTROL_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """The code predictor ("subtalker"): codes 1.. of a frame from code 0 and the talker's hidden."""
+
+    stack: StackConfig
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerEncoderConfig:
+    """ECAPA-TDNN x-vector encoder; only Base checkpoints have one."""
+
+    enc_dim: int
+    sample_rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """config.json of a Qwen3-TTS checkpoint."""
+
+    model_type: str  # one of MODEL_TYPES
+    model_size: str  # "0b6", "1b7", or a name of ours for a toy
+    im_start_id: int
+    im_end_id: int
+    tts_pad_id: int
+    tts_bos_id: int
+    tts_eos_id: int
+    talker: TalkerConfig
+    predictor: PredictorConfig
+    speaker_encoder: SpeakerEncoderConfig | None
+
+    @property
+    def drops_instruct(self) -> bool:
+        """The official wrapper ignores instruct on 0.6B CustomVoice (a test for "0b6")."""
+        return self.model_type == "custom_voice" and "0b6" in self.model_size
+
+    @property
+    def has_projection(self) -> bool:
+        """`small_to_mtp_projection` exists exactly where the two hidden sizes differ."""
+        return self.talker.stack.hidden_size != self.predictor.stack.hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class CodecDecoderConfig:
+    """The vocoder half of the speech tokenizer."""
+
+    codebook_size: int
+    codebook_dim: int
+    num_quantizers: int
+    latent_dim: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int
+    rms_norm_eps: float
+    rope_theta: float
+    decoder_dim: int
+    upsampling_ratios: tuple[int, ...]
+    upsample_rates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """speech_tokenizer/config.json."""
+
+    decoder: CodecDecoderConfig
+    encoder: dict[str, Any]  # transformers' MimiConfig keys, as written
+    num_code_groups: int  # encoder_valid_num_quantizers
+    sample_rate: int
+    samples_per_frame: int
+
+    @property
+    def frame_seconds(self) -> float:
+        """Duration of one frame: 0.08 s in every release."""
+        return self.samples_per_frame / self.sample_rate
+
+
+class _Keys:
+    """Reads a config dict; a missing key names the file and the key."""
+
+    def __init__(self, values: dict[str, Any], where: str):
+        self.values, self.where = values, where
+
+    def __call__(self, key: str) -> Any:
+        try:
+            return self.values[key]
+        except KeyError:
+            raise ModelFilesError(
+                f"{self.where} has no key {key!r}.",
+                "Every dimension and id is read from the checkpoint; none is assumed.",
+            ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ModelFilesError: the file is missing, is not JSON, or is not an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFilesError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ModelFilesError(f"{path} holds a {type(values).__name__}, not an object.")
+    return values
+
+
+def parse_model_config(values: dict[str, Any], where: str = "config.json") -> ModelConfig:
+    """Turn a Qwen3-TTS config.json into a `ModelConfig`.
+
+    Raises:
+        ModelFilesError: a key is missing, or the file describes another kind of model.
+        UnsupportedModel: a Qwen3-TTS model of another frame rate or type.
+    """
+    kind = values.get("model_type")
+    if kind == SUPPORTED_TOKENIZER:
+        raise ModelFilesError(
+            f"{where} is the codec (model_type {kind}).", cure="Pass the folder of the talker."
+        )
+    if kind != "qwen3_tts":
+        raise ModelFilesError(
+            f"{where}: model_type {kind!r} is not a Qwen3-TTS model; need 'qwen3_tts'."
+        )
+    top = _Keys(values, where)
+    if top("tokenizer_type") != SUPPORTED_TOKENIZER:
+        raise UnsupportedModel(
+            f"tokenizer_type {values['tokenizer_type']} is not supported.",
+            "Only the 12 Hz models are: Qwen/Qwen3-TTS-12Hz-{0.6B,1.7B}-{Base,CustomVoice} and "
+            "1.7B-VoiceDesign.",
+        )
+    if top("tts_model_type") not in MODEL_TYPES:
+        raise UnsupportedModel(
+            f"tts_model_type {values['tts_model_type']!r} is unknown.",
+            f"Known: {', '.join(MODEL_TYPES)}.",
+        )
+    talker = _Keys(top("talker_config"), f"{where} talker_config")
+    predictor = _Keys(talker("code_predictor_config"), f"{talker.where}.code_predictor_config")
+    speaker = values.get("speaker_encoder_config")
+    return ModelConfig(
+        model_type=top("tts_model_type"),
+        model_size=top("tts_model_size"),
+        im_start_id=top("im_start_token_id"),
+        im_end_id=top("im_end_token_id"),
+        tts_pad_id=top("tts_pad_token_id"),
+        tts_bos_id=top("tts_bos_token_id"),
+        tts_eos_id=top("tts_eos_token_id"),
+        talker=_parse_talker(talker),
+        predictor=PredictorConfig(_parse_stack(predictor), predictor("vocab_size")),
+        # A CustomVoice or VoiceDesign file may carry the section; only Base has the weights.
+        speaker_encoder=SpeakerEncoderConfig(speaker["enc_dim"], speaker["sample_rate"])
+        if speaker and values["tts_model_type"] == "base"
+        else None,
+    )
+
+
+def _parse_stack(keys: _Keys) -> StackConfig:
+    rope_scaling = keys.values.get("rope_scaling") or {}
+    section = rope_scaling.get("mrope_section")
+    if keys.values.get("use_sliding_window"):
+        raise UnsupportedModel(f"{keys.where}: sliding-window attention is not supported.")
+    if rope_scaling.get("rope_type", "default") != "default":
+        raise UnsupportedModel(
+            f"{keys.where}: rope_type {rope_scaling['rope_type']!r} is not supported."
+        )
+    if section and not rope_scaling.get("interleaved"):
+        raise UnsupportedModel(
+            f"{keys.where}: mrope_section without interleaved=true is not supported."
+        )
+    return StackConfig(
+        hidden_size=keys("hidden_size"),
+        intermediate_size=keys("intermediate_size"),
+        num_layers=keys("num_hidden_layers"),
+        num_heads=keys("num_attention_heads"),
+        num_kv_heads=keys("num_key_value_heads"),
+        head_dim=keys("head_dim"),
+        rms_norm_eps=keys("rms_norm_eps"),
+        rope_theta=float(keys("rope_theta")),
+        max_positions=keys("max_position_embeddings"),
+        mrope_section=tuple(section) if section else None,
+    )
+
+
+def _parse_talker(keys: _Keys) -> TalkerConfig:
+    return TalkerConfig(
+        stack=_parse_stack(keys),
+        vocab_size=keys("vocab_size"),
+        text_vocab_size=keys("text_vocab_size"),
+        text_hidden_size=keys("text_hidden_size"),
+        num_code_groups=keys("num_code_groups"),
+        codec_eos_id=keys("codec_eos_token_id"),
+        codec_think_id=keys("codec_think_id"),
+        codec_nothink_id=keys("codec_nothink_id"),
+        codec_think_bos_id=keys("codec_think_bos_id"),
+        codec_think_eos_id=keys("codec_think_eos_id"),
+        codec_pad_id=keys("codec_pad_id"),
+        codec_bos_id=keys("codec_bos_id"),
+        speakers=dict(keys("spk_id") or {}),
+        dialects={
+            name: dialect
+            for name, dialect in (keys("spk_is_dialect") or {}).items()
+            if dialect is not False
+        },
+        languages=dict(keys("codec_language_id") or {}),
+    )
+
+
+def parse_codec_config(
+    values: dict[str, Any], where: str = "speech_tokenizer/config.json"
+) -> CodecConfig:
+    """Turn the speech tokenizer's config.json into a `CodecConfig`.
+
+    Raises:
+        ModelFilesError: a key is missing, or the rates do not multiply to the frame length.
+        UnsupportedModel: the file describes another codec.
+    """
+    if values.get("model_type") != SUPPORTED_TOKENIZER:
+        raise UnsupportedModel(
+            f"{where}: model_type {values.get('model_type')!r} is not {SUPPORTED_TOKENIZER!r}."
+        )
+    top = _Keys(values, where)
+    keys = _Keys(top("decoder_config"), f"{where} decoder_config")
+    decoder = CodecDecoderConfig(
+        codebook_size=keys("codebook_size"),
+        codebook_dim=keys("codebook_dim"),
+        num_quantizers=keys("num_quantizers"),
+        latent_dim=keys("latent_dim"),
+        hidden_size=keys("hidden_size"),
+        intermediate_size=keys("intermediate_size"),
+        num_layers=keys("num_hidden_layers"),
+        num_heads=keys("num_attention_heads"),
+        num_kv_heads=keys("num_key_value_heads"),
+        head_dim=keys("head_dim"),
+        sliding_window=keys("sliding_window"),
+        rms_norm_eps=keys.values.get("rms_norm_eps", CODEC_RMS_NORM_EPS),
+        rope_theta=float(keys("rope_theta")),
+        decoder_dim=keys("decoder_dim"),
+        upsampling_ratios=tuple(keys("upsampling_ratios")),
+        upsample_rates=tuple(keys("upsample_rates")),
+    )
+    samples_per_frame = 1
+    for rate in decoder.upsampling_ratios + decoder.upsample_rates:
+        samples_per_frame *= rate
+    if samples_per_frame != top("decode_upsample_rate"):
+        raise ModelFilesError(
+            f"{where}: upsampling multiplies to {samples_per_frame} samples per frame, "
+            f"decode_upsample_rate says {values['decode_upsample_rate']}."
+        )
+    return CodecConfig(
+        decoder=decoder,
+        encoder=dict(top("encoder_config")),
+        num_code_groups=top("encoder_valid_num_quantizers"),
+        sample_rate=top("output_sample_rate"),
+        samples_per_frame=samples_per_frame,
+    )

@@ -1,0 +1,137 @@
+"""Every error a user can meet, with its exit code and HTTP status.
+
+An error reads in up to three lines: what is wrong (with the value seen), why, and the cure.
+"""
+
+
+class QwenTTSError(Exception):
+    """Base of all errors this package raises on purpose.
+
+    Args:
+        what: one line, what is wrong, with the value seen.
+        why: one line, the cause or the consequence; may be empty.
+        cure: one line, the command or change that helps; may be empty.
+    """
+
+    exit_code = 6  # 2 usage, 3 environment, 4 model files, 5 resources, 6 generation
+    http_status = 500
+
+    def __init__(self, what: str, why: str = "", cure: str = ""):
+        self.what, self.why, self.cure = what, why, cure
+        super().__init__("\n".join(line for line in (what, why, cure) if line))
+
+
+class UsageError(QwenTTSError, ValueError):
+    """An argument has a value that can never work."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class TaskError(UsageError):
+    """The loaded checkpoint cannot do what was asked (cloning on CustomVoice, say)."""
+
+
+class UnknownVoice(UsageError):
+    """No such speaker in the checkpoint and no such voice file."""
+
+
+class UnknownLanguage(UsageError):
+    """The checkpoint has no id for this language."""
+
+
+class EmptyText(UsageError):
+    """Nothing to speak: the text is empty, or holds no letter and no digit."""
+
+
+class TextTooLong(UsageError):
+    """The text is longer than the engine accepts in one request."""
+
+    http_status = 413
+
+
+class ReferenceError_(UsageError):  # noqa: N801 - the builtin ReferenceError means something else
+    """Reference audio, its transcript or its codes cannot serve as a voice."""
+
+
+class VoiceMismatch(UsageError):
+    """A voice made for a checkpoint of another width or codec."""
+
+
+class EnvironmentError_(QwenTTSError):  # noqa: N801 - the builtin is an alias of OSError
+    """The machine lacks something: a GPU, a driver, a compiler."""
+
+    exit_code = 3
+    http_status = 503
+
+
+class NoGPUError(EnvironmentError_):
+    """A GPU was demanded and none is visible."""
+
+
+class DriverError(EnvironmentError_):
+    """The NVIDIA driver is older than this torch needs."""
+
+
+class ArchError(EnvironmentError_):
+    """The GPU's architecture is not supported by the kernel or by this torch."""
+
+
+class BuildError(EnvironmentError_):
+    """The kernel could not be compiled."""
+
+
+class LaunchError(EnvironmentError_):
+    """The GPU refused the kernel's cooperative grid."""
+
+
+class MissingPackageError(EnvironmentError_):
+    """An optional package is needed for what was asked."""
+
+
+class ModelFilesError(QwenTTSError):
+    """Model files are missing, unreachable, damaged or of another model."""
+
+    exit_code = 4
+    http_status = 503
+
+
+class UnsupportedModel(ModelFilesError):
+    """A Qwen3-TTS model this package does not run."""
+
+    http_status = 400
+
+
+class ResourceError(QwenTTSError):
+    """Out of memory, disk or slots."""
+
+    exit_code = 5
+    http_status = 503
+
+
+class OutOfMemory(ResourceError):
+    """Not enough memory for the request or the model."""
+
+
+class EngineBusy(ResourceError):
+    """The waiting queue is full."""
+
+    http_status = 429
+
+
+class OutputError(ResourceError):
+    """An output file or folder cannot be written."""
+
+
+class GenerationError(QwenTTSError):
+    """A stream failed while it was being generated; the engine stays usable."""
+
+
+class KernelTimeout(GenerationError):
+    """A grid barrier of the kernel expired."""
+
+    http_status = 503
+
+
+class EngineClosed(GenerationError):
+    """The engine was closed while, or before, this stream ran."""

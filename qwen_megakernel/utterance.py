@@ -1,0 +1,162 @@
+"""The records that travel through the house, each validated once, when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from qwen_megakernel.errors import ReferenceError_, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FinishReason = Literal["eos", "length", "silence", "repeat", "cancelled", "error"]
+
+TEXT_FEEDS = ("auto", "stepwise", "full")
+SPLITS = ("auto", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How codes are drawn. Defaults are the official ones (qwen-tts 0.1.1, `generate`)."""
+
+    do_sample: bool = True
+    temperature: float = 0.9
+    top_k: int = 50  # 0: no limit
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    subtalker_do_sample: bool = True
+    subtalker_temperature: float = 0.9
+    subtalker_top_k: int = 50
+    subtalker_top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        for prefix in ("", "subtalker_"):
+            temperature, top_k, top_p = (
+                getattr(self, prefix + name) for name in ("temperature", "top_k", "top_p")
+            )
+            if not 0 < temperature < float("inf"):
+                raise UsageError(
+                    f"{prefix}temperature is {temperature}; it must be positive.",
+                    cure=f"For greedy decoding set {prefix}do_sample=False.",
+                )
+            if int(top_k) != top_k or top_k < 0:
+                raise UsageError(f"{prefix}top_k is {top_k}; it must be 0 (off) or more.")
+            if not 0 < top_p <= 1:
+                raise UsageError(f"{prefix}top_p is {top_p}; it must be in (0, 1].")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UsageError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be positive."
+            )
+
+    @staticmethod
+    def greedy() -> Sampling:
+        """Argmax for the talker and for the code predictor."""
+        return Sampling(do_sample=False, subtalker_do_sample=False)
+
+    def override(self, **values: Any) -> Sampling:
+        """A copy in which every value that is not None replaces ours."""
+        return replace(self, **{k: v for k, v in values.items() if v is not None})
+
+    @staticmethod
+    def from_generation_config(values: dict[str, Any]) -> Sampling:
+        """Read generation_config.json, whose spelling is `subtalker_dosample`."""
+        names = {name: name for name in Sampling.__dataclass_fields__}
+        names["subtalker_do_sample"] = "subtalker_dosample"
+        return Sampling().override(**{ours: values.get(theirs) for ours, theirs in names.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A cloned voice, or the name of a speaker that the checkpoint knows.
+
+    `x_vector` is [enc_dim] f32. With `codes` ([num_frames, num_code_groups] int) and `transcript`
+    the voice is used in context (ICL): the model continues the reference recording.
+    """
+
+    name: str
+    x_vector: np.ndarray | None = None
+    codes: np.ndarray | None = None
+    transcript: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.x_vector is not None and np.ndim(self.x_vector) != 1:
+            raise ReferenceError_(
+                f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
+            )
+        if (self.codes is None) != (self.transcript is None):
+            raise ReferenceError_(
+                f"Voice {self.name!r} has {'codes' if self.transcript is None else 'a transcript'} "
+                f"but no {'transcript' if self.transcript is None else 'codes'}.",
+                "In-context cloning needs both; an x-vector alone needs neither.",
+            )
+        if self.codes is not None and (np.ndim(self.codes) != 2 or not len(self.codes)):
+            raise ReferenceError_(
+                f"Voice {self.name!r}: codes have shape {np.shape(self.codes)}; "
+                "need [num_frames, num_code_groups]."
+            )
+
+    @property
+    def in_context(self) -> bool:
+        """True when reference codes and transcript are part of the prompt."""
+        return self.codes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """What to say and how. `text` is None for a request whose text arrives later, in pieces."""
+
+    text: str | None
+    voice: str | Voice | None = None
+    language: str = "auto"
+    instruct: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0  # 0 .. 2**64 - 1
+    max_frames: int | None = None
+    text_feed: str = "auto"  # stepwise: one text row a frame; full: the text in the prefill
+    split: str = "auto"  # cut long text at sentences
+    first_chunk_frames: int = 1
+    chunk_frames: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed is {self.seed}; it must be in 0 .. 2**64 - 1.")
+        if self.max_frames is not None and self.max_frames < 1:
+            raise UsageError(f"max_frames is {self.max_frames}; it must be 1 or more.")
+        for name, known in (("text_feed", TEXT_FEEDS), ("split", SPLITS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; known: {', '.join(known)}.")
+        if not 1 <= self.first_chunk_frames <= self.chunk_frames:
+            raise UsageError(
+                f"first_chunk_frames is {self.first_chunk_frames} and chunk_frames "
+                f"{self.chunk_frames}; need 1 <= first <= chunk."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The talker's input for one part of an utterance (CONTRACT: prompt rows)."""
+
+    embeds: Tensor  # [num_positions, hidden_size]
+    trailing_text: Tensor  # [num_trailing, hidden_size]: row k is added to frame k's embedding
+    pad_embed: Tensor  # [hidden_size]: added once the trailing text is used up
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """A piece of speech as it leaves the engine."""
+
+    samples: np.ndarray  # [num_frames * samples_per_frame] int16
+    sample_rate: int
+    frame_index: int  # first frame of this chunk, counted over the whole utterance
+    num_frames: int
+    t_ms: float  # since the request was made
+    is_last: bool = False  # a last chunk may be empty and carry only the reason
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pcm16(self) -> bytes:
+        """The samples as little-endian 16-bit PCM."""
+        return self.samples.astype("<i2", copy=False).tobytes()

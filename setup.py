@@ -1,0 +1,71 @@
+"""Packaging. `csrc/` lives beside the package and ships inside it, because it is compiled at use."""
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "(.+)"', (ROOT / "qwen_megakernel" / "__init__.py").read_text()
+).group(1)
+
+SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
+PIPECAT = ["pipecat-ai>=1.14,<1.15"]
+WYOMING = ["wyoming>=1.7"]
+
+setup(
+    name="qwen_megakernel",
+    version=VERSION,
+    description="Qwen3-TTS speech, streamed, decoded by one persistent CUDA kernel",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=["qwen_megakernel", "qwen_megakernel.csrc", "qwen_megakernel.csrc.emulation"],
+    package_dir={
+        "qwen_megakernel.csrc": "csrc",
+        "qwen_megakernel.csrc.emulation": "csrc/emulation",
+    },
+    package_data={
+        "qwen_megakernel": ["assets/**/*"],
+        "qwen_megakernel.csrc": ["*.cu", "*.cuh", "*.h"],
+        "qwen_megakernel.csrc.emulation": ["*.h", "*.cpp"],
+    },
+    install_requires=[
+        "torch>=2.7",
+        "transformers>=4.57,<6",
+        "safetensors>=0.4",
+        "numpy>=1.26,<3",
+        "soundfile>=0.12",
+        "soxr>=0.5",
+        "huggingface_hub>=0.34",
+        "ninja>=1.11",
+        "sentence-stream",
+        "tqdm",
+    ],
+    extras_require={
+        "pipecat": PIPECAT,
+        "server": SERVER,
+        "wyoming": WYOMING,
+        "play": ["sounddevice"],
+        "plots": ["matplotlib"],
+        "nvcc": ["cuda-toolkit[nvcc,cudart,cccl,nvvm,crt]==13.2.*"],
+        "reference": [
+            "transformers==4.57.3",
+            "accelerate==1.12.0",
+            "librosa",
+            "einops",
+        ],
+        "dev": [
+            "pytest",
+            "pytest-asyncio",
+            "pytest-timeout",
+            "pytest-cov",
+            "ruff",
+            "clang-format",
+            *PIPECAT,
+        ],
+    },
+    entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},
+)
