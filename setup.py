@@ -1,4 +1,4 @@
-"""Packaging. `csrc/` lives beside the package and ships inside it, because it is compiled at use."""
+"""Packaging. `csrc/` lives beside the package and ships inside: it is compiled at first use."""
 
 import re
 from pathlib import Path

@@ -78,7 +78,7 @@ class TalkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """The code predictor ("subtalker"): codes 1.. of a frame from code 0 and the talker's hidden."""
+    """The code predictor ("subtalker"): draws codes 1.. of a frame after code 0."""
 
     stack: StackConfig
     vocab_size: int
