@@ -145,6 +145,15 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class StepResult:
+    """Frames drawn by one decoder step, one row per slot that was asked for."""
+
+    codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
+    num_frames: tuple[int, ...]  # frames drawn, per row
+    ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
+
+
+@dataclass(frozen=True, slots=True)
 class AudioChunk:
     """A piece of speech as it leaves the engine."""
 

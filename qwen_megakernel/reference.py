@@ -1,0 +1,328 @@
+"""The whole decoder in plain PyTorch: the specification the kernel is tested against.
+
+It is also the backend of machines without a GPU. Slots are decoded one after another, so that
+company never changes a bit of a stream.
+
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py (qwen-tts 0.1.1 on transformers 4.57.3). In bf16 the
+rounding follows the official order: RMSNorm rounds before its weight, cos and sin are rounded,
+softmax stays in float32, logits are rounded once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel import sampling
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.config import StackConfig
+from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.utterance import Sampling, StepResult
+
+MIN_FRAMES = 2  # the official generate() bans EOS for the first two draws (min_new_tokens)
+
+Tap = Callable[[str, Tensor], None]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last axis: float32 inside, rounded to x's dtype before the weight."""
+    x32 = x.float()
+    return weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def rotary(config: StackConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [num_positions, head_dim] for [3, num_positions] (time, height, width) positions.
+
+    Pair i turns by the height position where i % 3 == 1, by the width position where i % 3 == 2,
+    each only for the first `mrope_section` pairs of its axis, and by the time position elsewhere.
+    For speech the three are equal and this is plain RoPE.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inv_freq = (1.0 / config.rope_theta**exponents).to(positions.device)
+    axis = torch.zeros(config.head_dim // 2, dtype=torch.int64)
+    for which in (1, 2):
+        if config.mrope_section:
+            axis[which : 3 * config.mrope_section[which] : 3] = which
+    angles = positions.to(torch.float32)[axis.to(positions.device)].T * inv_freq
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Split-half (NeoX) rotation of [num_positions, num_heads, head_dim]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+class DecoderStack:
+    """A stack of Qwen3 decoder layers with its final norm: the talker's or the code predictor's."""
+
+    def __init__(
+        self,
+        config: StackConfig,
+        weights: dict[str, Tensor],
+        prefix: str,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config, self.name = config, prefix.split(".")[0]
+
+        def load(name: str) -> Tensor:
+            return weights[prefix + name].to(device=device, dtype=dtype)
+
+        names = [f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")]
+        names += [f"self_attn.{n}" for n in ("q_norm", "k_norm")]
+        names += [f"mlp.{n}" for n in ("gate_proj", "up_proj", "down_proj")]
+        names += ["input_layernorm", "post_attention_layernorm"]
+        self.layers = [
+            {name.split(".")[-1]: load(f"layers.{layer}.{name}.weight") for name in names}
+            for layer in range(config.num_layers)
+        ]
+        self.norm = load("norm.weight")
+
+    def new_cache(self, num_positions: int) -> Tensor:
+        """Keys and values of one stream: [num_layers, 2, num_kv_heads, num_positions, head_dim]."""
+        c = self.config
+        shape = (c.num_layers, 2, c.num_kv_heads, num_positions, c.head_dim)
+        return torch.zeros(shape, dtype=self.norm.dtype, device=self.norm.device)
+
+    def forward(self, x: Tensor, cache: Tensor, start: int, tap: Tap | None = None) -> Tensor:
+        """Append positions start .. start + n - 1 to `cache`; return their hidden after the norm.
+
+        Args:
+            x: [n, hidden_size] input embeddings.
+            cache: from `new_cache`; positions below `start` are filled.
+        """
+        n, eps = len(x), self.config.rms_norm_eps
+        positions = torch.arange(start, start + n, device=x.device).expand(3, n)
+        cos, sin = rotary(self.config, positions, x.dtype)
+        mask = None
+        if n > 1:
+            reach = torch.arange(start + n, device=x.device)
+            mask = reach[None, :] > positions[0][:, None]  # True: hidden from this position
+        for index, w in enumerate(self.layers):
+            y = rms_norm(x, w["input_layernorm"], eps)
+            x = x + self._attend(y, w, cache[index], start, cos, sin, mask)
+            y = rms_norm(x, w["post_attention_layernorm"], eps)
+            gate, up = F.linear(y, w["gate_proj"]), F.linear(y, w["up_proj"])
+            x = x + F.linear(F.silu(gate) * up, w["down_proj"])
+            if tap:
+                tap(f"{self.name}.layers.{index}", x)
+        return rms_norm(x, self.norm, eps)
+
+    def _attend(
+        self,
+        y: Tensor,
+        w: dict[str, Tensor],
+        cache: Tensor,
+        start: int,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        c, n = self.config, len(y)
+        q = F.linear(y, w["q_proj"]).view(n, c.num_heads, c.head_dim)
+        k = F.linear(y, w["k_proj"]).view(n, c.num_kv_heads, c.head_dim)
+        v = F.linear(y, w["v_proj"]).view(n, c.num_kv_heads, c.head_dim)
+        q = rotate(rms_norm(q, w["q_norm"], c.rms_norm_eps), cos, sin)
+        k = rotate(rms_norm(k, w["k_norm"], c.rms_norm_eps), cos, sin)
+        cache[0, :, start : start + n] = k.transpose(0, 1)
+        cache[1, :, start : start + n] = v.transpose(0, 1)
+        keys, values = cache[:, :, : start + n].float()
+        # Query heads of one kv head, times positions, are the rows of one product.
+        q = q.view(n, c.num_kv_heads, -1, c.head_dim).permute(1, 2, 0, 3).float()
+        scores = q.flatten(1, 2) @ keys.transpose(1, 2) * c.head_dim**-0.5
+        scores = scores.view(c.num_kv_heads, -1, n, start + n)
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf)
+        mixed = torch.softmax(scores, dim=-1).flatten(1, 2) @ values
+        mixed = mixed.view(c.num_kv_heads, -1, n, c.head_dim).permute(2, 0, 1, 3)
+        return F.linear(mixed.reshape(n, c.q_size).to(y.dtype), w["o_proj"])
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Everything that belongs to one stream."""
+
+    sampling: Sampling
+    seed: int
+    part: int
+    seen: Tensor  # [vocab_size] bool: code-0 tokens drawn in this part
+    num_positions: int = 0
+    frame: int = 0  # the next one to draw
+    hidden: Tensor | None = None  # [hidden_size], after the final norm, of the last position
+    codes: Tensor | None = None  # [num_code_groups] of the previous frame
+    pad_embed: Tensor | None = None
+    text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
+
+
+class ReferenceDecoder:
+    """Talker and code predictor over `num_slots` independent streams.
+
+    Args:
+        checkpoint: weights and config.
+        num_slots: streams that can be open at once.
+        max_positions: prompt positions plus frames of one stream.
+        max_text_rows: trailing text rows of one stream; the plain decoder keeps a list and only
+            the kernel needs the bound, so it is not read here.
+        device, dtype: where and in what precision to compute; float32 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config = checkpoint.config
+        self.embeddings = Embeddings(checkpoint, device, dtype)
+        weights, talker = checkpoint.talker, self.config.talker
+
+        def load(name: str) -> Tensor:
+            return weights[name].to(device=device, dtype=dtype)
+
+        self.talker = DecoderStack(talker.stack, weights, "model.", device, dtype)
+        self.talker.name = "talker"
+        self.predictor = DecoderStack(
+            self.config.predictor.stack, weights, "code_predictor.model.", device, dtype
+        )
+        self.codec_head = load("codec_head.weight")
+        self.lm_heads = [
+            load(f"code_predictor.lm_head.{group}.weight")
+            for group in range(talker.num_code_groups - 1)
+        ]
+        self.projection: tuple[Tensor, Tensor] | None = None
+        if self.config.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            self.projection = load(name + "weight"), load(name + "bias")
+        self.max_positions = max_positions
+        self.caches = [self.talker.new_cache(max_positions) for _ in range(num_slots)]
+        self._predictor_cache = self.predictor.new_cache(talker.num_code_groups)
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self.tap: Tap | None = None  # tests: called with (name, tensor) of intermediate results
+
+    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
+        """Make `slot` as new, for one part of an utterance."""
+        seen = torch.zeros(
+            self.config.talker.vocab_size, dtype=torch.bool, device=self.codec_head.device
+        )
+        self._slots[slot] = _Slot(sampling, seed, part, seen)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Run the prompt.
+
+        Args:
+            embeds: [num_positions, hidden_size].
+            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
+        """
+        state = self._slots[slot]
+        hidden = self.talker.forward(embeds, self.caches[slot], 0, self.tap)
+        state.hidden, state.num_positions, state.pad_embed = hidden[-1], len(embeds), pad_embed
+
+    def write_text(self, slot: int, rows: Tensor) -> None:
+        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k."""
+        self._slots[slot].text.extend(rows)
+
+    @torch.inference_mode()
+    def step(
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None = None
+    ) -> StepResult:
+        """Decode up to `num_frames` frames of every slot in `slots`.
+
+        Args:
+            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
+                drawn (teacher forcing); a drawn EOS does not end a forced stream.
+        """
+        groups = self.config.talker.num_code_groups
+        codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
+        counts, ended = [0] * len(slots), [False] * len(slots)
+        for row, slot in enumerate(slots):
+            for index in range(num_frames):
+                frame = self._frame(slot, None if forced is None else forced[row, index])
+                if frame is None:
+                    ended[row] = True
+                    break
+                codes[row, index] = frame
+                counts[row] += 1
+        return StepResult(codes.numpy(), tuple(counts), tuple(ended))
+
+    def _frame(self, slot: int, forced: Tensor | None) -> Tensor | None:
+        """One frame, in the rotated order: talker step on the previous frame, then codes."""
+        state = self._slots[slot]
+        if state.frame > 0:
+            text_row = state.frame - 1
+            x = self.embeddings.frames(state.codes[None])[0]
+            x = x + (state.text[text_row] if text_row < len(state.text) else state.pad_embed)
+            state.hidden = self.talker.forward(
+                x[None], self.caches[slot], state.num_positions, self.tap
+            )[0]
+            state.num_positions += 1
+        code = self._draw_code_0(state)
+        if forced is None and code == self.config.talker.codec_eos_id:
+            return None
+        codes = self._draw_residual_codes(state, code, forced)
+        state.codes = codes if forced is None else forced.to(codes.dtype)
+        state.seen[state.codes[0]] = True
+        state.frame += 1
+        return codes
+
+    def _draw_code_0(self, state: _Slot) -> int:
+        talker, s = self.config.talker, state.sampling
+        logits = F.linear(state.hidden, self.codec_head).float()
+        if self.tap:
+            self.tap("talker.hidden", state.hidden)
+            self.tap("talker.logits", logits)
+        logits = sampling.penalize(logits, state.seen, s.repetition_penalty)
+        suppressed = torch.zeros_like(state.seen)
+        suppressed[talker.suppressed_from :] = True
+        suppressed[talker.codec_eos_id] = state.frame < MIN_FRAMES
+        return sampling.draw(
+            logits.masked_fill(suppressed, -torch.inf),
+            do_sample=s.do_sample,
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            seed=state.seed,
+            part=state.part,
+            frame=state.frame,
+            codebook=0,
+        )
+
+    def _draw_residual_codes(self, state: _Slot, code: int, forced: Tensor | None) -> Tensor:
+        """Codes 1 .. of the frame whose first code is `code`; returns all of them, int64."""
+        s, tables = state.sampling, self.embeddings.code_tables
+        codes = [code]
+        given = code if forced is None else int(forced[0])
+        x = torch.stack((state.hidden, self.embeddings.codec_table[given]))
+        start = 0
+        for group in range(1, self.config.talker.num_code_groups):
+            if self.projection:
+                x = F.linear(x, *self.projection)
+            hidden = self.predictor.forward(x, self._predictor_cache, start, self.tap)[-1]
+            start += len(x)
+            logits = F.linear(hidden, self.lm_heads[group - 1]).float()
+            if self.tap:
+                self.tap(f"predictor.logits.{group}", logits)
+            code = sampling.draw(
+                logits,
+                do_sample=s.subtalker_do_sample,
+                temperature=s.subtalker_temperature,
+                top_k=s.subtalker_top_k,
+                top_p=s.subtalker_top_p,
+                seed=state.seed,
+                part=state.part,
+                frame=state.frame,
+                codebook=group,
+            )
+            codes.append(code)
+            given = code if forced is None else int(forced[group])
+            x = tables[group - 1][given][None]
+        return torch.tensor(codes)

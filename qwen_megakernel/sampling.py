@@ -1,0 +1,121 @@
+"""Drawing one code from logits, exactly and reproducibly.
+
+Random numbers are addressed, not consumed: a draw depends on (seed, part, frame, codebook) and on
+nothing else, so a stream's codes do not change with its slot, its neighbours or its chunking.
+csrc/sampling.cuh is the same function on the GPU; this file is its specification.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.errors import GenerationError
+
+# Philox4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy
+# as 1, 2, 3" (SC 2011), table 2.
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+def philox(key: int, counters: np.ndarray) -> np.ndarray:
+    """Philox4x32-10.
+
+    Args:
+        key: 64 bits.
+        counters: [n, 4] uint32.
+    Returns:
+        [n, 4] uint32.
+    """
+    c0, c1, c2, c3 = counters.astype(np.uint64).T
+    k0, k1 = key & _MASK, key >> 32
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = (product1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
+        c2 = (product0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
+        c1, c3 = product1 & np.uint64(_MASK), product0 & np.uint64(_MASK)
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+
+
+def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: int) -> np.ndarray:
+    """One number in (0, 1) for each token id in `tokens` [n], exact in float32.
+
+    Token t reads lane t % 4 of counter (t // 4, frame, codebook, part). 23 bits, because the
+    largest value must stay below 1 in float32: -log(-log(1)) is infinite.
+    """
+    counters = np.empty((len(tokens), 4), dtype=np.uint32)
+    counters[:, 0] = tokens // 4
+    counters[:, 1:] = frame, codebook, part
+    words = philox(seed, counters)[np.arange(len(tokens)), tokens % 4]
+    return ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+
+
+def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Repetition penalty of Keskar et al. (CTRL, 2019) on the tokens marked in `seen` [n] bool."""
+    if penalty == 1.0:
+        return logits
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, penalized, logits)
+
+
+def keep_top_k(scores: Tensor, top_k: int) -> Tensor:
+    """-inf for all but the `top_k` best; every token tied with the k-th stays. 0: no limit."""
+    if top_k == 0 or top_k >= scores.numel():
+        return scores
+    threshold = torch.topk(scores, top_k).values[-1]
+    return scores.masked_fill(scores < threshold, -torch.inf)
+
+
+def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+    """-inf for tokens that more probable tokens already outweigh by `top_p`.
+
+    A token stays while the mass of the strictly more probable ones is below `top_p`, so tokens of
+    equal probability share one fate (transformers breaks such ties by sort order).
+    """
+    if top_p >= 1.0:
+        return scores
+    ordered, order = torch.sort(scores, descending=True, stable=True)
+    probabilities = torch.softmax(ordered, dim=-1)
+    mass_before = torch.cumsum(probabilities, dim=-1) - probabilities
+    # The mass before a run of equal scores is the mass before its first member.
+    first_of_run = torch.searchsorted(-ordered, -ordered, right=False)
+    dropped = mass_before[first_of_run] >= top_p
+    dropped[0] = False
+    return scores.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), -torch.inf)
+
+
+def draw(
+    logits: Tensor,
+    *,
+    do_sample: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    part: int,
+    frame: int,
+    codebook: int,
+) -> int:
+    """Draw a token: temperature, top-k, top-p, then Gumbel-max; or argmax without sampling.
+
+    Args:
+        logits: [vocab_size] float32, penalised and masked already.
+    Returns:
+        The token; the lowest one where scores tie.
+    Raises:
+        GenerationError: the logits hold NaN, or nothing finite.
+    """
+    if not torch.isfinite(logits.max()):
+        raise GenerationError(
+            f"The logits of codebook {codebook} in frame {frame} are not finite "
+            f"(largest: {logits.max().item()}).",
+            "The weights, or what was computed from them, hold NaN or infinity.",
+        )
+    if not do_sample:
+        return int(torch.argmax(logits))
+    scores = keep_top_p(keep_top_k(logits / temperature, top_k), top_p).cpu().numpy()
+    kept = np.flatnonzero(scores > -np.inf)
+    noise = uniforms(kept, seed=seed, part=part, frame=frame, codebook=codebook)
+    return int(kept[np.argmax(scores[kept] - np.log(-np.log(noise)))])
