@@ -1,0 +1,261 @@
+"""Slots in, frames out: one decoder face over the plain PyTorch decoder and the kernel.
+
+What both decoders share lives here: the choice between them, limits, and the account of text rows,
+so that a frame is never drawn before the text row it needs is in hand.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.errors import (
+    EnvironmentError_,
+    NoGPUError,
+    OutOfMemory,
+    TextTooLong,
+    UsageError,
+)
+from qwen_megakernel.utterance import Prefill, Sampling, StepResult
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "kernel", "torch", "emulation")
+
+# Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
+# a part of text are some 270 rows more.
+MAX_PROMPT_POSITIONS = 1024
+
+MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which decoder runs, where, and why it was chosen."""
+
+    name: str  # kernel | torch | emulation
+    device: torch.device
+    why: str
+
+
+def choose_backend(requested: str, device: str | torch.device | None = None) -> Backend:
+    """Pick the decoder before any weight is read.
+
+    Args:
+        requested: one of `BACKENDS`; an explicit name never falls back to another.
+        device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
+    Raises:
+        UsageError: an unknown backend, or a device the backend cannot run on.
+        NoGPUError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
+    """
+    if requested not in BACKENDS:
+        raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
+    has_gpu = torch.cuda.is_available()
+    wanted = torch.device(device) if device is not None else None
+    needs_gpu = requested == "kernel" or (wanted is not None and wanted.type == "cuda")
+    if needs_gpu and not has_gpu:
+        flag = "--backend kernel" if requested == "kernel" else f"device {wanted}"
+        raise NoGPUError(
+            f"{flag} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
+            "Without the flag the CPU path is used.",
+            "python demo_pipeline.py --backend torch ...",
+        )
+    if wanted is not None and (requested, wanted.type) in (
+        ("kernel", "cpu"),
+        ("emulation", "cuda"),
+    ):
+        raise UsageError(f"backend {requested} does not run on device {wanted}.")
+    if requested == "emulation":
+        return Backend("emulation", torch.device("cpu"), "asked for")
+    if wanted is None:
+        wanted = torch.device("cuda" if has_gpu else "cpu")
+    if requested != "auto":
+        return Backend(requested, wanted, "asked for")
+    if wanted.type == "cpu":
+        why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
+        return Backend("torch", wanted, why)
+    try:
+        import_module("qwen_megakernel.kernels").check_device(wanted)
+    except EnvironmentError_ as error:
+        logger.warning("%s", error)
+        return Backend("torch", wanted, f"the kernel cannot run here: {error.what}")
+    return Backend("kernel", wanted, f"{torch.cuda.get_device_name(wanted)} runs the kernel")
+
+
+def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """bf16 on a GPU; on a CPU bf16 only where weights are too large for its caches.
+
+    Decoding streams every weight once per pass, so a large bf16 checkpoint is faster in bf16 (half
+    the bytes), while a small one is bound by call overhead and float32 is exact at no cost.
+    """
+    stored = checkpoint.talker["codec_head.weight"].dtype
+    if device.type == "cuda":
+        return torch.bfloat16
+    num_weights = sum(
+        weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
+    )
+    large = num_weights > 64e6
+    return torch.bfloat16 if large and stored == torch.bfloat16 else torch.float32
+
+
+def make_decoder(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    num_slots: int,
+    max_positions: int,
+    max_text_rows: int,
+    dtype: torch.dtype,
+):
+    """The decoder of `backend`: ReferenceDecoder or KernelDecoder, which share one face."""
+    # Imported by name, at use: the kernel's module compiles, the plain one needs nothing.
+    if backend.name == "torch":
+        kind = import_module("qwen_megakernel.reference").ReferenceDecoder
+    else:
+        kind = import_module("qwen_megakernel.kernels").KernelDecoder
+    try:
+        return kind(
+            checkpoint,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            max_text_rows=max_text_rows,
+            device=backend.device,
+            dtype=dtype,
+        )
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"The model and {num_slots} slots of {max_positions} positions do not fit: {error}.",
+            cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
+        ) from error
+
+
+@dataclass(slots=True)
+class _Account:
+    """Text rows of one slot against frames drawn."""
+
+    num_text_rows: int = 0
+    text_open: bool = True
+    num_frames: int = 0
+
+
+class FrameDecoder:
+    """The decoder as the engine sees it.
+
+    Args:
+        checkpoint: weights and config.
+        backend: from `choose_backend`.
+        num_slots: streams that can be open at once.
+        max_frames: frames one part of an utterance may have.
+        dtype: None picks `default_dtype`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        *,
+        num_slots: int = 1,
+        max_frames: int = 1000,
+        dtype: torch.dtype | None = None,
+    ):
+        if num_slots < 1 or max_frames < 1:
+            raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
+        limit = checkpoint.config.talker.stack.max_positions
+        if MAX_PROMPT_POSITIONS + max_frames > limit:
+            raise UsageError(
+                f"max_frames is {max_frames}; this model has {limit} positions, of which "
+                f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
+                cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
+            )
+        self.num_slots, self.max_frames = num_slots, max_frames
+        self.dtype = dtype or default_dtype(checkpoint, backend.device)
+        self._decoder = make_decoder(
+            checkpoint,
+            backend,
+            num_slots=num_slots,
+            max_positions=MAX_PROMPT_POSITIONS + max_frames,
+            max_text_rows=max_frames,
+            dtype=self.dtype,
+        )
+        self._accounts = [_Account() for _ in range(num_slots)]
+
+    @property
+    def embeddings(self):
+        """What prompts are built from (`Embeddings`)."""
+        return self._decoder.embeddings
+
+    def prefill(
+        self,
+        slot: int,
+        prefill: Prefill,
+        sampling: Sampling,
+        *,
+        seed: int,
+        part: int,
+        text_open: bool = False,
+    ) -> None:
+        """Start one part of an utterance in `slot`, whatever was there before.
+
+        Args:
+            text_open: more text rows will come; without them decoding stops short of the pad.
+        Raises:
+            TextTooLong: the prompt, or its trailing text, has more rows than a slot holds.
+        """
+        if len(prefill.embeds) > MAX_PROMPT_POSITIONS:
+            raise TextTooLong(
+                f"The prompt has {len(prefill.embeds)} positions; the limit is "
+                f"{MAX_PROMPT_POSITIONS}.",
+                "Text in the prefill and reference frames count one position each.",
+                "Use a shorter reference, or leave split on.",
+            )
+        self._accounts[slot] = _Account()
+        self._decoder.begin(slot, sampling, seed, part)
+        self._decoder.prefill(slot, prefill.embeds, prefill.pad_embed)
+        self.add_text(slot, prefill.trailing_text)
+        if not text_open:
+            self.close_text(slot)
+
+    def add_text(self, slot: int, rows: Tensor) -> None:
+        """Append trailing text rows [n, hidden_size] of an open text.
+
+        Raises:
+            TextTooLong: more rows than frames can ever be drawn.
+        """
+        account = self._accounts[slot]
+        if account.num_text_rows + len(rows) > self.max_frames:
+            raise TextTooLong(
+                f"{account.num_text_rows + len(rows)} text rows; this engine draws at most "
+                f"{self.max_frames} frames for one part.",
+                cure="Raise max_frames, or leave split on.",
+            )
+        if len(rows):
+            self._decoder.write_text(slot, rows)
+            account.num_text_rows += len(rows)
+
+    def close_text(self, slot: int) -> None:
+        """No more rows come: frames past the written ones get the pad embedding."""
+        self._accounts[slot].text_open = False
+
+    def frames_ready(self, slot: int) -> int:
+        """Frames that can be drawn now: up to the text in hand, and to the end of the slot.
+
+        Frame k needs text row k - 1; an open text must stall rather than be padded, because the
+        pad tells the model that the text is over.
+        """
+        account = self._accounts[slot]
+        ready = self.max_frames - account.num_frames
+        if account.text_open:
+            ready = min(ready, account.num_text_rows + 1 - account.num_frames)
+        return ready
+
+    def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
+        """Draw up to `num_frames` frames in every slot of `slots`."""
+        assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
+        result = self._decoder.step(slots, num_frames)
+        for slot, count in zip(slots, result.num_frames, strict=True):
+            self._accounts[slot].num_frames += count
+        return result

@@ -1,0 +1,288 @@
+"""What a caller holds while speech is made, and what it shares with the engine's thread.
+
+`StreamState` is shared; `SpeechStream` is the caller's handle on it. Dropping the handle cancels
+the stream, so an abandoned loop never keeps a slot.
+"""
+
+import asyncio
+import contextlib
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel import audio
+from qwen_megakernel.errors import EmptyText, UsageError
+from qwen_megakernel.text import TextStream
+from qwen_megakernel.utterance import AudioChunk, FinishReason, SpeechRequest, TextIds
+
+# A turn fed in pieces is cut into parts like long text is (text.split): at the first sentence end
+# past this many characters, or failing that at the first space past twice as many.
+PART_CHARS = 250
+
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？]")
+
+
+@dataclass(slots=True)
+class TextPart:
+    """Text of one prefill, growing while it is open. Written by the caller, read by the engine."""
+
+    ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
+    closed: bool = False  # set after the last ids were appended
+
+    def take(self) -> Tensor:
+        """All ids not taken yet, [n] int64; n may be 0."""
+        taken = [self.ids.popleft() for _ in range(len(self.ids))]
+        return torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
+
+
+class Outbox:
+    """Chunks on their way to one reader, which may be a thread or a coroutine."""
+
+    def __init__(self) -> None:
+        self._items: deque[AudioChunk | Exception] = deque()
+        self._changed = threading.Condition()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: AudioChunk | Exception) -> None:
+        """Never blocks: the engine looks at `len` before it decodes further."""
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+            waiter = self._waiter
+        if waiter and not waiter[0].is_closed():
+            waiter[0].call_soon_threadsafe(waiter[1].set)
+
+    def get(self) -> AudioChunk | Exception:
+        """Block until there is an item."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items)
+            return self._items.popleft()
+
+    async def get_async(self) -> AudioChunk | Exception:
+        """Await an item without blocking the event loop."""
+        event = asyncio.Event()
+        while True:
+            with self._changed:
+                if self._items:
+                    return self._items.popleft()
+                event.clear()
+                self._waiter = asyncio.get_running_loop(), event
+            try:
+                await event.wait()
+            finally:
+                self._waiter = None
+
+
+@dataclass(slots=True)
+class StreamState:
+    """One utterance, seen from both sides."""
+
+    request: SpeechRequest
+    prompt_ids: TextIds  # of which each part replaces the body
+    wake: Callable[[], None]  # tells the engine's thread to look again
+    parts: deque[TextPart] = field(default_factory=deque)
+    text_closed: bool = False
+    cancelled: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    outbox: Outbox = field(default_factory=Outbox)
+    codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
+    num_parts: int = 0
+    finish_reason: FinishReason | None = None
+    timings: dict[str, float] = field(default_factory=dict)  # milliseconds
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request was made."""
+        return (time.perf_counter() - self.started) * 1000
+
+    def cancel(self) -> None:
+        """Stop at the next frame; does not wait. Harmless when the stream is over."""
+        self.cancelled = True
+        self.wake()
+
+
+class SpeechStream:
+    """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
+
+    A stream opened with `text_open=True` takes its text through `feed` and `end_text` while audio
+    already flows out.
+    """
+
+    def __init__(
+        self, state: StreamState, new_text: Callable[[], TextStream] | None = None
+    ) -> None:
+        self._state = state
+        self._new_text = new_text
+        self._text: TextStream | None = None
+        self._part: TextPart | None = None
+        self._part_chars = 0
+        self._last_char = ""
+        self._over = False
+
+    @property
+    def seed(self) -> int:
+        """The seed in use; the same seed and request give the same codes."""
+        return self._state.request.seed
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the stream ended; None while it runs."""
+        return self._state.finish_reason
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Milliseconds from the request: `prefill`, `first_frame`, `first_chunk`, `total`; and
+        spent in all: `decode`, `vocoder`."""
+        return dict(self._state.timings)
+
+    @property
+    def codes(self) -> np.ndarray:
+        """[num_frames, num_code_groups] int32, the frames delivered so far."""
+        return np.array(self._state.codes, dtype=np.int32)
+
+    @property
+    def num_parts(self) -> int:
+        """Parts begun so far."""
+        return self._state.num_parts
+
+    def feed(self, text: str) -> None:
+        """Give the next piece of text; pieces need not be words.
+
+        Raises:
+            UsageError: the stream was not opened with `text_open=True`, or its text has ended.
+        """
+        if self._new_text is None or self._state.text_closed:
+            raise UsageError(
+                "feed() on a stream whose text is complete.",
+                cure="Open it with tts.stream(text_open=True) and feed before end_text().",
+            )
+        while text:
+            cut = self._part_end(text)
+            self._append(text[:cut])
+            if cut is None:
+                break
+            self._close_part()
+            text = text[cut:]
+        self._state.wake()
+
+    def end_text(self) -> None:
+        """No more text will come: what is left is spoken, then the stream ends."""
+        if self._new_text is None or self._state.text_closed:
+            return
+        self._close_part()
+        self._state.text_closed = True
+        self._state.wake()
+
+    def _part_end(self, text: str) -> int | None:
+        """Where in `text` the current part ends; None if it goes on past it."""
+        for match in _SENTENCE_END.finditer(self._last_char + text):
+            end = match.end() - len(self._last_char)
+            if end > 0 and self._part_chars + end >= PART_CHARS:
+                return end
+        space = text.find(" ", max(0, 2 * PART_CHARS - self._part_chars))
+        return space + 1 if space >= 0 else None
+
+    def _append(self, text: str) -> None:
+        if self._part is None:
+            self._part, self._text, self._part_chars = TextPart(), self._new_text(), 0
+            self._state.parts.append(self._part)
+        ids = self._text.feed(text)
+        if len(ids):
+            self._part.ids.append(ids)
+        self._part_chars += len(text)
+        self._last_char = text[-1:]
+
+    def _close_part(self) -> None:
+        if self._part is None:
+            return
+        # A part without a word is skipped by the engine, which also reports a text without any.
+        with contextlib.suppress(EmptyText):
+            ids = self._text.end()
+            if len(ids):
+                self._part.ids.append(ids)
+        self._part.closed = True
+        self._part = None
+        self._last_char = ""
+
+    def _receive(self, item: AudioChunk | Exception) -> AudioChunk:
+        self._state.wake()  # a paused slot may go on
+        if isinstance(item, Exception):
+            self._over = True
+            raise item
+        self._over = item.is_last
+        return item
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self
+
+    def __next__(self) -> AudioChunk:
+        if self._over:
+            raise StopIteration
+        return self._receive(self._state.outbox.get())
+
+    def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        return self
+
+    async def __anext__(self) -> AudioChunk:
+        if self._over:
+            raise StopAsyncIteration
+        return self._receive(await self._state.outbox.get_async())
+
+    def close(self) -> None:
+        """Cancel at the next frame. Does not wait; chunks already made can still be read."""
+        self._state.cancel()
+
+    def __enter__(self) -> "SpeechStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._state.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A whole utterance."""
+
+    audio: np.ndarray  # [num_samples] float32 in [-1, 1]
+    sample_rate: int
+    codes: np.ndarray  # [num_frames, num_code_groups] int32
+    finish_reason: FinishReason
+    seed: int
+    parts: int
+    timings: dict[str, float]
+
+    def save(self, path: str | Path) -> None:
+        """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
+
+        Raises:
+            OutputError: the path cannot be written.
+        """
+        audio.write_wav(path, self.audio, self.sample_rate)
+
+    @staticmethod
+    def collect(stream: SpeechStream) -> "Speech":
+        """Read `stream` to its end."""
+        chunks = list(stream)
+        samples = np.concatenate([chunk.samples for chunk in chunks])
+        return Speech(
+            audio=samples.astype(np.float32) / 32768,
+            sample_rate=chunks[-1].sample_rate,
+            codes=stream.codes,
+            finish_reason=stream.finish_reason,
+            seed=stream.seed,
+            parts=stream.num_parts,
+            timings=stream.timings,
+        )

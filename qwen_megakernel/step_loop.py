@@ -1,0 +1,366 @@
+"""The engine's thread: slots, one step loop, delivery.
+
+Everything here runs on one worker thread that owns all device work, `submit`, `wake` and `close`
+excepted.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from qwen_megakernel.audio import to_int16
+from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, QwenTTSError
+from qwen_megakernel.guard import RunawayGuard
+from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP, FrameDecoder
+from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.speech_stream import StreamState, TextPart
+from qwen_megakernel.utterance import AudioChunk, FinishReason, Voice
+from qwen_megakernel.vocoder import Vocoder, VocoderState
+
+logger = logging.getLogger(__name__)
+
+# A reader this many chunks behind pauses its own slot: about 8 s at the default chunk of 10 frames.
+MAX_QUEUED_CHUNKS = 10
+
+
+@dataclass(slots=True)
+class Slot:
+    """One stream being spoken: what only the worker thread knows about it."""
+
+    index: int
+    state: StreamState
+    vocoder: VocoderState
+    chunk_frames: int  # of the chunk being filled; doubles up to the request's
+    part: TextPart | None = None  # None: between parts
+    part_open: bool = False  # its text goes on
+    guard: RunawayGuard | None = None
+    pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
+    part_end: FinishReason | None = None  # the part is over; pending frames are its last
+    finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of this utterance so far, delivered or pending."""
+        return len(self.state.codes) + len(self.pending)
+
+    @property
+    def frames_until_due(self) -> int:
+        """Frames missing until the next chunk can leave."""
+        return 0 if self.part_end else self.chunk_frames - len(self.pending)
+
+
+class StepLoop:
+    """Speaks every submitted stream on `decoder.num_slots` slots, oldest first.
+
+    Args:
+        decoder, prompts, vocoder: owned by this loop from here on.
+        sample_rate: of the codec, in Hz.
+        on_finished: called on the worker thread when a stream is over, whatever the reason.
+    """
+
+    def __init__(
+        self,
+        decoder: FrameDecoder,
+        prompts: PromptBuilder,
+        vocoder: Vocoder,
+        *,
+        sample_rate: int,
+        on_finished: Callable[[StreamState], None],
+    ):
+        self._decoder, self._prompts, self._vocoder = decoder, prompts, vocoder
+        self._sample_rate = sample_rate
+        self._on_finished = on_finished
+        self._waiting: deque[StreamState] = deque()
+        self._slots: list[Slot | None] = [None] * decoder.num_slots
+        self._changed = threading.Condition()
+        self._news = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="tts-step-loop", daemon=True)
+        self._thread.start()
+
+    def submit(self, state: StreamState) -> None:
+        """Queue a stream.
+
+        Raises:
+            EngineClosed: the loop has been closed.
+        """
+        with self._changed:
+            if self._closing:
+                raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            self._waiting.append(state)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the loop look at its streams again. Never blocks for device work."""
+        with self._changed:
+            self._news = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Cancel every stream and stop the thread; waits for it. Safe to call twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def num_active(self) -> int:
+        """Streams that hold a slot or wait for one."""
+        return len(self._waiting) + sum(slot is not None for slot in self._slots)
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._news = False  # before looking: what happens from here on is seen next time
+            self._drop_cancelled()
+            self._admit()
+            self._begin_parts()
+            self._feed_text()
+            slots = self._runnable()
+            if slots:
+                self._step(slots)
+            self._deliver()
+            if not slots:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._news or self._closing)
+        self._abandon()
+
+    def _active(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot]
+
+    def _drop_cancelled(self) -> None:
+        for state in [state for state in self._waiting if state.cancelled]:
+            self._waiting.remove(state)
+            self._finish(state, "cancelled")
+        for slot in self._active():
+            if slot.state.cancelled:
+                slot.pending.clear()
+                self._release(slot, "cancelled")
+
+    def _admit(self) -> None:
+        for index, slot in enumerate(self._slots):
+            if slot is None and self._waiting:
+                state = self._waiting.popleft()
+                first = state.request.first_chunk_frames
+                self._slots[index] = Slot(index, state, self._vocoder.new_state(), first)
+
+    def _begin_parts(self) -> None:
+        """Prefill the next part of every stream that is between parts and has text for it."""
+        for slot in self._active():
+            if slot.part is None and not slot.part_end:
+                self._protect([slot], self._begin_part, slot)
+
+    def _begin_part(self, slot: Slot) -> None:
+        state, request = slot.state, slot.state.request
+        # `closed` before `ids`, here and below: a writer appends its last ids, then closes.
+        while state.parts and state.parts[0].closed and not state.parts[0].ids:
+            state.parts.popleft()
+        if not state.parts:
+            if state.text_closed and not state.parts:
+                if not state.num_parts:
+                    raise EmptyText("The text ended without a letter or digit to speak.")
+                slot.part_end = "eos"
+            return
+        part, closed = state.parts[0], state.parts[0].closed
+        ids = part.take()
+        if not len(ids):
+            return
+        started = time.perf_counter()
+        prefill = self._prompts.build(
+            replace(state.prompt_ids, body=ids), request, text_open=not closed
+        )
+        self._decoder.prefill(
+            slot.index,
+            prefill,
+            request.sampling,
+            seed=request.seed,
+            part=state.num_parts,
+            text_open=not closed,
+        )
+        slot.vocoder = self._vocoder.new_state()
+        if isinstance(request.voice, Voice) and request.voice.in_context:
+            self._vocoder.warm(request.voice.codes, slot.vocoder)
+        left = self._decoder.max_frames
+        if request.max_frames is not None:
+            left = min(left, request.max_frames - slot.num_frames)
+        slot.part, slot.part_open, slot.guard = part, not closed, RunawayGuard(left)
+        slot.guard.num_text_tokens = len(ids)
+        state.num_parts += 1
+        state.timings.setdefault("prefill", 1000 * (time.perf_counter() - started))
+
+    def _feed_text(self) -> None:
+        """Hand newly arrived text of open parts to the decoder."""
+        for slot in self._active():
+            if slot.part and slot.part_open:
+                self._protect([slot], self._feed_part, slot)
+
+    def _feed_part(self, slot: Slot) -> None:
+        closed = slot.part.closed
+        ids = slot.part.take()
+        if len(ids):
+            self._decoder.add_text(slot.index, self._prompts.text_rows(ids))
+            slot.guard.num_text_tokens += len(ids)
+        if closed:
+            self._decoder.add_text(slot.index, self._prompts.end_rows())
+            self._decoder.close_text(slot.index)
+            slot.part_open = False
+
+    def _runnable(self) -> list[Slot]:
+        """Slots that can draw a frame: text in hand, and a reader that keeps up."""
+        return [
+            slot
+            for slot in self._active()
+            if slot.part
+            and len(slot.state.outbox) < MAX_QUEUED_CHUNKS
+            and self._decoder.frames_ready(slot.index) > 0
+        ]
+
+    def _step(self, slots: list[Slot]) -> None:
+        """Draw up to `MAX_FRAMES_PER_STEP` frames for every slot in one launch."""
+        num_frames = min(
+            MAX_FRAMES_PER_STEP,
+            *(slot.frames_until_due for slot in slots),
+            *(slot.guard.frames_left for slot in slots),
+            *(self._decoder.frames_ready(slot.index) for slot in slots),
+        )
+        started = time.perf_counter()
+        result = self._protect(
+            slots, self._decoder.step, [slot.index for slot in slots], num_frames
+        )
+        if result is None:
+            return
+        spent = 1000 * (time.perf_counter() - started)
+        for row, slot in enumerate(slots):
+            timings = slot.state.timings
+            timings["decode"] = timings.get("decode", 0.0) + spent
+            timings.setdefault("first_frame", slot.state.elapsed_ms())
+            for frame in result.codes[row, : result.num_frames[row]]:
+                slot.part_end = slot.part_end or slot.guard.check_codes(frame)
+                if not slot.part_end:
+                    slot.pending.append(frame)
+            if not slot.part_end and result.ended[row]:
+                slot.part_end = "eos"
+            if not slot.part_end and slot.guard.frames_left <= 0:
+                slot.part_end = "length"
+
+    # ---- delivery --------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        """Turn due frames into audio, slots of equal chunk length in one batch, and send it."""
+        due = [slot for slot in self._active() if slot.frames_until_due <= 0]
+        due.sort(key=lambda slot: len(slot.pending))
+        for num_frames, group in groupby(due, key=lambda slot: len(slot.pending)):
+            slots = list(group)
+            if num_frames:
+                self._protect(slots, self._vocode, slots)
+            for slot in slots:
+                if slot.part_end and self._slots[slot.index] is slot:
+                    self._end_part(slot)
+
+    def _vocode(self, slots: list[Slot]) -> None:
+        started = time.perf_counter()
+        codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
+        pcm = self._vocoder.step(codes, [slot.vocoder for slot in slots]).cpu().numpy()
+        spent = 1000 * (time.perf_counter() - started)
+        for slot, samples in zip(slots, pcm, strict=True):
+            timings = slot.state.timings
+            timings["vocoder"] = timings.get("vocoder", 0.0) + spent
+            frames = samples.reshape(len(slot.pending), -1)
+            for index, frame in enumerate(frames):
+                reason = slot.guard.check_audio(frame)
+                if reason:
+                    slot.part_end, frames = reason, frames[:index]
+                    break
+            self._send(slot, frames)
+
+    def _send(self, slot: Slot, frames: np.ndarray) -> None:
+        """Deliver [num_frames, samples_per_frame] audio of the first pending frames."""
+        state = slot.state
+        first = len(state.codes)
+        state.codes.extend(slot.pending[: len(frames)])
+        slot.pending.clear()
+        slot.chunk_frames = min(2 * slot.chunk_frames, state.request.chunk_frames)
+        if len(frames):
+            state.timings.setdefault("first_chunk", state.elapsed_ms())
+            self._put(state, to_int16(frames.reshape(-1)), first, len(frames))
+
+    def _end_part(self, slot: Slot) -> None:
+        """Go on to the next part, or end the stream."""
+        if slot.finish == "eos":
+            slot.finish = slot.part_end
+        state, limit = slot.state, slot.state.request.max_frames
+        exhausted = limit is not None and len(state.codes) >= limit
+        over = slot.part is None  # no text is left, see _begin_part
+        slot.part, slot.part_end = None, None
+        self._news = True  # the next part may begin
+        if over or exhausted:
+            self._release(slot, slot.finish)
+
+    def _put(
+        self,
+        state: StreamState,
+        samples: np.ndarray,
+        frame_index: int,
+        num_frames: int,
+        reason: FinishReason | None = None,
+    ) -> None:
+        state.outbox.put(
+            AudioChunk(
+                samples=samples,
+                sample_rate=self._sample_rate,
+                frame_index=frame_index,
+                num_frames=num_frames,
+                t_ms=state.elapsed_ms(),
+                is_last=reason is not None,
+                finish_reason=reason,
+            )
+        )
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def _release(self, slot: Slot, reason: FinishReason, error: Exception | None = None) -> None:
+        self._slots[slot.index] = None
+        self._news = True  # a slot is free
+        self._finish(slot.state, reason, error)
+
+    def _finish(
+        self, state: StreamState, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        state.finish_reason = reason
+        state.timings["total"] = state.elapsed_ms()
+        self._on_finished(state)
+        if error:
+            state.outbox.put(error)
+        else:
+            self._put(state, np.empty(0, dtype=np.int16), len(state.codes), 0, reason)
+
+    def _protect(self, slots: list[Slot], work: Callable, *args: object):
+        """Run `work`; if it fails, the streams of `slots` end with the error, the others go on."""
+        try:
+            return work(*args)
+        except QwenTTSError as error:
+            failure: Exception = error
+        except Exception as error:  # anything else is ours; the worker must outlive it
+            logger.exception("A stream failed.")
+            failure = GenerationError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+        for slot in slots:
+            if self._slots[slot.index] is slot:
+                self._release(slot, "error", failure)
+        return None
+
+    def _abandon(self) -> None:
+        """The loop is being closed: nobody is left waiting."""
+        for state in self._waiting:
+            self._finish(state, "cancelled")
+        self._waiting.clear()
+        for slot in self._active():
+            self._release(slot, "cancelled")

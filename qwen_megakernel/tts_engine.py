@@ -1,0 +1,231 @@
+"""The engine: what users hold. Its thread is `step_loop`, its parts are joined here.
+
+Callers hand requests to the loop and read chunks from their streams, so nothing blocks an event
+loop and many callers share one model.
+"""
+
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwen_megakernel import checkpoint, codes_file, text
+from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.model_tts import FrameDecoder, choose_backend
+from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
+from qwen_megakernel.step_loop import StepLoop
+from qwen_megakernel.utterance import AudioChunk, SpeechRequest, Voice
+from qwen_megakernel.vocoder import Vocoder
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# The seed's users know this variable: codes of every utterance, one row a frame, appended there.
+DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
+
+
+class TTSEngine:
+    """Text in, speech out, streamed. Make one with `TTSEngine.from_pretrained`.
+
+    Args:
+        loaded: a checkpoint, from `checkpoint.load`.
+        backend: "auto", "kernel", "torch" or "emulation"; what was chosen is `backend`, why `why`.
+        device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+        dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
+        num_slots: streams spoken at the same time; more wait their turn.
+        max_frames: frames one part of a text may have; sizes the KV cache.
+        warmup: speak a word, so that the first request is as fast as the tenth.
+    """
+
+    def __init__(
+        self,
+        loaded: checkpoint.Checkpoint,
+        *,
+        backend: str = "auto",
+        device: str | None = None,
+        dtype: str | None = None,
+        num_slots: int = 1,
+        max_frames: int = 1000,
+        warmup: bool = True,
+    ):
+        if dtype is not None and dtype not in DTYPES:
+            raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
+        chosen = choose_backend(backend, device)
+        self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
+        self.config, self.sample_rate = loaded.config, loaded.codec_config.sample_rate
+        self.files, self.max_frames = loaded.files, max_frames
+        self._sampling = loaded.sampling
+        self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
+        decoder = FrameDecoder(
+            loaded,
+            chosen,
+            num_slots=num_slots,
+            max_frames=max_frames,
+            dtype=DTYPES[dtype] if dtype else None,
+        )
+        self.dtype = decoder.dtype
+        self._prompts = PromptBuilder(loaded.config, decoder.embeddings)
+        self._vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder, chosen.device)
+        self._loop = StepLoop(
+            decoder,
+            self._prompts,
+            self._vocoder,
+            sample_rate=self.sample_rate,
+            on_finished=_dump_codes,
+        )
+        logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
+        if warmup:
+            self._warm_up()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = checkpoint.DEFAULT_MODEL,
+        *,
+        local_files_only: bool = False,
+        progress: bool = True,
+        **options: Any,
+    ) -> "TTSEngine":
+        """Load a model and start its engine.
+
+        Args:
+            model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
+            local_files_only: never ask the network.
+            progress: show a download bar on stderr.
+            options: backend ("auto", "kernel", "torch", "emulation"), device, dtype ("float32",
+                "bfloat16"), num_slots, max_frames (per part of a text), warmup.
+        Raises:
+            ModelFilesError: files are missing, unreachable or damaged.
+            EnvironmentError_: the backend that was asked for cannot run here.
+        """
+        choose_backend(options.get("backend", "auto"), options.get("device"))  # before any file
+        files = checkpoint.resolve(model, local_files_only=local_files_only, progress=progress)
+        return cls(checkpoint.load(files), **options)
+
+    # ---- what callers do -------------------------------------------------------------------------
+
+    @property
+    def voices(self) -> list[str]:
+        """Speakers of this checkpoint; empty for Base and VoiceDesign."""
+        return sorted(self.config.talker.speakers)
+
+    @property
+    def languages(self) -> list[str]:
+        """Languages `language=` accepts, "auto" first."""
+        return self._prompts.languages
+
+    def stream(
+        self,
+        text_: str | None = None,
+        *,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        seed: int | None = None,
+        max_frames: int | None = None,
+        text_feed: str = "auto",
+        split: str = "auto",
+        first_chunk_frames: int = 1,
+        chunk_frames: int = 10,
+        text_open: bool = False,
+        **sampling: Any,
+    ) -> SpeechStream:
+        """Start speaking; returns at once.
+
+        Args:
+            text_: what to say; None with `text_open=True`, whose text comes through `feed`.
+            voice: a speaker of the checkpoint, a `Voice`, or None.
+            language: name, BCP-47 code or "auto".
+            instruct: how to speak, where the checkpoint takes it.
+            seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
+            max_frames: stop after this many frames of 80 ms, over the whole utterance.
+            text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the
+                prompt, "auto" is the official choice for the checkpoint.
+            split: "auto" cuts long text at sentences; "off" never.
+            first_chunk_frames, chunk_frames: chunks double from the first to the second.
+            sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
+                subtalker_ forms; None or absent: generation_config.json.
+        Raises:
+            UsageError: something in the request can never work; nothing was started.
+            EngineClosed: the engine is closed.
+        """
+        request = SpeechRequest(
+            text=text_,
+            voice=voice,
+            language=language,
+            instruct=instruct,
+            sampling=self.checkpoint.sampling.override(**sampling),
+            seed=secrets.randbits(63) if seed is None else seed,
+            max_frames=max_frames,
+            text_feed=text_feed,
+            split=split,
+            first_chunk_frames=first_chunk_frames,
+            chunk_frames=chunk_frames,
+        )
+        if (text_ is None) != text_open:
+            raise UsageError("Give either a text or text_open=True, not both and not neither.")
+        self._prompts.check(request)
+        transcript = voice.transcript if isinstance(voice, Voice) else None
+        if text_open:
+            parts, nothing = [], torch.empty(0, dtype=torch.int64)
+            prompt_ids = self._tokenizer.encode_open(nothing, instruct=instruct)
+        else:
+            spoken = text.validate(text_)
+            parts = [
+                self._tokenizer.encode(part, instruct=instruct, transcript=transcript)
+                for part in ([spoken] if split == "off" else text.split(spoken))
+            ]
+            prompt_ids = parts[0]
+        state = StreamState(request, prompt_ids, self._loop.wake, text_closed=not text_open)
+        for part in parts:
+            state.parts.append(TextPart(deque([part.body]), closed=True))
+        self._loop.submit(state)
+        return SpeechStream(state, self._tokenizer.stream if text_open else None)
+
+    async def astream(self, text_: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
+        """`stream` as an async generator; leaving it cancels the stream."""
+        with self.stream(text_, **options) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def synthesize(self, text_: str, **options: Any) -> Speech:
+        """Speak `text_` and wait for all of it; options as in `stream`."""
+        options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
+        return Speech.collect(self.stream(text_, **options))
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""
+        return self._vocoder.decode(codes)
+
+    def close(self) -> None:
+        """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
+        self._loop.close()
+
+    def __enter__(self) -> "TTSEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _warm_up(self) -> None:
+        """One short utterance through every stage and chunk size of the default ramp."""
+        voice = self.voices[0] if self.voices else None
+        self.synthesize("Warm.", voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
+
+
+def _dump_codes(state: StreamState) -> None:
+    path = os.environ.get(DUMP_CODES_VARIABLE)
+    if not path or not state.codes:
+        return
+    try:
+        codes_file.append(Path(path), np.array(state.codes))
+    except OutputError as error:  # a debugging aid must not end the speech it watches
+        logger.error("%s", error)
