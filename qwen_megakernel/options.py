@@ -1,0 +1,113 @@
+"""Command-line options that the command line, the demos and the benchmarks have in common."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from qwen_megakernel.errors import QwenTTSError, UsageError
+
+if TYPE_CHECKING:
+    from qwen_megakernel.tts_engine import TTSEngine
+
+BACKENDS = ("auto", "kernel", "torch", "emulation")  # model_tts.BACKENDS, without importing torch
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --backend, --device, --dtype, --local-files-only, --debug, --quiet."""
+    parser.add_argument(
+        "--model",
+        default=None,
+        help="hub id, folder, demo-voice, or random weights: tiny-random, tiny-random-base, ... "
+        "(default: Qwen/Qwen3-TTS-12Hz-0.6B-Base)",
+    )
+    parser.add_argument("--backend", default="auto", choices=BACKENDS)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--local-files-only", action="store_true", help="never use the network")
+    parser.add_argument("--quiet", action="store_true", help="errors only, no progress")
+    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def add_speech_options(parser: argparse.ArgumentParser) -> None:
+    """How to speak: voice, language, instruct, seed, limits and the sampling knobs."""
+    parser.add_argument("--voice", help="a speaker of the model")
+    parser.add_argument("--language", default="auto", help='a name, a code like "en", or auto')
+    parser.add_argument("--instruct", help="how to speak, for models that take it")
+    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
+    parser.add_argument("--max-frames", type=int, help="stop after this many frames of 80 ms")
+    parser.add_argument("--text-feed", default="auto", choices=("auto", "stepwise", "full"))
+    parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--repetition-penalty", type=float)
+
+
+def speech_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for `TTSEngine.stream` from `add_speech_options`."""
+    names = ("voice", "language", "instruct", "seed", "max_frames", "text_feed")
+    names += ("temperature", "top_k", "top_p", "repetition_penalty")
+    options = {name: getattr(args, name) for name in names}
+    if args.greedy:
+        options |= {"do_sample": False, "subtalker_do_sample": False}
+    return options
+
+
+def load_engine(args: argparse.Namespace, **options: Any) -> "TTSEngine":
+    """Make the engine that `add_model_options` describes; says on stderr what it is."""
+    from qwen_megakernel.tts_engine import TTSEngine
+
+    if args.model is not None:
+        options["model"] = args.model
+    engine = TTSEngine.from_pretrained(
+        backend=args.backend,
+        device=args.device,
+        dtype=args.dtype,
+        local_files_only=args.local_files_only,
+        progress=not args.quiet,
+        **options,
+    )
+    if not args.quiet:
+        dtype = str(engine.dtype).removeprefix("torch.")
+        print(f"backend {engine.backend} ({engine.why}), {engine.device}, {dtype}", file=sys.stderr)
+    return engine
+
+
+def read_text(text: str) -> str:
+    """The text itself, or standard input for "-"."""
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
+
+
+def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; turn our errors into their message and exit code.
+
+    Returns:
+        `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources,
+        6 generation), or 130 after Ctrl-C.
+    """
+    level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    try:
+        return main(args)
+    except QwenTTSError as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`... | head`); keep Python's exit from complaining too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
