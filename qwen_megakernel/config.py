@@ -7,6 +7,7 @@ configuration_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
 
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,42 @@ NUM_CONTROL_IDS = 1024
 # The decoder of the speech tokenizer builds its RMSNorms with this when the config is silent, as
 # the released config.json is (Qwen3TTSTokenizerV2DecoderConfig.rms_norm_eps).
 CODEC_RMS_NORM_EPS = 1e-5
+
+# What the official SpeakerEncoderConfig and transformers' MimiConfig assume where a file is silent.
+# The released speaker_encoder_config holds enc_dim and sample_rate only.
+SPEAKER_ENCODER_DEFAULTS = {
+    "mel_dim": 128,
+    "enc_channels": [512, 512, 512, 512, 1536],
+    "enc_kernel_sizes": [5, 3, 3, 3, 1],
+    "enc_dilations": [1, 2, 3, 4, 1],
+    "enc_attention_channels": 128,
+    "enc_res2net_scale": 8,
+    "enc_se_channels": 128,
+}
+MIMI_DEFAULTS = {
+    "sampling_rate": 24000,
+    "audio_channels": 1,
+    "hidden_size": 512,
+    "num_filters": 64,
+    "num_residual_layers": 1,
+    "upsampling_ratios": [8, 6, 5, 4],
+    "kernel_size": 7,
+    "last_kernel_size": 3,
+    "residual_kernel_size": 3,
+    "dilation_growth_rate": 2,
+    "compress": 2,
+    "codebook_size": 2048,
+    "codebook_dim": 256,
+    "num_quantizers": 32,
+    "num_semantic_quantizers": 1,
+    "vector_quantization_hidden_dimension": 256,
+    "num_hidden_layers": 8,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
 
 SUPPORTED_TOKENIZER = "qwen3_tts_tokenizer_12hz"
 MODEL_TYPES = ("base", "custom_voice", "voice_design")
@@ -90,6 +127,13 @@ class SpeakerEncoderConfig:
 
     enc_dim: int
     sample_rate: int
+    mel_dim: int
+    channels: tuple[int, ...]  # first TDNN, each SE-Res2Net block, the aggregation (mfa)
+    kernel_sizes: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention_channels: int
+    res2net_scale: int
+    se_channels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +189,7 @@ class CodecConfig:
     """speech_tokenizer/config.json."""
 
     decoder: CodecDecoderConfig
-    encoder: dict[str, Any]  # transformers' MimiConfig keys, as written
+    encoder: dict[str, Any]  # transformers' MimiConfig keys, completed with MIMI_DEFAULTS
     num_code_groups: int  # encoder_valid_num_quantizers
     sample_rate: int
     samples_per_frame: int
@@ -219,7 +263,6 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         )
     talker = _Keys(top("talker_config"), f"{where} talker_config")
     predictor = _Keys(talker("code_predictor_config"), f"{talker.where}.code_predictor_config")
-    speaker = values.get("speaker_encoder_config")
     return ModelConfig(
         model_type=top("tts_model_type"),
         model_size=top("tts_model_size"),
@@ -231,8 +274,10 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         talker=_parse_talker(talker),
         predictor=PredictorConfig(_parse_stack(predictor), predictor("vocab_size")),
         # A CustomVoice or VoiceDesign file may carry the section; only Base has the weights.
-        speaker_encoder=SpeakerEncoderConfig(speaker["enc_dim"], speaker["sample_rate"])
-        if speaker and values["tts_model_type"] == "base"
+        speaker_encoder=_parse_speaker_encoder(
+            _Keys(top("speaker_encoder_config"), f"{where} speaker_encoder_config")
+        )
+        if values["tts_model_type"] == "base"
         else None,
     )
 
@@ -261,6 +306,21 @@ def _parse_stack(keys: _Keys) -> StackConfig:
         rope_theta=float(keys("rope_theta")),
         max_positions=keys("max_position_embeddings"),
         mrope_section=tuple(section) if section else None,
+    )
+
+
+def _parse_speaker_encoder(keys: _Keys) -> SpeakerEncoderConfig:
+    optional = SPEAKER_ENCODER_DEFAULTS | keys.values
+    return SpeakerEncoderConfig(
+        enc_dim=keys("enc_dim"),
+        sample_rate=keys("sample_rate"),
+        mel_dim=optional["mel_dim"],
+        channels=tuple(optional["enc_channels"]),
+        kernel_sizes=tuple(optional["enc_kernel_sizes"]),
+        dilations=tuple(optional["enc_dilations"]),
+        attention_channels=optional["enc_attention_channels"],
+        res2net_scale=optional["enc_res2net_scale"],
+        se_channels=optional["enc_se_channels"],
     )
 
 
@@ -321,9 +381,7 @@ def parse_codec_config(
         upsampling_ratios=tuple(keys("upsampling_ratios")),
         upsample_rates=tuple(keys("upsample_rates")),
     )
-    samples_per_frame = 1
-    for rate in decoder.upsampling_ratios + decoder.upsample_rates:
-        samples_per_frame *= rate
+    samples_per_frame = prod(decoder.upsampling_ratios + decoder.upsample_rates)
     if samples_per_frame != top("decode_upsample_rate"):
         raise ModelFilesError(
             f"{where}: upsampling multiplies to {samples_per_frame} samples per frame, "
@@ -331,8 +389,19 @@ def parse_codec_config(
         )
     return CodecConfig(
         decoder=decoder,
-        encoder=dict(top("encoder_config")),
+        encoder=_parse_encoder(top("encoder_config")),
         num_code_groups=top("encoder_valid_num_quantizers"),
         sample_rate=top("output_sample_rate"),
         samples_per_frame=samples_per_frame,
     )
+
+
+def _parse_encoder(values: dict[str, Any]) -> dict[str, Any]:
+    keys = MIMI_DEFAULTS | values
+    keys["frame_rate"] = (
+        values.get("_frame_rate")
+        or values.get("frame_rate")
+        or keys["sampling_rate"] / (2 * prod(keys["upsampling_ratios"]))
+    )
+    keys["head_dim"] = values.get("head_dim") or keys["hidden_size"] // keys["num_attention_heads"]
+    return keys

@@ -1,0 +1,296 @@
+"""Checkpoints of random weights in the exact official file layout, from a seed.
+
+They exist so that everything but the sound can be built, tested and timed without a download.
+
+The scales keep greedy decoding alive: branches that add up (gain 0.5), heads with a logit deviation
+of 3, an end-of-speech row a little louder than the rest. A plain N(0, 0.02) initialisation never
+reaches the end of speech, and a branch gain of 0.02 locks into a loop.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod, sqrt
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel.config import parse_codec_config, parse_model_config
+from qwen_megakernel.inventory import Shape, codec_tensors, model_tensors
+from qwen_megakernel.synthetic_config import (
+    FEATURE_EXTRACTOR,
+    GENERATION_CONFIG,
+    RECIPES,
+    Sizes,
+    model_config,
+    speech_tokenizer_config,
+)
+
+RECIPE_VERSION = 1  # part of the cache key: raise it whenever the written bytes change
+
+DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few frames long
+
+# A prime length, so that a tensor longer than the block repeats it shifted against its rows.
+NOISE_LENGTH = 2**22 - 3
+SLICE_LENGTH = 2**20  # elements scaled and written at a time
+
+BRANCH_GAIN = 0.5  # o_proj, down_proj, LayerScale, gamma: the branches that residual sums collect
+TEXT_EMBEDDING_STD = 1.0
+CODEC_EMBEDDING_STD = 0.3
+LOGIT_STD = 3.0
+EOS_GAIN = 2.0
+X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer: its output stands beside codec rows
+BIAS_STD = 0.1
+NORM_STD = 0.1
+SNAKE_STD = 0.2  # of the logarithms of alpha and beta
+# Of the vocoder's last convolution, times sqrt(fan_in): a speech-like level without clipping.
+PCM_STD = 0.02
+
+ENCODER_CODEBOOK_STD = 0.3  # small enough for quiet audio to reach many codes
+
+# Rows of a codebook that training never used have usage 0, which decoders clamp to 1e-5.
+DEAD_ROW_EVERY = 19
+USAGE_CLAMP = 1e-5
+USAGE_PERIOD = 13
+
+WORDS = (  # Ġ stands for a space
+    *("assistant", "user", "iPhone", "Hello", "The", "This", "ing", "er", "ed"),
+    *("Ġthe", "Ġa", "Ġand", "Ġof", "Ġto", "Ġin", "Ġis", "Ġyou", "Ġit", "Ġthat"),
+    *("Ġwas", "Ġfor", "Ġon", "Ġare", "Ġwith", "Ġhe", "Ġbe"),
+)
+TTS_TOKENS = ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+
+
+def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
+    """Write the checkpoint `name` (a key of `RECIPES`) into `folder`, which is made if missing.
+
+    Same name, seed and `RECIPE_VERSION`: same bytes, on any machine.
+    """
+    recipe = RECIPES[name]
+    codec_folder = folder / "speech_tokenizer"
+    codec_folder.mkdir(parents=True, exist_ok=True)
+    config, codec_config = model_config(name), speech_tokenizer_config(name)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", GENERATION_CONFIG)
+    _write_json(
+        folder / "preprocessor_config.json",
+        FEATURE_EXTRACTOR | {"processor_class": "Qwen3TTSProcessor"},
+    )
+    _write_tokenizer(folder, recipe.sizes)
+    _write_json(codec_folder / "config.json", codec_config)
+    _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
+    _write_json(codec_folder / "preprocessor_config.json", FEATURE_EXTRACTOR)
+    eos = config["talker_config"]["codec_eos_token_id"]
+    _write_safetensors(
+        folder / "model.safetensors",
+        model_tensors(parse_model_config(config)),
+        "BF16",
+        _Noise(name, seed),
+        lambda tensor, shape: _model_fill(tensor, shape, eos),
+    )
+    _write_safetensors(
+        codec_folder / "model.safetensors",
+        codec_tensors(parse_codec_config(codec_config)),
+        "F32",
+        _Noise(f"{name} codec", seed),
+        _codec_fill,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """value = (mean + std * noise) * row_gain[row]."""
+
+    std: float
+    mean: float = 0.0
+    row_gain: np.ndarray | None = None
+
+
+def _model_fill(name: str, shape: Shape, eos: int) -> _Fill:
+    if name.endswith("text_embedding.weight"):
+        return _Fill(TEXT_EMBEDDING_STD)
+    if "codec_embedding" in name:
+        return _Fill(CODEC_EMBEDDING_STD)
+    if "lm_head" in name:
+        return _Fill(LOGIT_STD / sqrt(shape[1]))
+    if "codec_head" in name:
+        gain = np.ones(shape[0], np.float32)
+        gain[eos] = EOS_GAIN
+        return _Fill(LOGIT_STD / sqrt(shape[1]), row_gain=gain)
+    if name == "speaker_encoder.fc.weight":
+        return _Fill(X_VECTOR_GAIN / sqrt(shape[1]))
+    return _common_fill(name, shape)
+
+
+def _codec_fill(name: str, shape: Shape) -> _Fill:
+    if name.endswith(".initialized"):
+        return _Fill(0.0, mean=1.0)
+    if name.endswith("cluster_usage"):
+        return _Fill(0.0, mean=1.0, row_gain=_usage(shape[0]))
+    if name.endswith(("embedding_sum", "embed_sum")):
+        std = 1.0 if name.endswith("embedding_sum") else ENCODER_CODEBOOK_STD
+        return _Fill(std / sqrt(shape[1]), row_gain=np.maximum(_usage(shape[0]), USAGE_CLAMP))
+    if name.endswith((".alpha", ".beta")):
+        return _Fill(SNAKE_STD)
+    if name.endswith((".scale", ".gamma")):
+        return _Fill(BRANCH_GAIN * NORM_STD, mean=BRANCH_GAIN)
+    if name.startswith("decoder.decoder.") and shape[0] == 1 and len(shape) == 3:
+        return _Fill(PCM_STD / sqrt(prod(shape[1:])))
+    if re.fullmatch(r"decoder\.decoder\.\d+\.block\.1\.conv\.weight", name):
+        return _Fill(1 / sqrt(2 * shape[0]))  # transposed: each output sums two inputs' taps
+    if re.fullmatch(r"decoder\.upsample\.\d+\.0\.conv\.weight", name):
+        return _Fill(1 / sqrt(shape[0]))  # transposed, without overlap
+    if ".conv2." in name and name.endswith(".weight"):
+        return _Fill(BRANCH_GAIN / sqrt(prod(shape[1:])))
+    return _common_fill(name, shape)
+
+
+def _common_fill(name: str, shape: Shape) -> _Fill:
+    if name.endswith(".bias"):
+        return _Fill(BIAS_STD)
+    if len(shape) == 1:
+        return _Fill(NORM_STD, mean=1.0)
+    gain = BRANCH_GAIN if ".o_proj." in name or ".down_proj." in name or ".fc2." in name else 1.0
+    return _Fill(gain / sqrt(prod(shape[1:])))
+
+
+def _usage(num_rows: int) -> np.ndarray:
+    rows = np.arange(num_rows)
+    return np.where(rows % DEAD_ROW_EVERY == DEAD_ROW_EVERY - 1, 0, 1 + rows % USAGE_PERIOD).astype(
+        np.float32
+    )
+
+
+class _Noise:
+    """A block of N(0, 1) that tensors read one after the other, starting over at its end."""
+
+    def __init__(self, name: str, seed: int):
+        # RandomState: the one generator of numpy whose stream is frozen for good.
+        key = zlib.crc32(f"{name} {seed}".encode())
+        self.block = np.random.RandomState(key).standard_normal(NOISE_LENGTH).astype(np.float32)
+        self.position = 0
+
+    def take(self, count: int) -> np.ndarray:
+        """[count] f32, a copy."""
+        first = self.position % len(self.block)
+        self.position += count
+        head = self.block[first : first + count]
+        if len(head) == count:
+            return head.copy()
+        return np.concatenate([head, self.block[: count - len(head)]])
+
+
+def _write_safetensors(
+    path: Path,
+    tensors: dict[str, Shape],
+    dtype: str,
+    noise: _Noise,
+    fill: Callable[[str, Shape], _Fill],
+) -> None:
+    """Write a safetensors file slice by slice: no tensor is ever held whole."""
+    item_bytes = {"BF16": 2, "F32": 4}[dtype]
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in tensors.items():
+        start, end = end, end + prod(shape) * item_bytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8 bytes
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in tensors.items():
+            for values in _slices(shape, fill(name, shape), noise):
+                file.write(_bfloat16(values) if dtype == "BF16" else values)
+
+
+def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
+    row_length = prod(shape[1:])
+    step = max(1, SLICE_LENGTH // row_length)
+    for row in range(0, shape[0], step):
+        num_rows = min(step, shape[0] - row)
+        values = noise.take(num_rows * row_length).reshape(num_rows, row_length)
+        values *= np.float32(fill.std)
+        values += np.float32(fill.mean)
+        if fill.row_gain is not None:
+            values *= fill.row_gain[row : row + num_rows, None]
+        yield values
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round f32 to the nearest bfloat16, ties to even; returned as its 16 bits."""
+    bits = values.view(np.uint32)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16).astype(np.uint16)
+
+
+def _write_tokenizer(folder: Path, sizes: Sizes) -> None:
+    """A byte-level BPE with a few merges; the other ids below the special ones are filler.
+
+    "assistant" is one token with the id that the config names, "\\n" is one byte symbol (198).
+    """
+    merges = _merges()
+    tokens = [left + right for left, right in merges]
+    vocab = {symbol: i for i, symbol in enumerate(_byte_symbols())}
+    free = (i for i in range(len(vocab), sizes.first_special) if i != sizes.assistant)
+    for token in tokens:
+        vocab[token] = sizes.assistant if token == "assistant" else next(free)
+    for i in free:
+        vocab[f"<filler_{i}>"] = i
+    vocab = dict(sorted(vocab.items(), key=lambda item: item[1]))
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    names = {sizes.first_special: "<|endoftext|>", sizes.im_start: "<|im_start|>"}
+    names[sizes.im_start + 1] = "<|im_end|>"
+    names |= {sizes.tts_pad + i: token for i, token in enumerate(TTS_TOKENS)}
+    specials = {  # without gaps: the loader numbers added tokens consecutively
+        i: names.get(i, f"<|reserved_{i}|>")
+        for i in range(sizes.first_special, sizes.tts_pad + len(TTS_TOKENS))
+    }
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "add_prefix_space": False,
+            "added_tokens_decoder": {
+                str(i): {"content": token} | flags for i, token in specials.items()
+            },
+            "bos_token": None,
+            "clean_up_tokenization_spaces": False,
+            "eos_token": "<|im_end|>",
+            "errors": "replace",
+            "model_max_length": 131072,
+            "pad_token": "<|endoftext|>",
+            "split_special_tokens": False,
+            "tokenizer_class": "Qwen2Tokenizer",
+            "unk_token": None,
+        },
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """GPT-2's printable stand-in for each byte, in the order of its vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+
+
+def _merges() -> list[tuple[str, str]]:
+    """Merges that build each of WORDS from the left."""
+    merges = {}
+    for word in WORDS:
+        for i in range(1, len(word)):
+            merges[word[:i], word[i]] = None
+    return list(merges)
+
+
+def _write_json(path: Path, values: dict) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

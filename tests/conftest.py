@@ -1,0 +1,45 @@
+"""Session fixtures: the built-in tiny checkpoints, our loader's view of them and the oracle's."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import official
+import pytest
+import torch
+
+from qwen_megakernel import checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Built-in checkpoints of this run are written here, not into the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QWEN_MEGAKERNEL_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Toy tensors are faster on one thread, and sums do not depend on the machine's cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(cache_folder: Path) -> Callable[[str], Path]:
+    """model_folder(name): the folder of a built-in checkpoint, written on first use."""
+    return lambda name: checkpoint.resolve(name).folder
+
+
+@pytest.fixture(scope="session")
+def load_checkpoint(cache_folder: Path) -> Callable[[str], checkpoint.Checkpoint]:
+    """load_checkpoint(name): a built-in checkpoint, loaded once per session."""
+    return functools.cache(lambda name: checkpoint.load(checkpoint.resolve(name)))
+
+
+@pytest.fixture(scope="session")
+def official_model(model_folder: Callable[[str], Path]) -> Callable[[str], Any]:
+    """official_model(name): the official `Qwen3TTSModel` of a built-in checkpoint, fp32, eager."""
+    return functools.cache(lambda name: official.load(model_folder(name)))
