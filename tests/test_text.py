@@ -429,6 +429,12 @@ def test_a_word_without_end_is_cut_between_characters(offset):
     assert not any(part.startswith("\u200d") or part.endswith("\u200d") for part in parts)
 
 
+def test_a_run_of_punctuation_is_no_part_of_its_own():
+    dashes = "-" * 310
+    assert split(f"{SENTENCE} {dashes}") == [f"{SENTENCE} {dashes}"]
+    assert split(f"{dashes} {SENTENCE}") == [f"{dashes} {SENTENCE}"]
+
+
 def test_markdown_asterisks_survive():
     text = "*Note.* **Bold words** are kept. * A list. " * 20
     assert "".join("".join(split(text)).split()) == "".join(text.split())
