@@ -1,0 +1,219 @@
+// Where threads meet: warp collectives, block barriers, asynchronous copies.
+#include <cstdlib>
+#include <cstring>
+
+#include "internal.h"
+
+namespace emulation {
+namespace {
+
+float as_float(const unsigned char* bytes) {
+  float value;
+  std::memcpy(&value, bytes, 4);
+  return value;
+}
+
+// The order of five __shfl_xor_sync steps (16, 8, 4, 2, 1), as port.cuh spells it for the GPU.
+void reduce(Fiber* lanes, bool is_sum) {
+  float value[32], next[32];
+  for (int lane = 0; lane < 32; ++lane) value[lane] = as_float(lanes[lane].deposit);
+  for (int distance = 16; distance; distance >>= 1) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const float mine = value[lane], other = value[lane ^ distance];
+      next[lane] = is_sum ? mine + other : (mine > other ? mine : other);
+    }
+    std::memcpy(value, next, sizeof value);
+  }
+  for (int lane = 0; lane < 32; ++lane) std::memcpy(lanes[lane].result, &value[lane], 4);
+}
+
+float bf16_half(uint32_t pair, bool upper) {
+  const uint32_t bits = upper ? pair & 0xffff0000u : pair << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums. A deposit is
+// a[2][4] and b[2][2] (registers of two bf16), then d[4] f32. Rows of `a` that are all zero are
+// skipped: most of the 16 are, with one stream.
+void multiply(Fiber* lanes) {
+  uint32_t registers[32][12];
+  float sums[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    std::memcpy(registers[lane], lanes[lane].deposit, sizeof registers[lane]);
+    float d[4];
+    std::memcpy(d, lanes[lane].deposit + 48, sizeof d);
+    for (int i = 0; i < 4; ++i) sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = d[i];
+  }
+  for (int step = 0; step < 2; ++step) {
+    float b[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const uint32_t* regs = registers[lane] + 8 + 2 * step;
+      for (int k = 0; k < 4; ++k) {
+        b[lane % 4 * 2 + k % 2 + k / 2 * 8][lane / 4] = bf16_half(regs[k / 2], k % 2);
+      }
+    }
+    for (int row = 0; row < 16; ++row) {
+      float a[16];
+      uint32_t any = 0;
+      for (int pair = 0; pair < 4; ++pair) {  // registers: rows g, g + 8, then both 8 columns on
+        const uint32_t* regs = registers[row % 8 * 4 + pair] + 4 * step + row / 8;
+        any |= regs[0] | regs[2];
+        for (int k = 0; k < 4; ++k)
+          a[pair * 2 + k % 2 + k / 2 * 8] = bf16_half(regs[k / 2 * 2], k % 2);
+      }
+      if (!any) continue;
+      float sum[8] = {};
+      for (int k = 0; k < 16; ++k) {
+        for (int col = 0; col < 8; ++col) sum[col] += a[k] * b[k][col];
+      }
+      for (int col = 0; col < 8; ++col) sums[row][col] += sum[col];
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float d[4];
+    for (int i = 0; i < 4; ++i) d[i] = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+    std::memcpy(lanes[lane].result, d, sizeof d);
+  }
+}
+
+void complete(Fiber* lanes, Collective kind) {
+  switch (kind) {
+    case Collective::kSyncWarp:
+      break;
+    case Collective::kShuffle:  // deposit: the value (8 bytes), then the lane to read from
+      for (int lane = 0; lane < 32; ++lane) {
+        int source;
+        std::memcpy(&source, lanes[lane].deposit + 8, 4);
+        std::memcpy(lanes[lane].result, lanes[source].deposit, 8);
+      }
+      break;
+    case Collective::kSum:
+    case Collective::kMax:
+      reduce(lanes, kind == Collective::kSum);
+      break;
+    case Collective::kQuadSum:
+      for (int lane = 0; lane < 32; lane += 4) {
+        float value[4];
+        for (int i = 0; i < 4; ++i) value[i] = as_float(lanes[lane + i].deposit);
+        const float sum = (value[0] + value[1]) + (value[2] + value[3]);
+        for (int i = 0; i < 4; ++i) std::memcpy(lanes[lane + i].result, &sum, 4);
+      }
+      break;
+    case Collective::kMma:
+      multiply(lanes);
+      break;
+  }
+}
+
+struct AsyncCopy {
+  void* shared;
+  const void* global;
+  int bytes;
+};
+using AsyncCopies = std::vector<AsyncCopy>;
+
+}  // namespace
+
+void warp_collective(Collective kind, Where where) {
+  Fiber* fiber = current;
+  leave_if_failed(fiber);
+  Block* block = fiber->block;
+  Warp& warp = block->warps[fiber->warp];
+  Meeting& meeting = warp.collective;
+  fiber->where = where;
+  if (warp.live != ~0u) {
+    fail("collective at %s:%d after lanes of the warp returned", where.file, where.line);
+  }
+  if (!meeting.arrived) {
+    warp.kind = kind;
+    meeting.where = where;
+  } else if (warp.kind != kind || meeting.where.line != where.line) {
+    fail("lanes of one warp meet at %s:%d and %s:%d", meeting.where.file, meeting.where.line,
+         where.file, where.line);
+  }
+  // Only __syncwarp orders memory; shuffles and reductions do not.
+  char* tsan = &meeting.tsan[meeting.generation & 1];
+  if (kind == Collective::kSyncWarp) release(tsan);
+  if (++meeting.arrived == 32) {
+    if ((++block->num_collectives & 63) == 0) progress();
+    meeting.arrived = 0;
+    ++meeting.generation;
+    complete(&block->fibers[fiber->warp * 32], kind);
+    wake(block, fiber->warp, ~(1u << fiber->lane));
+    shuffle_partner(fiber);
+  } else {
+    wait_here("waits in a warp collective");
+  }
+  if (kind == Collective::kSyncWarp) acquire(tsan);
+}
+
+void block_barrier(Where where) {
+  Fiber* fiber = current;
+  leave_if_failed(fiber);
+  Block* block = fiber->block;
+  Meeting& meeting = block->barrier;
+  fiber->where = where;
+  if (block->num_live != block->num_threads) {
+    fail("__syncthreads at %s:%d after %d thread(s) of the block returned", where.file, where.line,
+         block->num_threads - block->num_live);
+  }
+  if (!meeting.arrived) {
+    meeting.where = where;
+  } else if (meeting.where.line != where.line) {
+    fail("divergent barrier: threads of one block wait at %s:%d and %s:%d", meeting.where.file,
+         meeting.where.line, where.file, where.line);
+  }
+  char* tsan = &meeting.tsan[meeting.generation & 1];
+  release(tsan);
+  if (++meeting.arrived == block->num_threads) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+    for (int warp = 0; warp < block->num_warps; ++warp) {
+      wake(block, warp, block->at_barrier[warp]);
+      block->at_barrier[warp] = 0;
+    }
+    progress();
+    shuffle_partner(fiber);
+  } else {
+    block->at_barrier[fiber->warp] |= 1u << fiber->lane;
+    wait_here("waits in __syncthreads");
+  }
+  acquire(tsan);
+}
+
+// Until it is waited for, the target of a copy holds NaNs: a missing wait shows.
+void async_copy(void* shared, const void* global, int bytes) {
+  if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) {
+    fail("cp.async of %d bytes is misaligned", bytes);
+  }
+  if (!current->async_copies) current->async_copies = new AsyncCopies;
+  if (__tsan_write_range) __tsan_write_range(shared, bytes);
+  std::memset(shared, 0xff, bytes);
+  static_cast<AsyncCopies*>(current->async_copies)->push_back({shared, global, bytes});
+}
+
+void async_wait_all() {
+  if (!current->async_copies) return;
+  AsyncCopies* copies = static_cast<AsyncCopies*>(current->async_copies);
+  for (const AsyncCopy& copy : *copies) {
+    if (__tsan_read_range) {
+      __tsan_read_range(const_cast<void*>(copy.global), copy.bytes);
+      __tsan_write_range(copy.shared, copy.bytes);
+    }
+    std::memcpy(copy.shared, copy.global, copy.bytes);
+  }
+  copies->clear();
+}
+
+bool drop_async_copies(Fiber* fiber) {
+  AsyncCopies* copies = static_cast<AsyncCopies*>(fiber->async_copies);
+  if (!copies) return false;
+  const bool any = !copies->empty();
+  delete copies;
+  fiber->async_copies = nullptr;
+  return any;
+}
+
+}  // namespace emulation

@@ -1,0 +1,83 @@
+// What the emulated CUDA language (cuda_emulation.h) asks of its runtime.
+//
+// Every CUDA thread is a fiber. The lanes of a warp meet in collectives, the threads of a block in
+// barriers; all blocks of a launch are alive together and share one OS thread, which switches only
+// at those meeting points and in spin loops. A launch is therefore deterministic; EMULATION_SEED=n
+// picks another order of lanes, warps and blocks, again deterministic.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+namespace emulation {
+
+struct Block;
+
+// Source position of a meeting point, for the reports.
+struct Where {
+  const char* file = "";
+  int line = 0;
+};
+#define EMULATION_HERE ::emulation::Where where = {__builtin_FILE(), __builtin_LINE()}
+
+struct Fiber {  // one CUDA thread
+  void* stack_pointer = nullptr;
+  void* stack = nullptr;
+  size_t stack_bytes = 0;
+  uint3 thread_idx{};
+  int linear_idx = 0, lane = 0, warp = 0;
+  Block* block = nullptr;
+  alignas(16) unsigned char deposit[64];  // what this lane brings to the current collective
+  alignas(16) unsigned char result[64];   // what it takes home
+  Where where;                            // where it waits, for the deadlock report
+  const char* state = "has not started";
+  void* async_copies = nullptr;
+  void* tsan_fiber = nullptr;
+  void* asan_fake_stack = nullptr;
+  bool done = false;
+};
+
+struct BlockView {  // what a thread sees of its block
+  uint3 block_idx;
+  dim3 block_dim, grid_dim;
+  void* shared_memory;
+  size_t shared_bytes;
+};
+
+// The thread that runs. Plain globals of the library: one launch at a time, on one OS thread.
+extern Fiber* current __attribute__((visibility("hidden")));
+extern BlockView* view __attribute__((visibility("hidden")));
+
+enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma };
+
+// Meets the other 31 lanes; the last one to arrive computes every lane's `result`.
+void warp_collective(Collective kind, Where where);
+void block_barrier(Where where);
+// Inside a spin loop: lets others run. Fails the launch when nobody makes progress any more.
+void pause(Where where);
+// After a synchronising load: under a seed, sometimes lets others run first. Without it a late
+// block always sees later stores too, and a missing acquire goes unnoticed.
+void preempt(Where where);
+// Something that a spinning thread may wait for has changed.
+void progress();
+// Ends this launch with a message; the process lives on.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+void async_copy(void* shared, const void* global, int bytes);
+void async_wait_all();
+
+// Runs `body` as every thread of the grid. Returns 0, or a CUDA error number.
+int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+int environment(const char* name, int fallback);
+uint64_t now_ns();
+const char* error_message();
+
+}  // namespace emulation

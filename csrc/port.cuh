@@ -1,0 +1,215 @@
+// The only file in which the GPU and its emulation differ. Whatever needs PTX, a launch or shared
+// memory is a small function here with a twin for the host compiler; everything else in csrc/ is
+// the portable subset of CUDA C++ that README.md describes.
+#pragma once
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#else
+#include "emulation/cuda_emulation.h"
+#endif
+
+namespace qwen_tts {
+
+using bf16 = __nv_bfloat16;
+constexpr int kWarpSize = 32;
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ unsigned char* dynamic_smem() {
+  extern __shared__ __align__(128) unsigned char dynamic_smem_bytes[];
+  return dynamic_smem_bytes;
+}
+
+// ---- Words that blocks signal each other with. Acquire and release at GPU scope, never fences
+// around relaxed accesses: PTX for both, because CUDA C++ has no such loads and stores on plain
+// memory, and thread sanitizer understands the twins.
+
+// Adds without waiting for the old value: nobody waits for the round trip of an arrival.
+__device__ __forceinline__ void add_release(unsigned* word, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned add_acquire_release(unsigned* word, unsigned value) {
+  unsigned old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(word), "r"(value)
+               : "memory");
+  return old;
+}
+__device__ __forceinline__ unsigned load_acquire(const unsigned* word) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ unsigned load_relaxed(const unsigned* word) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(unsigned* word, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+// A flag that the host writes while the kernel runs: system scope.
+__device__ __forceinline__ unsigned load_from_host(const unsigned* word) {
+  unsigned value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+// Body of every spin loop.
+__device__ __forceinline__ void pause() { __nanosleep(20); }
+__device__ __forceinline__ uint64_t clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// ---- Loads
+// Weights: constant for the whole launch, used once per pass. No place in L1, 256 bytes at a time
+// into L2; there is no intrinsic with these hints.
+__device__ __forceinline__ uint4 load_weights(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+// 16 bytes from global to shared memory without registers and without waiting; PTX because the
+// pipeline intrinsics cannot ask for the L2 prefetch.
+__device__ __forceinline__ void copy_async(void* smem, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(smem))),
+               "l"(global)
+               : "memory");
+}
+// The copies that this thread started have landed.
+__device__ __forceinline__ void copy_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// ---- Warps
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
+}
+// Sum over the four lanes 4g .. 4g+3.
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+// d[16x8] += a[16x32] b[32x8], bf16 in, f32 accumulated: two instructions of 16 columns. In each,
+// lane 4g+t holds rows g and g+8 of a (columns 2t,2t+1 and 2t+8,2t+9), column g of b (the same k),
+// and of d rows g and g+8, columns 2t and 2t+1. PTX: the wmma intrinsics hide this layout, and the
+// packed weights rely on it.
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower,
+                                         const uint4& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a_upper.x), "r"(a_lower.x), "r"(a_upper.y), "r"(a_lower.y), "r"(b.x), "r"(b.y));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a_upper.z), "r"(a_lower.z), "r"(a_upper.w), "r"(a_lower.w), "r"(b.z), "r"(b.w));
+}
+
+// ---- Launch
+template <class... Args>
+cudaError_t launch_cooperative(void (*kernel)(Args...), int num_blocks, int num_threads,
+                               size_t smem_bytes, void* stream, Args... args) {
+  void* pointers[] = {&args...};
+  return cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel), dim3(num_blocks),
+                                     dim3(num_threads), pointers, smem_bytes,
+                                     static_cast<cudaStream_t>(stream));
+}
+
+#else  // ---------------------------------------------------------------- emulation
+
+inline unsigned char* dynamic_smem() {
+  return static_cast<unsigned char*>(emulation::view->shared_memory);
+}
+
+inline void add_release(unsigned* word, unsigned value) {
+  __atomic_fetch_add(word, value, __ATOMIC_RELEASE);
+  emulation::progress();
+}
+inline unsigned add_acquire_release(unsigned* word, unsigned value, EMULATION_HERE) {
+  const unsigned old = __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
+  emulation::progress();
+  emulation::preempt(where);
+  return old;
+}
+inline unsigned load_acquire(const unsigned* word, EMULATION_HERE) {
+  const unsigned value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  emulation::preempt(where);
+  return value;
+}
+inline unsigned load_relaxed(const unsigned* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+inline void store_release(unsigned* word, unsigned value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+  emulation::progress();
+}
+inline unsigned load_from_host(const unsigned* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+inline void pause(EMULATION_HERE) { emulation::pause(where); }
+inline uint64_t clock_ns() { return emulation::now_ns(); }
+
+inline uint4 load_weights(const void* address) { return *static_cast<const uint4*>(address); }
+inline void copy_async(void* smem, const void* global) { emulation::async_copy(smem, global, 16); }
+inline void copy_async_wait_all() { emulation::async_wait_all(); }
+
+inline float warp_reduce(float value, emulation::Collective kind, emulation::Where where) {
+  std::memcpy(emulation::current->deposit, &value, sizeof value);
+  emulation::warp_collective(kind, where);
+  std::memcpy(&value, emulation::current->result, sizeof value);
+  return value;
+}
+inline float warp_sum(float value, EMULATION_HERE) {
+  return warp_reduce(value, emulation::Collective::kSum, where);
+}
+inline float warp_max(float value, EMULATION_HERE) {
+  return warp_reduce(value, emulation::Collective::kMax, where);
+}
+inline float quad_sum(float value, EMULATION_HERE) {
+  return warp_reduce(value, emulation::Collective::kQuadSum, where);
+}
+inline void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower, const uint4& b,
+                     EMULATION_HERE) {
+  const unsigned operands[12] = {a_upper.x, a_lower.x, a_upper.y, a_lower.y, a_upper.z, a_lower.z,
+                                 a_upper.w, a_lower.w, b.x,       b.y,       b.z,       b.w};
+  std::memcpy(emulation::current->deposit, operands, sizeof operands);
+  std::memcpy(emulation::current->deposit + sizeof operands, d, sizeof d);
+  emulation::warp_collective(emulation::Collective::kMma, where);
+  std::memcpy(d, emulation::current->result, sizeof d);
+}
+
+template <class... Args>
+cudaError_t launch_cooperative(void (*kernel)(Args...), int num_blocks, int num_threads,
+                               size_t smem_bytes, void*, Args... args) {
+  if (num_blocks > emulation::environment("EMULATION_SMS", 2)) {
+    return cudaErrorCooperativeLaunchTooLarge;
+  }
+  return emulation::launch(dim3(num_blocks), dim3(num_threads), smem_bytes,
+                           [=] { kernel(args...); });
+}
+
+#endif
+
+}  // namespace qwen_tts
