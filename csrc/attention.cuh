@@ -1,0 +1,306 @@
+// Grouped-query attention of a weight pass, with the append to the KV cache.
+//
+// The work is cut into items (row, key/value head, split of the context), dealt to the blocks. How
+// the context is split depends on its length alone, so the result has the same bits on every grid.
+// Positions that this very pass adds are not read from the cache, where another block may be
+// writing them, but computed again from qkv: a pass may hold many positions of one sequence
+// (prefill) and needs no extra barrier for that.
+#pragma once
+#include "norm_rope.cuh"
+
+namespace qwen_tts {
+
+constexpr int kSplitPositions = 32;  // context per item, until there would be more than kMaxSplits
+constexpr int kMaxSplits = 64;
+
+__device__ __forceinline__ int split_length(int num_positions) {
+  const int at_least = (num_positions + kMaxSplits - 1) / kMaxSplits;
+  return (at_least + kSplitPositions - 1) / kSplitPositions * kSplitPositions;
+}
+
+template <class Dims>
+struct AttentionSmem {
+  float queries[Dims::kHeadsPerKv][Dims::kHeadDim];
+  float fresh_keys[kMaxRows][Dims::kHeadDim];  // of the positions that this pass adds
+  float fresh_values[kMaxRows][Dims::kHeadDim];
+  float maximum[kNumWarps][Dims::kHeadsPerKv];                // of the scores that a warp saw
+  float total[kNumWarps][Dims::kHeadsPerKv];                  // of exp(score - maximum)
+  float mixed[kNumWarps][Dims::kHeadsPerKv][Dims::kHeadDim];  // values weighted with the same
+  int is_last;
+};
+
+template <int kBytes>
+struct VectorOf;
+template <>
+struct VectorOf<2> {
+  using Type = unsigned short;
+};
+template <>
+struct VectorOf<4> {
+  using Type = unsigned;
+};
+template <>
+struct VectorOf<8> {
+  using Type = uint2;
+};
+template <>
+struct VectorOf<16> {
+  using Type = uint4;
+};
+
+// How a head is spread over a warp: lane l holds elements l * kLaneDims .., a power of two of them.
+template <int kHeadDim>
+struct HeadLanes {
+  static constexpr int kLaneDims = kHeadDim <= 32    ? 1
+                                   : kHeadDim <= 64  ? 2
+                                   : kHeadDim <= 128 ? 4
+                                                     : 8;
+  static_assert(kHeadDim % kLaneDims == 0);
+  __device__ static bool active() { return lane_idx() * kLaneDims < kHeadDim; }
+};
+
+// This lane's part of one cached or fresh head, as f32.
+template <int kHeadDim, class T>
+__device__ void load_head(float (&out)[HeadLanes<kHeadDim>::kLaneDims], const T* head) {
+  constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
+  constexpr int kVectorBytes = kLaneDims * sizeof(T) < 16 ? kLaneDims * sizeof(T) : 16;
+  constexpr int kPerVector = kVectorBytes / sizeof(T);
+  using Vector = typename VectorOf<kVectorBytes>::Type;
+#pragma unroll
+  for (int v = 0; v < kLaneDims / kPerVector; ++v) {
+    const int first = lane_idx() * kLaneDims + v * kPerVector;
+    const Vector bits = __ldcg(reinterpret_cast<const Vector*>(head + first));
+    const T* values = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+    for (int i = 0; i < kPerVector; ++i) out[v * kPerVector + i] = to_float(values[i]);
+  }
+}
+
+template <class Dims>
+class Attention {
+ public:
+  // qkv: [num_rows, Dims::kQkvSize] f32, global; out: [num_rows, Dims::kQSize] f32, global.
+  // Both caches belong to one layer: [num_slots, num_kv_heads, max_positions, head_dim].
+  __device__ Attention(float* out, Cache* keys, Cache* values, const float* qkv,
+                       const Weight* q_norm, const Weight* k_norm, const Stack& stack,
+                       const Pass& pass, const Workspace& workspace, AttentionSmem<Dims>& smem)
+      : out_(out),
+        keys_(keys),
+        values_(values),
+        qkv_(qkv),
+        q_norm_(q_norm),
+        k_norm_(k_norm),
+        stack_(stack),
+        pass_(pass),
+        workspace_(workspace),
+        smem_(smem) {}
+
+  // All threads of all blocks. The caller owes a grid barrier before `out` or the cache is read.
+  __device__ void run() {
+    int num_items = 0;  // of the rows before
+    for (int row = 0; row < pass_.num_rows; ++row) {
+      const int num_positions = pass_.rows[row].position + 1;
+      const int length = split_length(num_positions);
+      const int num_splits = (num_positions + length - 1) / length;
+      // Items are dealt to the blocks in turn, over all rows.
+      const int first = (block_idx() + num_blocks() - num_items % num_blocks()) % num_blocks();
+      for (int item = first; item < Dims::kNumKvHeads * num_splits; item += num_blocks()) {
+        const int split = item / Dims::kNumKvHeads;
+        attend(row, item % Dims::kNumKvHeads, split, num_splits, split * length,
+               min(num_positions, (split + 1) * length));
+      }
+      num_items += Dims::kNumKvHeads * num_splits;
+    }
+  }
+
+ private:
+  static constexpr int kHeadDim = Dims::kHeadDim;
+  static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
+  static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
+  static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
+
+  __device__ size_t cache_offset(int slot, int head, int position) const {
+    const size_t sequence = static_cast<size_t>(slot) * Dims::kNumKvHeads + head;
+    return (sequence * stack_.max_positions + position) * kHeadDim;
+  }
+
+  // Positions [begin, end) of one row and one key/value head, all query heads that share it.
+  __device__ void attend(int row, int head, int split, int num_splits, int begin, int end) {
+    const int first_row = pass_.rows[row].first_row;
+    const int first_fresh = max(pass_.rows[first_row].position, begin);
+    prepare(row, head, first_fresh, end);
+    __syncthreads();
+    mix(pass_.rows[row].slot, head, begin, end, first_fresh);
+    __syncthreads();
+    merge_warps(row, head, split, num_splits);
+    if (num_splits > 1) {
+      __syncthreads();  // the whole block has written its part
+      if (thread_idx() == 0) {
+        unsigned* ticket = workspace_.attention_tickets + row * Dims::kNumKvHeads + head;
+        smem_.is_last = add_acquire_release(ticket, 1) == static_cast<unsigned>(num_splits) - 1;
+        if (smem_.is_last) store_release(ticket, 0);
+      }
+      __syncthreads();
+      if (smem_.is_last) merge_splits(row, head, num_splits);
+    }
+    __syncthreads();  // shared memory is free for the next item
+  }
+
+  // Normalised, rotated queries, and keys and values of the fresh positions in [first_fresh, end),
+  // rounded as the cache rounds them. The item that holds the row's own position appends it.
+  __device__ void prepare(int row, int head, int first_fresh, int end) {
+    const PassRow& own = pass_.rows[row];
+    const int num_fresh = max(end - first_fresh, 0);
+    for (int task = warp_idx(); task < kHeadsPerKv + num_fresh; task += kNumWarps) {
+      if (task < kHeadsPerKv) {
+        const int query_head = head * kHeadsPerKv + task;
+        norm_rope<kHeadDim>(
+            smem_.queries[task],
+            qkv_ + static_cast<size_t>(row) * Dims::kQkvSize + query_head * kHeadDim, q_norm_, own,
+            stack_);
+        continue;
+      }
+      const int fresh = task - kHeadsPerKv;
+      const int position = first_fresh + fresh;
+      const int fresh_row = row - (own.position - position);
+      const float* key =
+          qkv_ + static_cast<size_t>(fresh_row) * Dims::kQkvSize + Dims::kQSize + head * kHeadDim;
+      norm_rope<kHeadDim>(smem_.fresh_keys[fresh], key, k_norm_, pass_.rows[fresh_row], stack_);
+      __syncwarp();  // norm_rope's lanes wrote other elements than are read below
+      const size_t offset = cache_offset(own.slot, head, position);
+      for (int i = lane_idx(); i < kHeadDim; i += kWarpSize) {
+        const Cache k = from_float<Cache>(smem_.fresh_keys[fresh][i]);
+        const Cache v = from_float<Cache>(load_activation(key + Dims::kKvSize + i));
+        smem_.fresh_keys[fresh][i] = to_float(k);
+        smem_.fresh_values[fresh][i] = to_float(v);
+        if (position == own.position) {
+          keys_[offset + i] = k;
+          values_[offset + i] = v;
+        }
+      }
+    }
+  }
+
+  // Each warp takes every kNumWarps-th position; softmax with a running maximum.
+  __device__ void mix(int slot, int head, int begin, int end, int first_fresh) {
+    const float score_scale = rsqrtf(static_cast<float>(kHeadDim));
+    float query[kHeadsPerKv][kLaneDims] = {}, mixed[kHeadsPerKv][kLaneDims] = {};
+    float maximum[kHeadsPerKv], total[kHeadsPerKv];
+    const bool active = HeadLanes<kHeadDim>::active();
+#pragma unroll
+    for (int g = 0; g < kHeadsPerKv; ++g) {
+      if (active) {
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) {
+          query[g][i] = smem_.queries[g][lane_idx() * kLaneDims + i];
+        }
+      }
+      maximum[g] = -INFINITY;
+      total[g] = 0;
+    }
+    for (int position = begin + warp_idx(); position < end; position += kNumWarps) {
+      float key[kLaneDims] = {}, value[kLaneDims] = {};
+      if (active && position >= first_fresh) {
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) {
+          key[i] = smem_.fresh_keys[position - first_fresh][lane_idx() * kLaneDims + i];
+          value[i] = smem_.fresh_values[position - first_fresh][lane_idx() * kLaneDims + i];
+        }
+      } else if (active) {
+        const size_t offset = cache_offset(slot, head, position);
+        load_head<kHeadDim>(key, keys_ + offset);
+        load_head<kHeadDim>(value, values_ + offset);
+      }
+#pragma unroll
+      for (int g = 0; g < kHeadsPerKv; ++g) {
+        float score = 0;
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) score += query[g][i] * key[i];
+        score = warp_sum(score) * score_scale;
+        const float new_maximum = fmaxf(maximum[g], score);
+        const float shrink = expf(maximum[g] - new_maximum), weight = expf(score - new_maximum);
+        total[g] = total[g] * shrink + weight;
+        maximum[g] = new_maximum;
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) mixed[g][i] = mixed[g][i] * shrink + weight * value[i];
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < kHeadsPerKv; ++g) {
+      if (active) {
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) {
+          smem_.mixed[warp_idx()][g][lane_idx() * kLaneDims + i] = mixed[g][i];
+        }
+      }
+      if (lane_idx() == 0) {
+        smem_.maximum[warp_idx()][g] = maximum[g];
+        smem_.total[warp_idx()][g] = total[g];
+      }
+    }
+  }
+
+  __device__ float* partial(int row, int query_head, int split) const {
+    const size_t item = (static_cast<size_t>(row) * Dims::kNumHeads + query_head) * kMaxSplits;
+    return workspace_.attention_partials + (item + split) * kPartialSize;
+  }
+
+  // Warps that saw no position have maximum -inf and weigh nothing.
+  __device__ void merge_warps(int row, int head, int split, int num_splits) {
+    for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
+      const int g = item / kHeadDim, i = item % kHeadDim;
+      const int query_head = head * kHeadsPerKv + g;
+      float maximum = -INFINITY, total = 0, mixed = 0;
+      for (int warp = 0; warp < kNumWarps; ++warp) {
+        maximum = fmaxf(maximum, smem_.maximum[warp][g]);
+      }
+      for (int warp = 0; warp < kNumWarps; ++warp) {
+        const float weight = expf(smem_.maximum[warp][g] - maximum);
+        total += smem_.total[warp][g] * weight;
+        mixed += smem_.mixed[warp][g][i] * weight;
+      }
+      if (num_splits == 1) {
+        out_[static_cast<size_t>(row) * Dims::kQSize + query_head * kHeadDim + i] = mixed / total;
+      } else {
+        float* part = partial(row, query_head, split);
+        if (i == 0) {
+          part[0] = maximum;
+          part[1] = total;
+        }
+        part[2 + i] = mixed;
+      }
+    }
+  }
+
+  // By the block that finished a head last; in the order of the splits, whoever computed them.
+  __device__ void merge_splits(int row, int head, int num_splits) {
+    for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
+      const int g = item / kHeadDim, i = item % kHeadDim;
+      const int query_head = head * kHeadsPerKv + g;
+      float maximum = -INFINITY, total = 0, mixed = 0;
+      for (int split = 0; split < num_splits; ++split) {
+        maximum = fmaxf(maximum, load_activation(partial(row, query_head, split)));
+      }
+      for (int split = 0; split < num_splits; ++split) {
+        const float* part = partial(row, query_head, split);
+        const float weight = expf(load_activation(part) - maximum);
+        total += load_activation(part + 1) * weight;
+        mixed += load_activation(part + 2 + i) * weight;
+      }
+      out_[static_cast<size_t>(row) * Dims::kQSize + query_head * kHeadDim + i] = mixed / total;
+    }
+  }
+
+  float* out_;
+  Cache* keys_;
+  Cache* values_;
+  const float* qkv_;
+  const Weight* q_norm_;
+  const Weight* k_norm_;
+  const Stack& stack_;
+  const Pass& pass_;
+  const Workspace& workspace_;
+  AttentionSmem<Dims>& smem_;
+};
+
+}  // namespace qwen_tts

@@ -1,0 +1,87 @@
+// GridBarrier: the only way in which blocks wait for each other.
+//
+// Promise. Everything written by any thread of any block before sync() is visible to every thread
+// of every block after it. The order in which blocks arrive does not matter. No wait is endless:
+// when a block does not arrive within the time limit, or somebody reported an error, every block's
+// sync() returns false, the blocks leave through their ordinary ends, and the host finds the error
+// in the control block with the stage and layer that were waited for. The last block to leave
+// clears the counters, so every launch starts from zero without a memset; after an error the host
+// clears the control block before it is used again.
+//
+// One counter that only grows within a launch: no sense flag and no reset that an early block could
+// overtake. The control block belongs to one engine; two engines share nothing.
+#pragma once
+#include "common.cuh"
+#include "tts_kernel.h"
+
+namespace qwen_tts {
+
+// Control::error: who waited for what. `layer` is the group for the stages of a predictor head.
+__host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage, int layer) {
+  return static_cast<unsigned>(status) << 24 | static_cast<unsigned>(stage) << 16 |
+         (static_cast<unsigned>(layer) & 0xffffu);
+}
+
+class GridBarrier {
+ public:
+  // verdict_smem: one int of shared memory that nobody else touches.
+  __device__ GridBarrier(Control* control, uint64_t timeout_ns, int* verdict_smem)
+      : control_(control), timeout_ns_(timeout_ns), verdict_(verdict_smem) {}
+
+  // All threads of all blocks. False: leave, without another sync().
+  __device__ bool sync(Stage stage, int layer) {
+    __syncthreads();
+    if (thread_idx() == 0) {
+      target_ += gridDim.x;
+      add_release(&control_->arrived, 1);
+      *verdict_ = wait(stage, layer);
+    }
+    __syncthreads();
+    return *verdict_ != 0;
+  }
+
+  // Stops the launch at the next sync() of every block. The first report wins.
+  __device__ void report(LaunchStatus status, Stage stage, int layer) {
+    atomicCAS(&control_->error, 0u, pack_error(status, stage, layer));
+  }
+
+  // Once, by all threads, after the last sync() whatever it returned.
+  __device__ void leave() {
+    __syncthreads();
+    if (thread_idx() != 0 || load_relaxed(&control_->error)) return;
+    if (add_acquire_release(&control_->left, 1) == gridDim.x - 1) {
+      store_release(&control_->left, 0);
+      store_release(&control_->arrived, 0);
+    }
+  }
+
+ private:
+  __device__ bool wait(Stage stage, int layer) {
+    uint64_t deadline = 0;
+    for (unsigned polls = 1; !all_arrived(); ++polls) {
+      if (polls % kPollsPerCheck == 0) {
+        if (load_relaxed(&control_->error)) return false;
+        const uint64_t now = clock_ns();
+        if (!deadline) deadline = now + timeout_ns_;
+        if (now > deadline) {
+          report(LaunchStatus::kTimeout, stage, layer);
+          return false;
+        }
+      }
+      pause();
+    }
+    return load_relaxed(&control_->error) == 0;
+  }
+
+  __device__ bool all_arrived() const {  // the difference survives a wrap of the counter
+    return static_cast<int>(load_acquire(&control_->arrived) - target_) >= 0;
+  }
+
+  static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at clock and error word
+  Control* control_;
+  uint64_t timeout_ns_;
+  int* verdict_;
+  unsigned target_ = 0;  // of thread 0
+};
+
+}  // namespace qwen_tts

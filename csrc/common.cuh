@@ -1,0 +1,71 @@
+// Small things every stage uses: who am I, conversions, order-preserving keys.
+#pragma once
+#include "dims.cuh"
+
+namespace qwen_tts {
+
+__device__ __forceinline__ int thread_idx() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int lane_idx() { return thread_idx() % kWarpSize; }
+__device__ __forceinline__ int warp_idx() { return thread_idx() / kWarpSize; }
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(bf16 value) { return __bfloat162float(value); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+__device__ __forceinline__ float lower_bf16(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float upper_bf16(unsigned pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
+// Floats as unsigned integers of the same order; NaN sorts above +infinity or below -infinity.
+__device__ __forceinline__ unsigned order_key(float value) {
+  const unsigned bits = __float_as_uint(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Activations that other blocks wrote earlier in this launch: read from L2, where the grid barrier
+// made them visible. Never through the read-only path.
+__device__ __forceinline__ float load_activation(const float* address) { return __ldcg(address); }
+__device__ __forceinline__ float4 load_activation4(const float* address) {
+  return __ldcg(reinterpret_cast<const float4*>(address));
+}
+
+// One row of a weight pass: a position of one sequence.
+struct PassRow {
+  int slot;              // whose KV cache
+  int position;          // in that cache, and of rope unless rope_position says otherwise
+  int first_row;         // first row of the pass that belongs to the same sequence; positions of a
+                         // sequence are consecutive rows
+  int rope_position[3];  // time, height, width
+};
+
+// A weight pass through one stack.
+struct Pass {
+  PassRow rows[kMaxRows];
+  int num_rows;
+};
+
+__device__ __forceinline__ int block_idx() { return static_cast<int>(blockIdx.x); }
+__device__ __forceinline__ int num_blocks() { return static_cast<int>(gridDim.x); }
+
+// The run of items [begin, end) that this block owns of `num_items`.
+struct BlockRange {
+  int begin, end;
+};
+__device__ __forceinline__ BlockRange block_range(int num_items) {
+  const long long total = num_items;
+  return {static_cast<int>(total * block_idx() / num_blocks()),
+          static_cast<int>(total * (block_idx() + 1) / num_blocks())};
+}
+
+}  // namespace qwen_tts

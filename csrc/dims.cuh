@@ -1,0 +1,62 @@
+// Dimensions of the model this library is compiled for. build_tts.py writes every -D from the
+// checkpoint's config.json; nothing here has a default that a checkpoint also holds.
+#pragma once
+#include "port.cuh"
+
+namespace qwen_tts {
+
+#if WEIGHTS_F32  // exact mode: codes equal a float32 reference
+using Weight = float;
+#else
+using Weight = bf16;
+#endif
+using Cache = Weight;  // keys and values
+
+// Packed weights (kernels.py, pack): tiles of 8 output rows x 32 columns, stored one after another
+// along the columns. Lane 4g+t of a warp owns row g, columns 8t..8t+7 of a tile: 16 bytes of bf16.
+constexpr int kTileRows = 8;
+constexpr int kTileCols = 32;
+
+constexpr int kMaxRows = 16;  // rows (streams or prompt positions) of one weight pass
+constexpr int kNumThreads = NUM_THREADS;
+constexpr int kNumWarps = kNumThreads / kWarpSize;
+static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32);
+
+// One stack of decoder layers, the talker's or the code predictor's.
+template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_>
+struct StackDims {
+  static constexpr int kHidden = kHidden_;
+  static constexpr int kIntermediate = kIntermediate_;
+  static constexpr int kNumHeads = kNumHeads_;
+  static constexpr int kNumKvHeads = kNumKvHeads_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kQSize = kNumHeads * kHeadDim;
+  static constexpr int kKvSize = kNumKvHeads * kHeadDim;
+  static constexpr int kQkvSize = kQSize + 2 * kKvSize;
+  static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
+  static_assert(kHidden % kTileCols == 0 && kIntermediate % kTileCols == 0 &&
+                    kQSize % kTileCols == 0,
+                "the inputs of a matrix are cut into tiles of 32 columns");
+  static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "a head is cut into 16-byte pieces");
+  static_assert(kNumHeads % kNumKvHeads == 0, "query heads share key/value heads evenly");
+};
+
+using Talker = StackDims<TALKER_HIDDEN_SIZE, TALKER_INTERMEDIATE_SIZE, TALKER_NUM_HEADS,
+                         TALKER_NUM_KV_HEADS, TALKER_HEAD_DIM>;
+using Predictor = StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
+                            PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM>;
+
+constexpr int kTalkerVocab = TALKER_VOCAB_SIZE;
+constexpr int kPredictorVocab = PREDICTOR_VOCAB_SIZE;
+constexpr int kNumCodeGroups = NUM_CODE_GROUPS;
+static_assert(kTalkerVocab % 32 == 0 && kPredictorVocab % kTileRows == 0);
+static_assert(kNumCodeGroups >= 2);
+
+// The talker's hidden state and embeddings pass through a projection where the widths differ.
+constexpr bool kHasProjection = Talker::kHidden != Predictor::kHidden;
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int kMaxHidden = larger(Talker::kHidden, Predictor::kHidden);
+constexpr int kMaxVocab = larger(kTalkerVocab, kPredictorVocab);
+
+}  // namespace qwen_tts

@@ -1,0 +1,314 @@
+// Frames of speech. A frame is one code for each codebook, 80 ms:
+//
+//   talker step       on the embedding of the previous frame plus one row of text. A stream's first
+//                     frame has none: its hidden state is what the prompt left.
+//   codec head        hidden -> logits of code 0; draw it. EOS ends the stream and is no frame.
+//   code predictor    a small stack with a fresh KV cache per frame. Positions 0 and 1 are the
+//                     hidden state and code 0; every further position is the code drawn before.
+//                     Position g gives the logits of code g.
+//
+// Row r of a pass belongs to the r-th stream that still decodes. What only one row needs (drawing,
+// preparing the next input) is done by block r % num_blocks().
+#pragma once
+#include "layer.cuh"
+
+namespace qwen_tts {
+
+__device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
+
+// Row of frame_table and predictor_table that holds `code` of codebook `group`.
+__device__ __forceinline__ size_t table_row(int group, int code) {
+  return group == 0 ? code : kTalkerVocab + size_t{kPredictorVocab} * (group - 1) + code;
+}
+
+// x[i] = table[row][i], by one block.
+template <int kHidden>
+__device__ void copy_embedding(float* x, const void* table, size_t row) {
+  const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
+  for (int i = thread_idx(); i < kHidden; i += kNumThreads) x[i] = to_float(embedding[i]);
+}
+
+class FrameLoop {
+ public:
+  __device__ FrameLoop(const StepParams& params, Context& context) : p_(params), c_(context) {}
+
+  // All threads of all blocks.
+  __device__ void run() {
+    if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
+    num_rows_ = p_.num_streams;
+    __syncthreads();
+    c_.ahead.prime(qkv_slice<Talker>(c_.model.talker, 0));
+    for (frame_ = 0; frame_ < p_.num_frames; ++frame_) {
+      const bool cancelled = block_idx() == 0 && thread_idx() == 0 &&
+                             load_from_host(&c_.workspace.control->cancel) != 0;
+      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame_);
+      if (!talker_step() || !draw_code_0()) return;
+      if (all_ended()) return;
+      for (int group = 1; group < kNumCodeGroups; ++group) {
+        if (!predictor_step(group) || !draw_code(group)) return;
+      }
+      drop_ended();
+      if (num_rows_ == 0) return;
+    }
+  }
+
+ private:
+  __device__ const Stream& stream(int row) const { return p_.streams[c_.smem.streams[row]]; }
+  __device__ int frame_of(int row) const { return stream(row).frame + frame_; }
+  __device__ int32_t* codes(int row) const {
+    return c_.slots.codes + static_cast<size_t>(stream(row).slot) * kNumCodeGroups;
+  }
+  __device__ float* hidden(int row) const {
+    return c_.slots.hidden + static_cast<size_t>(stream(row).slot) * Talker::kHidden;
+  }
+  // Where frame `frame_` of a row's stream lies in the launch's outputs.
+  __device__ size_t output(int row) const {
+    return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame_;
+  }
+
+  // The previous frame through the talker, for every stream that has one; then everybody's hidden
+  // state to workspace.hidden.
+  __device__ bool talker_step() {
+    const int num_steps = plan_talker_pass();
+    const Workspace& w = c_.workspace;
+    const WeightSlice head = weight_slice<kTalkerVocab, Talker::kHidden>(c_.model.codec_head);
+    if (num_steps) {
+      for (int row = 0; row < num_rows_; ++row) {
+        if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
+      }
+      if (!c_.barrier.sync(Stage::kInput, frame_)) return false;
+      const Stack& talker = c_.model.talker;
+      if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, head, c_)) return false;
+    }
+    for (int row = 0; row < num_rows_; ++row) {
+      if (!owns_row(row)) continue;
+      const int talker_row = c_.smem.talker_row[row];
+      float* target = w.hidden + static_cast<size_t>(row) * Talker::kHidden;
+      if (talker_row >= 0) {
+        rms_norm<Talker::kHidden>(hidden(row),
+                                  w.x + static_cast<size_t>(talker_row) * Talker::kHidden,
+                                  static_cast<const Weight*>(c_.model.talker.final_norm),
+                                  c_.model.talker.rms_norm_eps, c_.smem.stage.norm);
+      }
+      for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) target[i] = hidden(row)[i];
+    }
+    return c_.barrier.sync(Stage::kFinalNorm, frame_);
+  }
+
+  // Fills smem.pass and smem.talker_row; returns the number of rows in the talker's pass.
+  __device__ int plan_talker_pass() {
+    int num_steps = 0;
+    for (int row = 0; row < num_rows_; ++row) {
+      const bool steps = frame_of(row) > 0;
+      if (thread_idx() == 0) {
+        const Stream& s = stream(row);
+        c_.smem.talker_row[row] = steps ? num_steps : -1;
+        // A stream that began this launch with frame 0 made no step then.
+        const int position = s.position + frame_ - (s.frame == 0);
+        if (steps) {
+          c_.smem.pass.rows[num_steps] = {
+              s.slot, position, num_steps, {position, position, position}};
+        }
+      }
+      num_steps += steps;
+    }
+    if (thread_idx() == 0) c_.smem.pass.num_rows = num_steps;
+    __syncthreads();
+    return num_steps;
+  }
+
+  // E(previous frame) + text, the input of the talker step of `row`. One block.
+  __device__ void frame_embedding(int row) {
+    const int text_row = frame_of(row) - 1;
+    const Slots& slots = c_.slots;
+    const size_t slot = stream(row).slot;
+    const float* text =
+        text_row < stream(row).num_text_rows
+            ? slots.text_rows +
+                  (slot * slots.max_text_rows + text_row % slots.max_text_rows) * Talker::kHidden
+            : slots.pad_embed + slot * Talker::kHidden;
+    const Weight* table = static_cast<const Weight*>(c_.model.frame_table);
+    float* x = c_.workspace.x + static_cast<size_t>(c_.smem.talker_row[row]) * Talker::kHidden;
+    for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) {
+      float sum = 0;
+      for (int group = 0; group < kNumCodeGroups; ++group) {
+        const int code = __ldcg(codes(row) + group);
+        sum += to_float(table[table_row(group, code) * Talker::kHidden + i]);
+      }
+      x[i] = sum + text[i];
+    }
+  }
+
+  // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
+  __device__ bool draw_code_0() {
+    const Workspace& w = c_.workspace;
+    const Rows rows{w.hidden, Talker::kHidden, num_rows_};
+    const WeightSlice predictor = qkv_slice<Predictor>(c_.model.predictor, 0);
+    const auto store_logits = [&](int row, int i, float2 sum) {
+      *reinterpret_cast<float2*>(&w.logits[static_cast<size_t>(row) * kTalkerVocab + i]) = sum;
+    };
+    MatvecSmem& smem = c_.smem.stage.matvec;
+    if constexpr (kHasProjection) {
+      matvec<kTalkerVocab, Talker::kHidden>(
+          c_.model.codec_head,
+          weight_slice<Predictor::kHidden, Talker::kHidden>(c_.model.projection), rows,
+          store_logits, smem, c_.ahead);
+      const float* bias = c_.model.projection_bias;
+      matvec<Predictor::kHidden, Talker::kHidden>(
+          c_.model.projection, predictor, rows,
+          [&](int row, int i, float2 sum) {
+            float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
+            *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
+          },
+          smem, c_.ahead);
+    } else {
+      matvec<kTalkerVocab, Talker::kHidden>(c_.model.codec_head, predictor, rows, store_logits,
+                                            smem, c_.ahead);
+    }
+    if (!c_.barrier.sync(Stage::kCodecHead, frame_)) return false;
+
+    for (int row = 0; row < num_rows_; ++row) {
+      if (!owns_row(row)) continue;
+      const float* logits = w.logits + static_cast<size_t>(row) * kTalkerVocab;
+      uint32_t* seen = c_.slots.seen + static_cast<size_t>(stream(row).slot) * (kTalkerVocab / 32);
+      const TokenRules rules{seen, stream(row).talker.repetition_penalty, c_.model.suppressed_from,
+                             c_.model.codec_eos_id, frame_of(row) < c_.model.min_frames};
+      const int code = draw(row, 0, logits, kTalkerVocab, stream(row).talker, rules);
+      if (p_.talker_logits)
+        tap(p_.talker_logits + output(row) * kTalkerVocab, logits, kTalkerVocab);
+      // The predictor's positions 0 and 1. An ended stream keeps its rows until the frame is over.
+      float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden;
+      if constexpr (!kHasProjection) {
+        for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) x[i] = hidden(row)[i];
+      }
+      copy_embedding<Predictor::kHidden>(x + Predictor::kHidden, c_.model.predictor_table,
+                                         table_row(0, code));
+      if (thread_idx() == 0) {
+        const int idx = c_.smem.streams[row];
+        const bool ended = !p_.forced && code == c_.model.codec_eos_id;
+        p_.ended[idx] = ended;
+        if (!ended) {
+          p_.num_done[idx] = frame_ + 1;
+          seen[code / 32] |= 1u << (code % 32);
+        }
+      }
+    }
+    return c_.barrier.sync(Stage::kSampleCode0, frame_);
+  }
+
+  // Predictor positions up to `group`, and the logits of that code.
+  __device__ bool predictor_step(int group) {
+    const Stack& predictor = c_.model.predictor;
+    const size_t head_size = size_t{kPredictorVocab} * Predictor::kHidden;
+    const Weight* head = static_cast<const Weight*>(c_.model.lm_heads) + (group - 1) * head_size;
+    const WeightSlice head_slice = weight_slice<kPredictorVocab, Predictor::kHidden>(head);
+    const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 comes along with position 1
+    const int num_rows = num_rows_ * rows_per_stream;
+    for (int first = 0; first < num_rows; first += kMaxRows) {
+      const int count = min(kMaxRows, num_rows - first);
+      if (thread_idx() < count) {
+        const int i = thread_idx(), row = (first + i) / rows_per_stream;
+        const int position = group == 1 ? i % 2 : group;
+        c_.smem.pass.rows[i] = {
+            row, position, i - (group == 1 ? i % 2 : 0), {position, position, position}};
+      }
+      if (thread_idx() == 0) c_.smem.pass.num_rows = count;
+      __syncthreads();
+      const bool more = first + count < num_rows;
+      if (!decoder_layers<Predictor>(
+              c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
+              predictor.num_layers, more ? qkv_slice<Predictor>(predictor, 0) : head_slice, c_)) {
+        return false;
+      }
+    }
+    // The last position of every stream.
+    const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
+    const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows_,
+                          static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
+    const bool frame_ends = group + 1 == kNumCodeGroups;
+    matvec<kPredictorVocab, Predictor::kHidden>(
+        head,
+        frame_ends ? qkv_slice<Talker>(c_.model.talker, 0) : qkv_slice<Predictor>(predictor, 0),
+        rows,
+        [&](int row, int i, float2 sum) {
+          float* logits = c_.workspace.logits + static_cast<size_t>(row) * kPredictorVocab + i;
+          *reinterpret_cast<float2*>(logits) = sum;
+        },
+        c_.smem.stage.matvec, c_.ahead);
+    return c_.barrier.sync(Stage::kLmHead, group);
+  }
+
+  __device__ bool draw_code(int group) {
+    for (int row = 0; row < num_rows_; ++row) {
+      if (!owns_row(row)) continue;
+      const float* logits = c_.workspace.logits + static_cast<size_t>(row) * kPredictorVocab;
+      const int code =
+          draw(row, group, logits, kPredictorVocab, stream(row).predictor, TokenRules{});
+      if (p_.predictor_logits) {
+        const size_t index = output(row) * (kNumCodeGroups - 1) + group - 1;
+        tap(p_.predictor_logits + index * kPredictorVocab, logits, kPredictorVocab);
+      }
+      if (group + 1 < kNumCodeGroups) {
+        copy_embedding<Predictor::kHidden>(
+            c_.workspace.x + static_cast<size_t>(row) * Predictor::kHidden,
+            c_.model.predictor_table, table_row(group, code));
+      }
+    }
+    return c_.barrier.sync(Stage::kSampleCode, group);
+  }
+
+  // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
+  __device__ int draw(int row, int group, const float* logits, int vocab,
+                      const SamplingParams& sampling, const TokenRules& rules) {
+    const Stream& s = stream(row);
+    const DrawAddress address{s.seed_low, s.seed_high, static_cast<uint32_t>(s.part),
+                              static_cast<uint32_t>(frame_of(row)), static_cast<uint32_t>(group)};
+    int code = draw_token(logits, vocab, sampling, rules, address, c_.smem.stage.sampling);
+    if (code < 0) {
+      if (thread_idx() == 0) {
+        c_.barrier.report(LaunchStatus::kBadLogits,
+                          group ? Stage::kSampleCode : Stage::kSampleCode0, group);
+      }
+      code = 0;
+    }
+    const size_t index = output(row) * kNumCodeGroups + group;
+    if (thread_idx() == 0) p_.codes[index] = code;
+    if (p_.forced) code = p_.forced[index];
+    if (thread_idx() == 0) codes(row)[group] = code;
+    __syncthreads();  // shared memory is free again
+    return code;
+  }
+
+  __device__ void tap(float* out, const float* logits, int vocab) {
+    for (int i = thread_idx(); i < vocab; i += kNumThreads) out[i] = load_activation(logits + i);
+  }
+
+  __device__ bool row_ended(int row) const { return __ldcg(p_.ended + c_.smem.streams[row]) != 0; }
+
+  __device__ bool all_ended() const {
+    for (int row = 0; row < num_rows_; ++row) {
+      if (!row_ended(row)) return false;
+    }
+    return true;
+  }
+
+  __device__ void drop_ended() {
+    int num_left = 0;
+    for (int row = 0; row < num_rows_; ++row) {
+      if (row_ended(row)) continue;
+      const int idx = c_.smem.streams[row];
+      __syncthreads();  // everybody has read this entry
+      if (thread_idx() == 0) c_.smem.streams[num_left] = idx;
+      ++num_left;
+    }
+    num_rows_ = num_left;
+    __syncthreads();
+  }
+
+  const StepParams& p_;
+  Context& c_;
+  int num_rows_ = 0;  // streams that still decode
+  int frame_ = 0;     // of this launch
+};
+
+}  // namespace qwen_tts

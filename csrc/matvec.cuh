@@ -1,0 +1,253 @@
+// One weight pass: y[row] = W x[row] for 1..16 rows, weights read once.
+//
+// In bf16 a tile of 8 weight rows is the B operand of a tensor-core product and the rows are A.
+// Activations are split into hi + lo bf16, which keeps 16 bits of mantissa: the residual error is
+// 2^-17 per factor, not 2^-9. Up to 8 rows, hi and lo share one product (lo fills the idle rows
+// 8..15); from 9 rows on there are two. Sums have the same bits either way, so a stream's result
+// does not depend on how many others there are. In float32 the products are plain FMAs.
+#pragma once
+#include "weights.cuh"
+
+namespace qwen_tts {
+
+constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
+constexpr int kChunkCols = kChunkTiles * kTileCols;
+constexpr int kChunkStride = kChunkCols + kTileCols;  // columns plus padding (row_stride)
+constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
+
+struct MatvecSmem {
+  // f32 [rows][stride], or two planes (hi, lo) of bf16 [rows][stride]
+  alignas(16) float activations[kMaxRows * kChunkStride];
+  alignas(16) float partials[kNumWarps][kRoundTiles][kMaxRows][kTileRows];
+  float sum_squares[kMaxRows][kMaxSegments];
+  float norm_scale[kMaxRows];
+};
+
+// Where a pass reads its rows.
+template <bool kNormed_>
+struct InputRows {
+  static constexpr bool kNormed = kNormed_;  // do they pass through RMSNorm on the way?
+  const float* x;                            // [num_rows], global, visible to this block
+  size_t stride;                             // floats from row to row
+  int num_rows;                              // 1 .. kMaxRows
+  const Weight* norm_weight = nullptr;       // [columns], if kNormed
+  float norm_eps = 0;
+};
+using Rows = InputRows<false>;
+using NormedRows = InputRows<true>;
+
+// Distance between activation rows in shared memory: an odd multiple of 32 elements, so that the
+// eight bf16 rows that a tensor-core fragment touches at once lie in different banks.
+__device__ __forceinline__ int row_stride(int num_cols) { return num_cols | kTileCols; }
+
+__device__ __forceinline__ float4 load_weight_vector4(const float* address) {
+  return __ldg(reinterpret_cast<const float4*>(address));
+}
+__device__ __forceinline__ float4 load_weight_vector4(const bf16* address) {
+  const uint2 pairs = __ldg(reinterpret_cast<const uint2*>(address));
+  return make_float4(lower_bf16(pairs.x), upper_bf16(pairs.x), lower_bf16(pairs.y),
+                     upper_bf16(pairs.y));
+}
+
+// Two bf16 in one register, `low` in the lower half.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  const float2 rounded =
+      make_float2(to_float(from_float<bf16>(low)), to_float(from_float<bf16>(high)));
+  return __float_as_uint(rounded.x) >> 16 | (__float_as_uint(rounded.y) & 0xffff0000u);
+}
+
+// Four activations of one row to shared memory, in the form that the product wants.
+__device__ __forceinline__ void store_activations(float* activations, float4 v, int row, int col,
+                                                  int stride, [[maybe_unused]] int num_rows) {
+#if WEIGHTS_F32
+  *reinterpret_cast<float4*>(&activations[row * stride + col]) = v;
+#else
+  const uint2 hi = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+  const uint2 lo = make_uint2(pack_bf16(v.x - lower_bf16(hi.x), v.y - upper_bf16(hi.x)),
+                              pack_bf16(v.z - lower_bf16(hi.y), v.w - upper_bf16(hi.y)));
+  bf16* plane = reinterpret_cast<bf16*>(activations);
+  *reinterpret_cast<uint2*>(&plane[row * stride + col]) = hi;
+  *reinterpret_cast<uint2*>(&plane[(num_rows + row) * stride + col]) = lo;
+#endif
+}
+
+// Copies columns [begin, end) of every row to shared memory, times the norm weight, and keeps the
+// sum of squares of the columns. RMSNorm's scale is one factor per row: it is applied to the sums
+// at the end, and nobody waits for it here.
+template <class Input>
+__device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
+  const int num_segments = (end - begin + kSegment - 1) / kSegment;
+  const int stride = row_stride(end - begin);
+  for (int item = warp_idx(); item < rows.num_rows * num_segments; item += kNumWarps) {
+    const int row = item / num_segments;
+    const int col = begin + item % num_segments * kSegment + 4 * lane_idx();
+    const bool inside = col < end;
+    float4 v = inside ? load_activation4(rows.x + row * rows.stride + col)
+                      : make_float4(0.f, 0.f, 0.f, 0.f);
+    if constexpr (Input::kNormed) {
+      const float squares = warp_sum(v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w));
+      if (lane_idx() == 0) smem.sum_squares[row][col / kSegment] = squares;
+      if (inside) {
+        const float4 weight = load_weight_vector4(rows.norm_weight + col);
+        v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
+      }
+    }
+    if (inside) store_activations(smem.activations, v, row, col - begin, stride, rows.num_rows);
+  }
+}
+
+#if WEIGHTS_F32
+
+// partials[tile][row] += this warp's part of one chunk: lane 4g+t adds up columns 8t .. 8t+7 of
+// weight row g, then the four lanes of g are summed.
+__device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* tile,
+                                int num_chunk_tiles, const float* activations, int stride,
+                                int num_rows, bool first_chunk, WeightAhead& ahead) {
+  float sums[kMaxRows] = {};
+  for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
+    const LaneTile weights = ahead.read(tile + col * kWarpSize);
+    ahead.fetch();
+    const float* w = reinterpret_cast<const float*>(&weights);
+    const float* x = activations + col * kTileCols + lane_idx() % 4 * kLaneWeights;
+#pragma unroll
+    for (int row = 0; row < kMaxRows; ++row) {
+      if (row < num_rows) {
+        const float4 a = *reinterpret_cast<const float4*>(x + row * stride);
+        const float4 b = *reinterpret_cast<const float4*>(x + row * stride + 4);
+        sums[row] += w[0] * a.x + w[1] * a.y + w[2] * a.z + w[3] * a.w;
+        sums[row] += w[4] * b.x + w[5] * b.y + w[6] * b.z + w[7] * b.w;
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kMaxRows; ++row) {
+    if (row < num_rows) {
+      const float sum = quad_sum(sums[row]);
+      float* partial = &partials[row][lane_idx() / 4];
+      if (lane_idx() % 4 == 0) *partial = first_chunk ? sum : *partial + sum;
+    }
+  }
+}
+
+#else
+
+// The same on tensor cores. Lane 4g+t brings columns 8t .. 8t+7 of activation rows g and g+8 and of
+// weight row g; it gets the sums of rows g and g+8 with weight rows 2t and 2t+1. A dot product does
+// not care in which order its columns come, so both sides simply use the order of their 16-byte
+// pieces.
+__device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* tile,
+                                int num_chunk_tiles, const float* activations, int stride,
+                                int num_rows, bool first_chunk, WeightAhead& ahead) {
+  const int group = lane_idx() / 4, pair = lane_idx() % 4;
+  const bool one_product = num_rows <= kMaxRows / 2;
+  const bool has_upper = group < num_rows;
+  const bool has_lower = one_product ? has_upper : group + 8 < num_rows;
+  const bf16* hi = reinterpret_cast<const bf16*>(activations) + pair * kLaneWeights;
+  const bf16* upper = hi + group * stride;
+  const bf16* lower = one_product ? upper + num_rows * stride : upper + 8 * stride;
+  const uint4 zero = make_uint4(0, 0, 0, 0);
+  float sums_hi[4] = {}, sums_lo[4] = {};
+  for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
+    const LaneTile weights = ahead.read(tile + col * kWarpSize);
+    ahead.fetch();
+    const int offset = col * kTileCols;
+    const auto piece = [&](const bf16* row, bool exists) {
+      return exists ? *reinterpret_cast<const uint4*>(row + offset) : zero;
+    };
+    mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), weights.vector[0]);
+    if (!one_product) {
+      const int lo = num_rows * stride;
+      mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower),
+               weights.vector[0]);
+    }
+  }
+  if (one_product) {
+    sums_lo[0] = sums_hi[2];
+    sums_lo[1] = sums_hi[3];
+  }
+  const auto store = [&](int row, float a, float b) {
+    float2* partial = reinterpret_cast<float2*>(&partials[row][2 * pair]);
+    *partial = first_chunk ? make_float2(a, b) : make_float2(partial->x + a, partial->y + b);
+  };
+  if (has_upper) store(group, sums_hi[0] + sums_lo[0], sums_hi[1] + sums_lo[1]);
+  if (!one_product && has_lower) {
+    store(group + 8, sums_hi[2] + sums_lo[2], sums_hi[3] + sums_lo[3]);
+  }
+}
+
+#endif
+
+// For every output row o of this block's slice and every input row r:
+//   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block.
+// All threads. No grid barrier inside: what the epilogue writes is visible to other blocks after
+// the caller's GridBarrier::sync(). `packed` is the matrix that `ahead` was told about before;
+// `next` is what the same blocks will multiply by after it.
+template <int kOut, int kIn, class Input, class Epilogue>
+__device__ void matvec(const void* packed, const WeightSlice& next, const Input& rows,
+                       const Epilogue& epilogue, MatvecSmem& smem, WeightAhead& ahead) {
+  static_assert(!Input::kNormed || kIn <= kMaxHidden);
+  constexpr int kColTiles = kIn / kTileCols;
+  const WeightSlice slice = weight_slice<kOut, kIn>(packed);
+  const LaneTile* tiles = reinterpret_cast<const LaneTile*>(slice.tiles) + lane_idx();
+  // Everything at once where the rows fit; else chunk by chunk, again for every round.
+  const bool resident = rows.num_rows * row_stride(kIn) <= kMaxRows * kChunkStride;
+  bool loaded = false;
+  ahead.start(slice, next);
+  for (int round = slice.begin; round < slice.end; round += kRoundTiles) {
+    const int num_tiles = min(kRoundTiles, slice.end - round);
+    for (int chunk = 0; chunk < kColTiles; chunk += kChunkTiles) {
+      const int chunk_end = min(chunk + kChunkTiles, kColTiles);
+      const int begin = resident ? 0 : chunk * kTileCols;
+      const int end = resident ? kIn : chunk_end * kTileCols;
+      if (!loaded) {
+        __syncthreads();  // the previous chunk has been read
+        load_rows(rows, begin, end, smem);
+        __syncthreads();
+        loaded = resident;
+        if constexpr (Input::kNormed) {
+          if (end == kIn && thread_idx() < rows.num_rows) {
+            float squares = 0;
+            for (int i = 0; i < (kIn + kSegment - 1) / kSegment; ++i) {
+              squares += smem.sum_squares[thread_idx()][i];
+            }
+            smem.norm_scale[thread_idx()] = rsqrtf(squares / kIn + rows.norm_eps);
+          }
+        }
+      }
+      const float* activations = smem.activations;
+      const int skipped = chunk * kTileCols - begin;  // columns in front of this chunk
+#if WEIGHTS_F32
+      activations += skipped;
+#else
+      activations += skipped / 2;
+#endif
+      for (int tile = 0; tile < num_tiles; ++tile) {
+        const size_t offset = (static_cast<size_t>(round + tile) * kColTiles + chunk) * kWarpSize;
+        multiply(smem.partials[warp_idx()][tile], tiles + offset, chunk_end - chunk, activations,
+                 row_stride(end - begin), rows.num_rows, chunk == 0, ahead);
+      }
+    }
+    __syncthreads();  // partials and norm_scale are complete
+    const int num_items = num_tiles * rows.num_rows * (kTileRows / 2);
+    for (int item = thread_idx(); item < num_items; item += kNumThreads) {
+      const int pair = item % (kTileRows / 2);
+      const int tile = item / (kTileRows / 2) % num_tiles;
+      const int row = item / (kTileRows / 2) / num_tiles;
+      float2 sum = make_float2(0.f, 0.f);
+      for (int warp = 0; warp < kNumWarps; ++warp) {
+        const float2 partial =
+            *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);
+        sum = make_float2(sum.x + partial.x, sum.y + partial.y);
+      }
+      if constexpr (Input::kNormed) {
+        const float scale = smem.norm_scale[row];
+        sum = make_float2(sum.x * scale, sum.y * scale);
+      }
+      epilogue(row, (round + tile) * kTileRows + 2 * pair, sum);
+    }
+    __syncthreads();  // partials have been read
+  }
+  ahead.fetch();
+}
+
+}  // namespace qwen_tts

@@ -1,0 +1,175 @@
+// The C ABI of the kernel library, and the plain structs that host and device share. kernels.py
+// mirrors these structs with ctypes and compares their sizes with qwen_tts_describe().
+//
+// The library allocates nothing and keeps nothing: every pointer is device memory (host memory
+// under emulation) that the caller owns until the stream is synchronised.
+#pragma once
+#include <stdint.h>
+
+namespace qwen_tts {
+
+// Where a launch is, in errors and in the stage table of README.md.
+enum class Stage : uint32_t {
+  kNone,
+  kInput,
+  kQkvProj,
+  kAttention,
+  kOProj,
+  kGateUpProj,
+  kDownProj,
+  kFinalNorm,
+  kCodecHead,
+  kSampleCode0,
+  kLmHead,
+  kSampleCode,
+  kNumStages,
+};
+
+// Names for people, in the order of Stage.
+constexpr const char* kStageNames[] = {"none",       "input",         "qkv_proj",  "attention",
+                                       "o_proj",     "gate_up_proj",  "down_proj", "final_norm",
+                                       "codec_head", "sample_code_0", "lm_head",   "sample_code"};
+
+enum class LaunchStatus : uint32_t {
+  kOk,
+  kTimeout,    // a block did not reach a grid barrier in time
+  kCancelled,  // the host set Control::cancel
+  kBadLogits,  // NaN, or nothing finite, in the logits
+};
+
+// Grid barrier and flags of one engine. Zeroed once by the host, and again after an error.
+struct Control {
+  uint32_t arrived;  // blocks that reached the current barrier, counted over the launch
+  uint32_t pad[31];  // the polled word has its cache line for itself
+  uint32_t left;     // blocks that finished the launch
+  uint32_t error;    // pack_error(), 0: none
+  uint32_t cancel;   // set by the host, even while the kernel runs: abort this launch
+};
+
+struct Stack {
+  const void* layers;      // [num_layers, LayerWeights::kSize] Weight (layer.cuh)
+  const void* final_norm;  // [hidden] Weight
+  const float* rope_cos;   // [max_positions, head_dim / 2]
+  const float* rope_sin;
+  void* keys;    // [num_layers, num_slots, num_kv_heads, max_positions, head_dim] Cache
+  void* values;  // the same
+  int32_t num_layers;
+  int32_t num_slots;
+  int32_t max_positions;
+  int32_t mrope_height_pairs;  // pairs turned by the height and by the width position;
+  int32_t mrope_width_pairs;   // 0 and 0: plain RoPE
+  float rms_norm_eps;
+};
+
+struct Model {
+  Stack talker;
+  Stack predictor;
+  const void* codec_head;        // [talker vocab, talker hidden] packed
+  const void* lm_heads;          // [num_code_groups - 1] x [predictor vocab, hidden] packed
+  const void* projection;        // [predictor hidden, talker hidden] packed, or null
+  const float* projection_bias;  // [predictor hidden]
+  // Rows that make up E(frame): the talker's codec embedding, then one table for each further code.
+  const void* frame_table;      // [talker vocab + (groups - 1) predictor vocab, talker hidden]
+  const void* predictor_table;  // the same rows as inputs of the predictor, [.., its hidden]
+  int32_t codec_eos_id;
+  int32_t suppressed_from;  // ids from here on are never drawn, EOS excepted
+  int32_t min_frames;       // EOS is not drawn before
+};
+
+// What one stream leaves on the device between launches; index = slot.
+struct Slots {
+  float* hidden;           // [num_slots, talker hidden], after the final norm, of the last position
+  int32_t* codes;          // [num_slots, num_code_groups] of the last frame
+  uint32_t* seen;          // [num_slots, talker vocab / 32]: code-0 tokens drawn in this part
+  const float* text_rows;  // [num_slots, max_text_rows, talker hidden], a ring
+  const float* pad_embed;  // [num_slots, talker hidden]
+  int32_t max_text_rows;
+};
+
+struct Workspace {              // contents do not outlive a launch
+  float* x;                     // [2 kMaxRows, max hidden] residual
+  float* hidden;                // [kMaxRows, talker hidden] what the codec head reads
+  float* qkv;                   // [kMaxRows, max qkv size]
+  float* attention;             // [kMaxRows, max q size]
+  float* mlp;                   // [kMaxRows, max intermediate]
+  float* logits;                // [kMaxRows, max vocab]
+  float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
+  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], zero between launches
+  Control* control;
+};
+
+struct SamplingParams {
+  float temperature;
+  float top_p;               // 1: off
+  float repetition_penalty;  // 1: off
+  int32_t top_k;             // 0: off
+  int32_t do_sample;         // 0: argmax
+};
+
+struct Stream {
+  int32_t slot;
+  int32_t position;       // where the next talker step writes keys and values
+  int32_t frame;          // the next one to draw, counted within the part
+  int32_t part;           // of a long text
+  int32_t num_text_rows;  // written so far
+  uint32_t seed_low, seed_high;
+  SamplingParams talker, predictor;
+};
+
+struct StepParams {
+  Model model;
+  Slots slots;
+  Workspace workspace;
+  Stream streams[16];
+  int32_t num_streams;
+  int32_t num_frames;
+  const int32_t* forced;    // [num_streams, num_frames, num_code_groups] or null
+  int32_t* codes;           // out [num_streams, num_frames, num_code_groups]
+  int32_t* num_done;        // out [num_streams] frames drawn
+  int32_t* ended;           // out [num_streams] 1: EOS was drawn
+  float* talker_logits;     // tap [num_streams, num_frames, talker vocab], or null
+  float* predictor_logits;  // tap [num_streams, num_frames, groups - 1, predictor vocab], or null
+  uint64_t timeout_ns;      // of one grid barrier
+};
+
+// Rows through one stack, without sampling: prefill, and driving the layers one step at a time.
+struct ForwardParams {
+  Model model;
+  Slots slots;
+  Workspace workspace;
+  int32_t use_predictor;  // which stack
+  int32_t num_layers;     // the first so many layers
+  int32_t slot;
+  int32_t first_position;  // of row 0 in the KV cache
+  int32_t num_rows;
+  int32_t keep_last;              // 1: the last row becomes Slots::hidden of the slot
+  const int32_t* tokens;          // [num_rows] rows of codec table 0; -1: take the row of `embeds`
+  const float* embeds;            // [num_rows, hidden]
+  const int32_t* rope_positions;  // [3, num_rows] time, height, width; null: the cache positions
+  float* hidden;                  // out [num_rows, hidden] after the final norm, or null
+  uint64_t timeout_ns;
+};
+
+struct Description {        // what this library was built for
+  int32_t struct_bytes[3];  // StepParams, ForwardParams, Control
+  int32_t max_rows;
+  int32_t num_threads;
+  int32_t max_splits;
+  int32_t weights_f32;
+  int32_t talker[7];  // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
+  int32_t predictor[7];
+};
+
+}  // namespace qwen_tts
+
+extern "C" {
+// Returned codes are cudaError_t; 0 is success. Launches are asynchronous on `stream`.
+void qwen_tts_describe(qwen_tts::Description* description);
+// Blocks that can be resident at once on the current device; 0 with an error code otherwise.
+int qwen_tts_max_blocks(int32_t* num_blocks);
+// num_blocks 0: as many as fit.
+int qwen_tts_step(const qwen_tts::StepParams* params, int32_t num_blocks, void* stream);
+int qwen_tts_forward(const qwen_tts::ForwardParams* params, int32_t num_blocks, void* stream);
+const char* qwen_tts_error_string(int error);
+const char* qwen_tts_stage_name(uint32_t stage);
+}
