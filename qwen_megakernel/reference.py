@@ -21,8 +21,6 @@ from qwen_megakernel.config import StackConfig
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.utterance import Sampling, StepResult
 
-MIN_FRAMES = 2  # the official generate() bans EOS for the first two draws (min_new_tokens)
-
 Tap = Callable[[str, Tensor], None]
 
 
@@ -283,7 +281,7 @@ class ReferenceDecoder:
         logits = sampling.penalize(logits, state.seen, s.repetition_penalty)
         suppressed = torch.zeros_like(state.seen)
         suppressed[talker.suppressed_from :] = True
-        suppressed[talker.codec_eos_id] = state.frame < MIN_FRAMES
+        suppressed[talker.codec_eos_id] = state.frame < sampling.MIN_FRAMES
         return sampling.draw(
             logits.masked_fill(suppressed, -torch.inf),
             do_sample=s.do_sample,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from qwen_megakernel.errors import GenerationError
 
+MIN_FRAMES = 2  # the official generate() bans EOS for the first two draws (min_new_tokens)
+
 # Philox4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy
 # as 1, 2, 3" (SC 2011), table 2.
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
