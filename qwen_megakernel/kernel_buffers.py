@@ -1,0 +1,179 @@
+"""Every buffer that the kernel reads or writes, allocated once.
+
+The structs hold addresses; the tensors behind them live as long as this object, and the decoder
+keeps it until its last launch is over.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel import packing
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.config import StackConfig
+from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.errors import OutOfMemory
+from qwen_megakernel.kernel_library import (
+    MAX_STREAMS,
+    Control,
+    Description,
+    Model,
+    Slots,
+    Stack,
+    Workspace,
+    check_tensor,
+)
+from qwen_megakernel.sampling import MIN_FRAMES
+
+
+class KernelBuffers:
+    """Weights, KV caches, per-slot state and scratch of one decoder.
+
+    Args:
+        checkpoint: weights and config.
+        description: what the library says of itself: rows of a pass, splits of attention.
+        num_slots, max_positions, max_text_rows, device, dtype: as in `KernelDecoder`.
+    Raises:
+        OutOfMemory: the device has not enough free memory; nothing was allocated.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        description: Description,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config, self.device, self.dtype = checkpoint.config, device, dtype
+        self.max_positions, self.max_text_rows = max_positions, max_text_rows
+        if device.type == "cuda":
+            self._check_memory(checkpoint, num_slots)
+        self._alive: list[Tensor] = []
+        self.embeddings = Embeddings(checkpoint, device, dtype)
+        self.model = self._load_model(checkpoint, num_slots)
+        self.slots = self._allocate_slots(num_slots)
+        self.workspace = self._allocate_workspace(description.max_rows, description.max_splits)
+
+    def _keep(self, tensor: Tensor) -> int:
+        """The address of a tensor that lives as long as this object."""
+        self._alive.append(check_tensor("buffer", tensor, tensor.shape, tensor.dtype))
+        return tensor.data_ptr()
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _check_memory(self, checkpoint: Checkpoint, num_slots: int) -> None:
+        stack, size = self.config.talker.stack, self.dtype.itemsize
+        needed = sum(
+            weight.numel() * size
+            for name, weight in checkpoint.talker.items()
+            if "text_embedding" not in name
+        )
+        needed += 2 * stack.num_layers * num_slots * stack.kv_size * self.max_positions * size
+        free, _ = torch.cuda.mem_get_info(self.device)
+        if needed > free:
+            raise OutOfMemory(
+                f"Needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free.",
+                cure="Use the 0.6B model, fewer slots, or --max-frames 500.",
+            )
+
+    def _load_model(self, checkpoint: Checkpoint, num_slots: int) -> Model:
+        weights, talker = checkpoint.talker, self.config.talker
+
+        def load(name: str) -> Tensor:
+            return weights[name].to(device=self.device, dtype=self.dtype).contiguous()
+
+        tables = self.embeddings.codec_table, *self.embeddings.code_tables
+        frame_table = torch.cat(tables)
+        # The embeddings read the kernel's table from now on: one copy in memory.
+        splits = [len(table) for table in tables]
+        self.embeddings.codec_table, *self.embeddings.code_tables = frame_table.split(splits)
+        predictor_table, projection, bias = frame_table, None, None
+        if self.config.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            matrix, bias = load(name + "weight"), load(name + "bias").float()
+            predictor_table = packing.project_table(frame_table, matrix, bias)
+            projection, bias = self._keep(packing.pack(matrix)), self._keep(bias)
+        lm_heads = packing.pack_lm_heads(weights, self.config, self.device, self.dtype)
+        return Model(
+            self._load_stack(weights, "model.", talker.stack, num_slots, self.max_positions),
+            self._load_stack(
+                weights,
+                "code_predictor.model.",
+                self.config.predictor.stack,
+                MAX_STREAMS,
+                talker.num_code_groups,
+            ),
+            self._keep(packing.pack(load("codec_head.weight"))),
+            self._keep(lm_heads),
+            projection,
+            bias,
+            self._keep(frame_table),
+            self._keep(predictor_table),
+            talker.codec_eos_id,
+            talker.suppressed_from,
+            MIN_FRAMES,
+        )
+
+    def _load_stack(
+        self,
+        weights: dict[str, Tensor],
+        prefix: str,
+        config: StackConfig,
+        num_slots: int,
+        max_positions: int,
+    ) -> Stack:
+        norm = weights[prefix + "norm.weight"].to(device=self.device, dtype=self.dtype)
+        cos, sin = packing.rope_tables(config, max_positions, self.device)
+        cache_shape = (
+            *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
+        )
+        layers = packing.pack_stack(weights, prefix, config, self.device, self.dtype)
+        _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
+        return Stack(
+            self._keep(layers),
+            self._keep(norm),
+            self._keep(cos),
+            self._keep(sin),
+            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            config.num_layers,
+            num_slots,
+            max_positions,
+            height_pairs,
+            width_pairs,
+            config.rms_norm_eps,
+        )
+
+    def _allocate_slots(self, num_slots: int) -> Slots:
+        talker = self.config.talker
+        width = talker.stack.hidden_size
+        self.seen = self._zeros(num_slots, talker.vocab_size // 32, dtype=torch.int32)
+        self.text_rows = self._zeros(num_slots, self.max_text_rows, width)
+        self.pad_embed = self._zeros(num_slots, width)
+        codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
+        buffers = (self._zeros(num_slots, width), codes, self.seen, self.text_rows)
+        return Slots(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
+
+    def _allocate_workspace(self, rows: int, splits: int) -> Workspace:
+        stacks = (self.config.talker.stack, self.config.predictor.stack)
+        vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
+        self.control = self._zeros(ctypes.sizeof(Control) // 4, dtype=torch.int32)
+        self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
+        buffers = (
+            self._zeros(2 * rows, max(s.hidden_size for s in stacks)),
+            self._zeros(rows, self.config.talker.stack.hidden_size),
+            self._zeros(rows, max(s.q_size + 2 * s.kv_size for s in stacks)),
+            self._zeros(rows, max(s.q_size for s in stacks)),
+            self._zeros(rows, max(s.intermediate_size for s in stacks)),
+            self._zeros(rows, vocab),
+            self._zeros(rows, max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)),
+            self.tickets,
+            self.control,
+        )
+        return Workspace(*map(self._keep, buffers))

@@ -1,0 +1,207 @@
+"""The kernel library's C ABI (csrc/tts_kernel.h), mirrored with ctypes.
+
+Nothing else in the package knows an address. Structs are compared with the library's own sizes and
+dimensions when it is loaded.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
+
+MAX_STREAMS = 16  # of one launch: StepParams.streams
+
+# cudaError_t values that mean "this grid cannot be resident here".
+LAUNCH_REFUSED = {720, 801}  # CooperativeLaunchTooLarge, NotSupported
+
+
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Members of one type, for `_fields_`."""
+    return [(name, kind) for name in names.split()]
+
+
+class Control(ctypes.Structure):
+    _fields_ = [
+        ("arrived", c_uint32),
+        ("pad", c_uint32 * 31),
+        ("left", c_uint32),
+        ("error", c_uint32),
+        ("cancel", c_uint32),
+    ]
+
+
+class Stack(ctypes.Structure):
+    _fields_ = [
+        *fields(c_void_p, "layers final_norm rope_cos rope_sin keys values"),
+        *fields(c_int32, "num_layers num_slots max_positions"),
+        *fields(c_int32, "mrope_height_pairs mrope_width_pairs"),
+        ("rms_norm_eps", c_float),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("talker", Stack),
+        ("predictor", Stack),
+        *fields(c_void_p, "codec_head lm_heads projection projection_bias"),
+        *fields(c_void_p, "frame_table predictor_table"),
+        *fields(c_int32, "codec_eos_id suppressed_from min_frames"),
+    ]
+
+
+class Slots(ctypes.Structure):
+    _fields_ = [
+        *fields(c_void_p, "hidden codes seen text_rows pad_embed"),
+        ("max_text_rows", c_int32),
+    ]
+
+
+class Workspace(ctypes.Structure):
+    _fields_ = fields(
+        c_void_p,
+        "x hidden qkv attention mlp logits attention_partials attention_tickets control",
+    )
+
+
+class SamplingParams(ctypes.Structure):
+    _fields_ = [
+        *fields(c_float, "temperature top_p repetition_penalty"),
+        *fields(c_int32, "top_k do_sample"),
+    ]
+
+
+class Stream(ctypes.Structure):
+    _fields_ = [
+        *fields(c_int32, "slot position frame part num_text_rows"),
+        *fields(c_uint32, "seed_low seed_high"),
+        ("talker", SamplingParams),
+        ("predictor", SamplingParams),
+    ]
+
+
+class StepParams(ctypes.Structure):
+    _fields_ = [
+        ("model", Model),
+        ("slots", Slots),
+        ("workspace", Workspace),
+        ("streams", Stream * MAX_STREAMS),
+        *fields(c_int32, "num_streams num_frames"),
+        *fields(c_void_p, "forced codes num_done ended"),
+        *fields(c_void_p, "talker_logits predictor_logits"),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = [
+        ("model", Model),
+        ("slots", Slots),
+        ("workspace", Workspace),
+        *fields(c_int32, "use_predictor num_layers slot first_position"),
+        *fields(c_int32, "num_rows keep_last"),
+        *fields(c_void_p, "tokens embeds rope_positions hidden"),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class Description(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", c_int32 * 3),
+        *fields(c_int32, "max_rows num_threads max_splits weights_f32"),
+        ("talker", c_int32 * 7),
+        ("predictor", c_int32 * 7),
+    ]
+
+
+def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return `tensor` when it is what the kernel will read behind its address.
+
+    Raises:
+        UsageError: another shape or dtype, or not contiguous and 16-byte aligned; names both.
+    """
+    actual = f"{list(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        expected = f"{list(shape)} {dtype}".replace("torch.", "")
+        raise UsageError(f"{name} is {actual}; the kernel needs {expected}.")
+    if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+        raise UsageError(f"{name} ({actual}) must be contiguous and 16-byte aligned.")
+    return tensor
+
+
+class KernelLibrary:
+    """One compiled library: its entry points, and the promise that its structs are ours.
+
+    Args:
+        path: from `build_tts.build`.
+        config: the model it was built for.
+    Raises:
+        BuildError: the library does not load, or describes another model.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig):
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(
+                f"{path} does not load: {error}.", cure=f"Remove {path.parent}; it is built anew."
+            ) from error
+        self._library.qwen_tts_error_string.restype = ctypes.c_char_p
+        self._library.qwen_tts_stage_name.restype = ctypes.c_char_p
+        self.description = Description()
+        self._library.qwen_tts_describe(ctypes.byref(self.description))
+        ours = [ctypes.sizeof(each) for each in (StepParams, ForwardParams, Control)]
+        dims = [_dims(config, stack) for stack in ("talker", "predictor")]
+        theirs = [list(self.description.talker), list(self.description.predictor)]
+        if list(self.description.struct_bytes) != ours or theirs != dims:
+            raise BuildError(
+                f"{path} was built from other sources or for another model.",
+                f"Structs {list(self.description.struct_bytes)} and {ours}, dims {theirs}, {dims}.",
+                f"Remove {path.parent}; it is built anew.",
+            )
+
+    def max_blocks(self) -> int:
+        """Blocks that can be resident at once on the current device."""
+        count = c_int32()
+        self.check(self._library.qwen_tts_max_blocks(ctypes.byref(count)))
+        return count.value
+
+    def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
+        """Start step_kernel on `stream`."""
+        self.check(self._library.qwen_tts_step(ctypes.byref(params), num_blocks, c_void_p(stream)))
+
+    def forward(self, params: ForwardParams, num_blocks: int, stream: int) -> None:
+        """Start forward_kernel on `stream`."""
+        launch = self._library.qwen_tts_forward
+        self.check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)))
+
+    def check(self, error: int) -> None:
+        """Raise what a cudaError_t means."""
+        if not error:
+            return
+        text = self._library.qwen_tts_error_string(error).decode()
+        if error in LAUNCH_REFUSED:
+            raise LaunchError(
+                f"The cooperative grid was refused (CUDA error {error}: {text}).",
+                "Another process, MIG or MPS holds the SMs, or the driver lacks such launches.",
+                "Use --backend torch.",
+            )
+        raise GenerationError(f"The kernel could not be launched (CUDA error {error}: {text}).")
+
+    def stage_name(self, stage: int) -> str:
+        """What README.md's stage table calls a stage."""
+        return self._library.qwen_tts_stage_name(stage).decode()
+
+
+def _dims(config: ModelConfig, name: str) -> list[int]:
+    part = getattr(config, name)
+    stack = part.stack
+    return [
+        *(stack.hidden_size, stack.intermediate_size, stack.num_heads, stack.num_kv_heads),
+        *(stack.head_dim, part.vocab_size, config.talker.num_code_groups),
+    ]

@@ -1,0 +1,90 @@
+"""A checkpoint's weights in the layout that csrc/weights.cuh and csrc/layer.cuh read.
+
+A matrix is cut into tiles of 8 rows x 32 columns, stored tile row by tile row; inside a tile the
+eight columns 8t .. 8t+7 of row g belong to lane 4g+t of a warp and lie next to each other. A layer
+is one run: four matrices, then its four norm vectors.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.config import ModelConfig, StackConfig
+
+TILE_ROWS = 8
+TILE_COLS = 32
+LANE_COLS = 8
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[num_rows, num_cols] -> [num_rows * num_cols] in tile order.
+
+    num_rows must be a multiple of 8 and num_cols of 32 (`build_tts.check_config`).
+    """
+    rows, cols = weight.shape
+    tiles = weight.reshape(
+        rows // TILE_ROWS, TILE_ROWS, cols // TILE_COLS, TILE_COLS // LANE_COLS, LANE_COLS
+    )
+    return tiles.permute(0, 2, 1, 3, 4).reshape(-1)
+
+
+def interleave(gate: Tensor, up: Tensor) -> Tensor:
+    """[n, k], [n, k] -> [2n, k]: rows gate 0, up 0, gate 1, up 1, ...
+
+    One thread of the kernel then holds both factors of a SwiGLU element.
+    """
+    return torch.stack((gate, up), dim=1).flatten(0, 1)
+
+
+def pack_stack(
+    weights: dict[str, Tensor],
+    prefix: str,
+    config: StackConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[num_layers, layer size] of `prefix`'s layers, converted layer by layer to save memory."""
+
+    def layer(index: int) -> Tensor:
+        def load(name: str) -> Tensor:
+            return weights[f"{prefix}layers.{index}.{name}.weight"].to(device=device, dtype=dtype)
+
+        q, k, v, o = (load(f"self_attn.{name}_proj") for name in "qkvo")
+        gate, up, down = (load(f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+        matrices = (torch.cat((q, k, v)), o, interleave(gate, up), down)
+        norms = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm")
+        norms += ("self_attn.k_norm",)
+        return torch.cat([*(pack(m) for m in matrices), *(load(name) for name in norms)])
+
+    first = layer(0)
+    packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=dtype)
+    packed[0] = first
+    for index in range(1, config.num_layers):
+        packed[index] = layer(index)
+    return packed
+
+
+def pack_lm_heads(
+    weights: dict[str, Tensor], config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """[num_code_groups - 1, vocab_size * hidden_size] of the predictor's heads."""
+    names = [
+        f"code_predictor.lm_head.{group}.weight"
+        for group in range(config.talker.num_code_groups - 1)
+    ]
+    return torch.stack([pack(weights[name].to(device=device, dtype=dtype)) for name in names])
+
+
+def project_table(table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`small_to_mtp_projection` of every embedding row, once, instead of once for every code."""
+    return F.linear(table.float(), weight.float(), bias.float()).to(table.dtype)
+
+
+def rope_tables(
+    config: StackConfig, num_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [num_positions, head_dim / 2] float32 of position * inverse frequency."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inv_freq = 1.0 / config.rope_theta**exponents
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv_freq
+    return angles.cos().to(device), angles.sin().to(device)
