@@ -1,0 +1,103 @@
+"""Small random models of every shape the kernel must take, and streams on them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
+from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.utterance import Sampling
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """One layer of everything, 4 codes a frame; `talker` and `predictor` change their stacks."""
+    stack = StackConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        max_positions=512,
+        mrope_section=(6, 5, 5),
+    )
+    talker = TalkerConfig(
+        stack=replace(stack, **changes.get("talker", {})),
+        vocab_size=1152,  # 128 codes and the 1024 ids that are never drawn
+        text_vocab_size=64,
+        text_hidden_size=64,
+        num_code_groups=4,
+        codec_eos_id=140,
+        codec_think_id=141,
+        codec_nothink_id=142,
+        codec_think_bos_id=143,
+        codec_think_eos_id=144,
+        codec_pad_id=145,
+        codec_bos_id=146,
+        speakers={},
+        dialects={},
+        languages={},
+    )
+    predictor = replace(stack, mrope_section=None, **changes.get("predictor", {}))
+    return ModelConfig(
+        model_type="custom_voice",
+        model_size="small",
+        im_start_id=0,
+        im_end_id=1,
+        tts_pad_id=2,
+        tts_bos_id=3,
+        tts_eos_id=4,
+        talker=talker,
+        predictor=PredictorConfig(predictor, vocab_size=128),
+        speaker_encoder=None,
+    )
+
+
+# What the kernel must cope with: unequal widths and head sizes, a head that is no power of two,
+# more than one layer, every ratio of heads, a matrix wider than one chunk of activations.
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {},
+    "projected": {
+        "talker": {"hidden_size": 96, "head_dim": 64},
+        "predictor": {"head_dim": 48, "num_layers": 2},
+    },
+    "wide": {
+        "talker": {"num_kv_heads": 4, "num_layers": 2, "intermediate_size": 2080},
+        "predictor": {"num_kv_heads": 1},
+    },
+}
+
+
+def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0) -> Any:
+    """Random weights for `config`; `eos_gain` > 1 lets streams end after a few frames."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in model_tensors(config).items():
+        values = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.1 * values
+        elif "codec_head" in name or "lm_head" in name:
+            values *= 3 / shape[-1] ** 0.5
+        elif "embedding" in name:
+            values *= 0.5
+        elif values.dim() == 2:
+            values /= shape[-1] ** 0.5
+        weights[name.removeprefix(TALKER_PREFIX)] = values
+    weights["codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
+    return SimpleNamespace(config=config, talker=weights)
+
+
+def start(decoder: Any, slot: int, sampling: Sampling, *, seed: int, positions: int = 7) -> None:
+    """Begin a stream whose prompt and three text rows depend on `seed` alone."""
+    width = decoder.config.talker.stack.hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    embeds = 0.5 * torch.randn(positions, width, generator=generator)
+    rows = 0.3 * torch.randn(4, width, generator=generator)
+    dtype = decoder.embeddings.dtype
+    decoder.begin(slot, sampling, seed << 20, part=seed % 3)
+    decoder.prefill(slot, embeds.to(dtype), rows[0].to(dtype))
+    decoder.write_text(slot, rows[1:].to(dtype))

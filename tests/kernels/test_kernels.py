@@ -1,0 +1,238 @@
+"""What `KernelDecoder` refuses, how it fails, and the features it gives direct access to."""
+
+import ctypes
+from dataclasses import replace
+
+import kernel_models as k
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import kernels
+from qwen_megakernel.errors import (
+    GenerationError,
+    KernelTimeout,
+    LaunchError,
+    NoGPUError,
+    UnsupportedModel,
+    UsageError,
+)
+from qwen_megakernel.kernel_library import check_tensor
+from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.reference import ReferenceDecoder, rotary
+from qwen_megakernel.utterance import Sampling
+
+GREEDY = Sampling.greedy()
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return k.random_checkpoint(k.small_config())
+
+
+@pytest.fixture
+def decoder(make_decoder, checkpoint) -> KernelDecoder:
+    return make_decoder(KernelDecoder, checkpoint, max_positions=20)
+
+
+def prompt(decoder: KernelDecoder, n: int, seed: int = 0) -> torch.Tensor:
+    width = decoder.config.talker.stack.hidden_size
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- refused before launch
+
+
+def test_dimensions_the_kernel_lacks_are_listed(make_decoder):
+    config = k.small_config(talker={"head_dim": 40}, predictor={"hidden_size": 72})
+    with pytest.raises(UnsupportedModel, match=r"talker head_dim 40 .* predictor hidden_size 72"):
+        make_decoder(KernelDecoder, k.random_checkpoint(config))
+
+
+def test_other_precisions_are_refused(make_decoder, checkpoint):
+    with pytest.raises(UsageError, match="float16"):
+        make_decoder(KernelDecoder, checkpoint, torch.float16)
+
+
+def test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang(
+    make_decoder, checkpoint, monkeypatch
+):
+    monkeypatch.setenv("EMULATION_SMS", "2")
+    decoder = make_decoder(KernelDecoder, checkpoint, num_blocks=3)
+    with pytest.raises(LaunchError, match="cooperative grid was refused"):
+        k.start(decoder, 0, GREEDY, seed=1)
+
+
+def test_without_a_gpu_the_kernel_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(NoGPUError, match="torch sees none"):
+        kernels.check_device(torch.device("cuda"))
+
+
+def test_a_full_kv_cache_is_refused(decoder):
+    k.start(decoder, 0, GREEDY, seed=1, positions=18)
+    decoder.step([0], 3)  # the first frame needs no position
+    with pytest.raises(UsageError, match="position 20; 1 more frames do not fit its 20"):
+        decoder.step([0], 1)
+    decoder.begin(1, GREEDY, 0, 0)
+    with pytest.raises(UsageError, match=r"Positions 0 \.\. 20 do not fit"):
+        decoder.prefill(1, prompt(decoder, 21), prompt(decoder, 1)[0])
+
+
+@pytest.mark.parametrize("bad", [-1, 128])
+def test_forced_codes_outside_the_vocabulary_are_refused(decoder, bad):
+    k.start(decoder, 0, GREEDY, seed=1)
+    forced = torch.zeros((1, 1, 4), dtype=torch.int64)
+    forced[0, 0, 2] = bad
+    with pytest.raises(UsageError, match="outside the vocabularies"):
+        decoder.step([0], 1, forced)
+
+
+def test_a_slot_must_be_begun_and_filled(decoder):
+    with pytest.raises(UsageError, match="call begin"):
+        decoder.step([0], 1)
+    decoder.begin(0, GREEDY, 0, 0)
+    with pytest.raises(UsageError, match="call prefill"):
+        decoder.step([0], 1)
+    with pytest.raises(UsageError, match="Cannot step"):
+        decoder.step([0, 0], 1)
+
+
+def test_more_text_than_the_ring_holds_is_refused(decoder):
+    k.start(decoder, 0, GREEDY, seed=1)  # 3 rows of 16
+    decoder.write_text(0, prompt(decoder, 13))
+    with pytest.raises(UsageError, match="17 text rows would wait"):
+        decoder.write_text(0, prompt(decoder, 1))
+
+
+def test_check_tensor_names_expected_and_actual():
+    good = torch.zeros(4, 8)
+    assert check_tensor("x", good, (4, 8), torch.float32) is good
+    with pytest.raises(UsageError, match=r"x is \[4, 8\] float32; the kernel needs \[8, 4\]"):
+        check_tensor("x", good, (8, 4), torch.float32)
+    with pytest.raises(UsageError, match="bfloat16"):
+        check_tensor("x", good, (4, 8), torch.bfloat16)
+    with pytest.raises(UsageError, match="contiguous"):
+        check_tensor("x", good.T, (8, 4), torch.float32)
+
+
+# ---- failures inside a launch
+
+
+def test_logits_that_are_not_finite_are_an_error_and_the_engine_goes_on(decoder, checkpoint):
+    decoder.begin(0, GREEDY, 0, 0)
+    decoder.prefill(0, prompt(decoder, 3) * torch.nan, prompt(decoder, 1)[0])
+    with pytest.raises(GenerationError, match=r"logits of codebook 0 are not finite"):
+        decoder.step([0], 2)
+    k.start(decoder, 0, GREEDY, seed=1)
+    assert decoder.step([0], 2).num_frames == (2,)
+
+
+def test_a_barrier_that_expires_names_stage_and_layer(decoder):
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.step([0], 1)
+    decoder.timeout_seconds = 0.001
+    decoder._buffers.control[0] = -1  # as if one block never arrived
+    with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
+        decoder.step([0], 1)
+    decoder.timeout_seconds = kernels.BARRIER_TIMEOUT_SECONDS
+    with pytest.raises(UsageError, match="call begin"):  # its stream is lost
+        decoder.step([0], 1)
+    k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
+    assert decoder.step([0], 2).num_frames == (2,)
+
+
+@pytest.mark.parametrize("moment", range(40, 2000, 150))
+def test_cancel_at_any_moment_ends_the_launch_and_not_the_engine(decoder, moment):
+    for _ in range(2):
+        k.start(decoder, 0, GREEDY, seed=1)
+        expected = decoder.step([0], 4).codes
+    k.start(decoder, 0, GREEDY, seed=1)
+    control = decoder._buffers.control
+    cancel = control.data_ptr() + kernels.Control.cancel.offset
+    inject = decoder.library._library.emulation_inject
+    inject(ctypes.c_ulonglong(moment), ctypes.c_void_p(cancel), ctypes.c_uint(1))
+    try:
+        np.testing.assert_array_equal(decoder.step([0], 4).codes, expected)
+        control.zero_()  # it came too late
+    except GenerationError as error:
+        assert "cancelled" in error.what
+    k.start(decoder, 0, GREEDY, seed=1)
+    np.testing.assert_array_equal(decoder.step([0], 4).codes, expected)
+
+
+def test_every_launch_leaves_the_barrier_clean(decoder):
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.step([0], 2)
+    assert not decoder._buffers.control.any()
+    assert not decoder._buffers.tickets.any()
+
+
+# ---- the layers, driven directly
+
+
+def test_a_token_and_its_prepared_embedding_are_the_same_input(decoder):
+    tokens = torch.tensor([5, 70, 9], dtype=torch.int32)
+    by_token = decoder.forward(0, tokens, first_position=0)
+    embeds = decoder.embeddings.codec(tokens.long())
+    sentinel = torch.tensor([-1, 70, -1], dtype=torch.int32)
+    mixed = decoder.forward(0, sentinel, embeds, first_position=0)
+    assert torch.equal(by_token, mixed)
+
+
+def test_the_number_of_layers_is_chosen_at_run_time(make_decoder):
+    checkpoint = k.random_checkpoint(k.small_config(talker={"num_layers": 3}))
+    decoder = make_decoder(KernelDecoder, checkpoint)
+    for layers in (1, 2, 3):
+        stack = replace(checkpoint.config.talker.stack, num_layers=layers)
+        config = replace(checkpoint.config, talker=replace(checkpoint.config.talker, stack=stack))
+        shallow = make_decoder(
+            ReferenceDecoder, type(checkpoint)(config=config, talker=checkpoint.talker)
+        )
+        x = prompt(decoder, 6)
+        expected = shallow.talker.forward(x, shallow.talker.new_cache(8), 0)
+        tokens = torch.full((6,), -1, dtype=torch.int32)
+        ours = decoder.forward(0, tokens, x, first_position=0, num_layers=layers)
+        assert (ours - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("stack", ["talker", "predictor"])
+def test_step_by_step_equals_all_positions_at_once(decoder, stack):
+    n = 4
+    x = prompt(decoder, n)
+    tokens = torch.full((n,), -1, dtype=torch.int32)
+    whole = decoder.forward(0, tokens, x, first_position=0, stack=stack)
+    rows = [
+        decoder.forward(0, tokens[:1], x[i : i + 1], first_position=i, stack=stack)
+        for i in range(n)
+    ]
+    assert torch.equal(torch.cat(rows), whole)
+
+
+def test_three_equal_positions_are_plain_rope_bit_for_bit(decoder, make_decoder, checkpoint):
+    x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)
+    positions = torch.arange(6, dtype=torch.int32).expand(3, 6)
+    plain_stack = replace(checkpoint.config.talker.stack, mrope_section=None)
+    config = replace(checkpoint.config, talker=replace(checkpoint.config.talker, stack=plain_stack))
+    plain = make_decoder(KernelDecoder, type(checkpoint)(config=config, talker=checkpoint.talker))
+    expected = plain.forward(0, tokens, x, first_position=0)
+    assert torch.equal(decoder.forward(0, tokens, x, first_position=0), expected)
+    ours = decoder.forward(0, tokens, x, first_position=0, rope_positions=positions)
+    assert torch.equal(ours, expected)
+
+
+def test_three_different_positions_turn_their_sections(decoder, make_decoder, checkpoint):
+    reference = make_decoder(ReferenceDecoder, checkpoint)
+    x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 9], [7, 3, 3, 3, 1, 0]])
+    stack = reference.talker
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "qwen_megakernel.reference.rotary",
+            lambda config, _, dtype: rotary(config, positions, dtype),
+        )
+        expected = stack.forward(x, stack.new_cache(8), 0)
+    ours = decoder.forward(0, tokens, x, first_position=0, rope_positions=positions.int())
+    assert (ours - expected).abs().max() < 1e-5
+    assert (decoder.forward(0, tokens, x, first_position=0) - expected).abs().max() > 1e-2
