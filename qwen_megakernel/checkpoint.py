@@ -4,20 +4,19 @@
 imply before any is used, and nothing is ever loaded in part.
 """
 
-import json
+import difflib
 import logging
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from qwen_megakernel import hub, weights
 from qwen_megakernel.config import (
     CodecConfig,
     ModelConfig,
@@ -25,13 +24,12 @@ from qwen_megakernel.config import (
     parse_model_config,
     read_json,
 )
-from qwen_megakernel.errors import ModelFilesError, OutputError
+from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
 from qwen_megakernel.inventory import (
     CODEC_DECODER_PREFIX,
     CODEC_ENCODER_PREFIX,
     SPEAKER_ENCODER_PREFIX,
     TALKER_PREFIX,
-    Shape,
     codec_tensors,
     model_tensors,
 )
@@ -41,30 +39,29 @@ from qwen_megakernel.utterance import Sampling
 
 logger = logging.getLogger(__name__)
 
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
+    CONFIG,
+    GENERATION_CONFIG,
     "vocab.json",
     "merges.txt",
     "tokenizer_config.json",
     WEIGHTS,
 )
-CODEC_FILES = ("config.json", WEIGHTS)
+CODEC_FILES = (CONFIG, WEIGHTS)
 CODEC_FOLDER = "speech_tokenizer"
-CODEC_SIBLINGS = ("Qwen3-TTS-Tokenizer-12Hz", CODEC_FOLDER)
+CODEC_SIBLINGS = ("Qwen3-TTS-Tokenizer-12Hz", CODEC_FOLDER)  # several models may share one codec
+
+DEMO_VOICE = "demo-voice"
+DEMO_VOICE_FOLDER = Path(__file__).parent / "assets" / DEMO_VOICE
+BUILT_IN = (DEMO_VOICE, *RECIPES)
 
 # max_new_tokens where generation_config.json is silent (the official wrapper's default).
 DEFAULT_MAX_NEW_TOKENS = 2048
 
-# The exponent bits of each storage dtype: all ones mean NaN or Inf.
-EXPONENT_MASKS = {
-    "BF16": (np.dtype("<u2"), 0x7F80),
-    "F16": (np.dtype("<u2"), 0x7C00),
-    "F32": (np.dtype("<u4"), 0x7F800000),
-}
-SCAN_BYTES = 2**20
-NUM_NAMES_SHOWN = 5
+NUM_FILES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,57 +96,82 @@ class Checkpoint:
             if the checkpoint has none.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
-            return _read(self.files.folder / WEIGHTS, prefix)
+            return weights.read(self.files.folder / WEIGHTS, prefix)
         if prefix == CODEC_ENCODER_PREFIX:
-            return _read(self.files.speech_tokenizer / WEIGHTS, prefix, torch.float32)
+            return weights.read(self.files.speech_tokenizer / WEIGHTS, prefix, torch.float32)
         raise ValueError(f"No tensors are loaded by the prefix {prefix!r}.")
 
 
 def resolve(model: str, *, local_files_only: bool = False, progress: bool = True) -> ModelFiles:
-    """Find a model's files.
+    """Find a model's files; those of a hub model are downloaded, those of a random one written.
 
     Args:
-        model: a built-in name or a folder.
-        local_files_only: never ask the network (downloads are still to come).
-        progress: show what is downloaded (downloads are still to come).
+        model: a built-in name (`BUILT_IN`), a folder, or a hub id "owner/name"; tried in this
+            order.
+        local_files_only: never ask the network; what is cached is used either way.
+        progress: show progress bars while downloading, on stderr.
     Raises:
-        ModelFilesError: no such model, or files are missing.
-        UnsupportedModel: the folder holds a model that this package does not run.
+        ModelFilesError: no such model, files are missing, or the hub cannot be reached.
+        UnsupportedModel: a model that this package does not run; found before its weights are
+            downloaded.
+        OutputError: the files cannot be written.
     """
-    if model in RECIPES:
-        files = _materialise(model)
+    if model == DEMO_VOICE:
+        files = _files_in(
+            DEMO_VOICE_FOLDER,
+            model,
+            banner=f"{model}: a small trained demonstration voice, not Qwen's.",
+        )
+    elif model in RECIPES:
+        files = _files_in(
+            _materialise(model),
+            model,
+            is_synthetic=True,
+            banner=f"{model}: RANDOM WEIGHTS from a seed. What it says is noise, not speech.",
+        )
+    elif (folder := Path(model).expanduser()).is_dir():
+        files = _files_in(folder, model)
+    elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+        names = (*MODEL_FILES, *(f"{CODEC_FOLDER}/{name}" for name in CODEC_FILES))
+        folder = hub.fetch(
+            model,
+            names,
+            accept=_read_model_config,
+            local_files_only=local_files_only,
+            progress=progress,
+        )
+        files = _files_in(folder, model)
     else:
-        files = _local_files(Path(model).expanduser(), model)
+        raise _unknown_model(model)
     if files.banner:
         logger.warning(files.banner)
     return files
 
 
 def load(files: ModelFiles) -> Checkpoint:
-    """Read a checkpoint's configs and map its tensors.
-
-    Weights are scanned once for NaN and Inf with plain reads (0.6B: 2.5 GB in 0.3 s from the page
-    cache), so that the mapped pages become resident only as they are used.
+    """Read a checkpoint's configs, check its tensors and map them.
 
     Raises:
-        ModelFilesError: a file is damaged; a tensor is missing, unknown, of another shape, of a
-            dtype other than bf16, f16 or f32, or not finite.
+        ModelFilesError: a file is damaged, the tensors are not those of the config (see
+            `weights.check`), or talker and codec do not belong together.
     """
-    config_path = files.folder / "config.json"
-    codec_config_path = files.speech_tokenizer / "config.json"
-    config = parse_model_config(read_json(config_path), str(config_path))
-    codec_config = parse_codec_config(read_json(codec_config_path), str(codec_config_path))
-    generation = read_json(files.folder / "generation_config.json")
-    _check(files.folder / WEIGHTS, model_tensors(config))
+    config = _read_model_config(files.folder)
+    codec_path = files.speech_tokenizer / CONFIG
+    codec_config = parse_codec_config(read_json(codec_path), str(codec_path))
+    _check_match(config, codec_config, files)
+    sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
+    weights.check(files.folder / WEIGHTS, model_tensors(config))
     has_codec_encoder = _check_codec(files.speech_tokenizer / WEIGHTS, codec_config)
     return Checkpoint(
         config=config,
         codec_config=codec_config,
-        sampling=Sampling.from_generation_config(generation),
-        max_new_tokens=generation.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
         files=files,
-        talker=_read(files.folder / WEIGHTS, TALKER_PREFIX),
-        codec_decoder=_read(files.speech_tokenizer / WEIGHTS, CODEC_DECODER_PREFIX, torch.float32),
+        talker=weights.read(files.folder / WEIGHTS, TALKER_PREFIX),
+        codec_decoder=weights.read(
+            files.speech_tokenizer / WEIGHTS, CODEC_DECODER_PREFIX, torch.float32
+        ),
         has_codec_encoder=has_codec_encoder,
     )
 
@@ -161,54 +183,43 @@ def cache_folder() -> Path:
     )
 
 
-def _materialise(name: str) -> ModelFiles:
+def _materialise(name: str) -> Path:
     """Write a built-in random checkpoint once per recipe version.
 
     It is written beside its place and renamed: a reader sees all of it or nothing, and of two
     writers the later one drops its copy.
     """
     folder = cache_folder() / f"{name}-v{RECIPE_VERSION}"
-    if not folder.is_dir():
-        draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-        logger.info("Writing %s to %s", name, folder)
-        try:
-            write_checkpoint(name, draft)
-            draft.rename(folder)
-        except OSError as error:
-            if not folder.is_dir():
-                raise OutputError(
-                    f"Cannot write {name} to {folder}: {error.strerror}.",
-                    cure="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
-                ) from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    return ModelFiles(
-        folder,
-        folder / CODEC_FOLDER,
-        name,
-        is_synthetic=True,
-        banner=f"{name}: RANDOM WEIGHTS from a seed. What it says is noise, not speech.",
-    )
+    if folder.is_dir():
+        return folder
+    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    logger.info("Writing %s to %s", name, folder)
+    try:
+        write_checkpoint(name, draft)
+        draft.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise OutputError(
+                f"Cannot write {name} to {folder}: {error.strerror}.",
+                cure="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
+            ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
 
 
-def _local_files(folder: Path, name: str) -> ModelFiles:
-    if not folder.is_dir():
-        raise ModelFilesError(
-            f"There is no folder {folder} and no built-in model of that name.",
-            f"Built-in: {', '.join(RECIPES)}.",
-        )
-    _require(folder, MODEL_FILES[:1])
-    config_path = folder / "config.json"
-    parse_model_config(read_json(config_path), str(config_path))
+def _files_in(
+    folder: Path, name: str, *, is_synthetic: bool = False, banner: str | None = None
+) -> ModelFiles:
+    _require(folder, (CONFIG,))
+    _read_model_config(folder)
     _require(folder, MODEL_FILES)
-    return ModelFiles(folder, _find_codec(folder), name)
+    return ModelFiles(folder, _find_codec(folder), name, is_synthetic, banner)
 
 
 def _find_codec(folder: Path) -> Path:
-    places = [
-        folder / CODEC_FOLDER,
-        *(folder.resolve().parent / sibling for sibling in CODEC_SIBLINGS),
-    ]
+    shelf = folder.resolve().parent
+    places = [folder / CODEC_FOLDER, *(shelf / sibling for sibling in CODEC_SIBLINGS)]
     for place in places:
         if place.is_dir():
             _require(place, CODEC_FILES)
@@ -216,113 +227,64 @@ def _find_codec(folder: Path) -> Path:
     raise ModelFilesError(
         f"{folder} has no speech tokenizer.",
         f"Looked for {', '.join(str(place) for place in places)}.",
-        "Copy the folder speech_tokenizer/ of the same download there.",
+        f"Copy the folder {CODEC_FOLDER}/ of the download there, or Qwen3-TTS-Tokenizer-12Hz.",
     )
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+    if not missing:
+        return
+    found = sorted(entry.name for entry in folder.iterdir())
+    shown = ", ".join(found[:NUM_FILES_SHOWN]) or "nothing"
+    if len(found) > NUM_FILES_SHOWN:
+        shown += f" and {len(found) - NUM_FILES_SHOWN} more"
+    raise ModelFilesError(
+        f"{folder} has no {', '.join(missing)}.", f"Looked for Qwen3-TTS files; found: {shown}."
+    )
+
+
+def _unknown_model(model: str) -> ModelFilesError:
+    if Path(model).expanduser().is_file():
+        return ModelFilesError(f"{model} is a file.", cure="Pass the folder it lies in.")
+    near = difflib.get_close_matches(model, [*BUILT_IN, *hub.RELEASED], n=1)
+    return ModelFilesError(
+        f"There is no folder {model} and no built-in model of that name.",
+        f"Built-in: {', '.join(BUILT_IN)}. On the hub: {', '.join(hub.RELEASED)}.",
+        f"Did you mean --model {near[0]}?" if near else "",
+    )
+
+
+def _read_model_config(folder: Path) -> ModelConfig:
+    path = folder / CONFIG
+    return parse_model_config(read_json(path), str(path))
+
+
+def _read_generation_config(path: Path) -> tuple[Sampling, int]:
+    values = read_json(path)
+    try:
+        sampling = Sampling.from_generation_config(values)
+    except UsageError as error:
+        raise ModelFilesError(f"{path}: {error.what}", cure=error.cure) from error
+    return sampling, values.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+
+
+def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> None:
+    talker = (config.talker.num_code_groups, config.predictor.vocab_size)
+    decoder = (codec.decoder.num_quantizers, codec.decoder.codebook_size)
+    if talker != decoder:
         raise ModelFilesError(
-            f"{folder} has no {', '.join(missing)}.", f"Looked for Qwen3-TTS files; found: {found}."
+            f"{files.folder} draws {talker[0]} codes of {talker[1]} per frame, but the speech "
+            f"tokenizer in {files.speech_tokenizer} decodes {decoder[0]} of {decoder[1]}.",
+            "They come from different models.",
         )
 
 
 def _check_codec(path: Path, config: CodecConfig) -> bool:
-    """Check the codec's tensors; True if it has an encoder (all of it or none)."""
+    """Check the codec's tensors; True if it has an encoder, which is all there or not at all."""
     expected = codec_tensors(config)
-    has_encoder = any(name.startswith(CODEC_ENCODER_PREFIX) for name in _describe(path))
+    has_encoder = any(name.startswith(CODEC_ENCODER_PREFIX) for name in weights.describe(path))
     if not has_encoder:
-        expected = {
-            name: shape
-            for name, shape in expected.items()
-            if not name.startswith(CODEC_ENCODER_PREFIX)
-        }
-    _check(path, expected)
+        expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
+    weights.check(path, expected)
     return has_encoder
-
-
-def _describe(path: Path) -> dict[str, tuple[str, Shape]]:
-    """Dtype and shape of every tensor of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
-            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices}
-    except (SafetensorError, OSError) as error:
-        raise ModelFilesError(
-            f"{path} is damaged: {error}.",
-            "A download or a copy that was cut short looks like this.",
-            "Delete it and fetch it again.",
-        ) from error
-
-
-def _check(path: Path, expected: dict[str, Shape]) -> None:
-    found = _describe(path)
-    missing = [f"{name} {list(expected[name])} missing" for name in expected if name not in found]
-    extra = [f"{name} {list(found[name][1])} unknown" for name in found if name not in expected]
-    misshaped = [
-        f"{name} {list(found[name][1])} should be {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name][1] != shape
-    ]
-    if missing or extra or misshaped:
-        raise ModelFilesError(
-            f"{path} does not fit its config.json: {len(missing)} tensors missing, "
-            f"{len(extra)} unknown, {len(misshaped)} of another shape.",
-            _first(misshaped + missing + extra),
-            "Use the config.json and the weights of one download.",
-        )
-    unknown = [f"{n} is {dtype}" for n, (dtype, _) in found.items() if dtype not in EXPONENT_MASKS]
-    if unknown:
-        raise ModelFilesError(
-            f"{path}: {len(unknown)} tensors are stored in a dtype that is not supported.",
-            _first(unknown),
-            f"Known: {', '.join(EXPONENT_MASKS)}.",
-        )
-    damaged = list(_non_finite(path))
-    if damaged:
-        raise ModelFilesError(
-            f"{path}: {len(damaged)} tensors hold NaN or Inf.",
-            _first(damaged),
-            "Fetch the file again; if it stays so, the checkpoint is broken.",
-        )
-
-
-def _first(lines: list[str]) -> str:
-    rest = len(lines) - NUM_NAMES_SHOWN
-    return "; ".join(lines[:NUM_NAMES_SHOWN]) + (f"; and {rest} more." if rest > 0 else ".")
-
-
-def _non_finite(path: Path) -> Iterator[str]:
-    """Names of the tensors that hold NaN or Inf.
-
-    Reads the data with a small buffer of its own instead of through the mapping, because 1.8 GB of
-    touched pages would count as this process's memory. `_describe` has validated the header.
-    """
-    buffer = bytearray(SCAN_BYTES)
-    with path.open("rb", buffering=0) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            start, end = entry["data_offsets"]
-            file.seek(8 + header_bytes + start)
-            dtype, mask = EXPONENT_MASKS[entry["dtype"]]
-            while start < end:
-                part = memoryview(buffer)[: min(SCAN_BYTES, end - start)]
-                start += file.readinto(part)
-                if ((np.frombuffer(part, dtype) & mask) == mask).any():
-                    yield name
-                    break
-
-
-def _read(path: Path, prefix: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Tensors whose name starts with `prefix`, without it; converted to `dtype` if given."""
-    tensors = {}
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            if name.startswith(prefix):
-                tensor = file.get_tensor(name)
-                tensors[name.removeprefix(prefix)] = tensor if dtype is None else tensor.to(dtype)
-    return tensors

@@ -203,7 +203,9 @@ class CodecConfig:
 class _Keys:
     """Reads a config dict; a missing key names the file and the key."""
 
-    def __init__(self, values: dict[str, Any], where: str):
+    def __init__(self, values: Any, where: str):
+        if not isinstance(values, dict):
+            raise ModelFilesError(f"{where} is {values!r}, not an object.")
         self.values, self.where = values, where
 
     def __call__(self, key: str) -> Any:

@@ -136,6 +136,16 @@ class SpeechRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TextIds:
+    """Everything the tokenizer makes of one part of an utterance; every field is int64, on CPU."""
+
+    role: Tensor  # [3]: <|im_start|>, "assistant", newline
+    body: Tensor  # [num_text_tokens]: what is spoken
+    instruct: Tensor | None = None  # [num_instruct_tokens], chat markup included
+    reference: Tensor | None = None  # [num_reference_tokens]: transcript of a voice's codes (ICL)
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """The talker's input for one part of an utterance (CONTRACT: prompt rows)."""
 

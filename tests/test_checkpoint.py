@@ -1,11 +1,50 @@
 """Resolving a name to files and loading them: what is accepted, what is refused and how."""
 
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import checkpoint
+from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
+from qwen_megakernel.synthetic_config import RECIPES
+
+Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
 
 
-def test_a_built_in_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, model_folder) -> Path:
+    """A copy of tiny-random to damage, alone on its shelf."""
+    return Path(shutil.copytree(model_folder("tiny-random"), tmp_path / "shelf" / "model"))
+
+
+def load(folder: Path) -> checkpoint.Checkpoint:
+    return checkpoint.load(checkpoint.resolve(str(folder)))
+
+
+def edit_json(path: Path, change: Callable[[dict], object]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_weights(path: Path, change: Callable[[dict], object]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path)
+
+
+# Built-in models
+
+
+def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
     files = checkpoint.resolve("tiny-random")
     assert files.is_synthetic
     assert files.folder.is_relative_to(cache_folder)
@@ -18,6 +57,22 @@ def test_a_built_in_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None
     assert loaded.max_new_tokens == 8192
     assert loaded.sampling.repetition_penalty == 1.05
     assert loaded.has_codec_encoder
+
+
+def test_the_demo_voice_loads_as_it_is(caplog) -> None:
+    files = checkpoint.resolve("demo-voice")
+    assert not files.is_synthetic
+    assert "not Qwen's" in files.banner
+    assert files.banner in caplog.text
+    loaded = checkpoint.load(files)
+    assert loaded.config.talker.num_code_groups == 8
+    assert loaded.config.predictor.stack.head_dim == 48
+    assert {tensor.dtype for tensor in loaded.talker.values()} == {torch.float16}
+    assert {tensor.dtype for tensor in loaded.codec_decoder.values()} == {torch.float32}
+    assert loaded.sampling.temperature == 0.3
+    assert loaded.max_new_tokens == 512
+    assert not loaded.has_codec_encoder
+    assert loaded.load_prefix("encoder.") == {}
 
 
 def test_tensors_equal_the_official_state_dict(load_checkpoint, official_model) -> None:
@@ -37,3 +92,327 @@ def test_tensors_equal_the_official_state_dict(load_checkpoint, official_model) 
     assert ours.keys() == codec.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, codec[name]), name
+
+
+def test_a_model_without_speaker_encoder_has_no_tensors_of_one(load_checkpoint) -> None:
+    assert load_checkpoint("tiny-random").load_prefix("speaker_encoder.") == {}
+    with pytest.raises(ValueError, match="prefix"):
+        load_checkpoint("tiny-random").load_prefix("talker.")
+
+
+def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path) -> None:
+    code = "from qwen_megakernel import checkpoint as c; print(c.resolve('tiny-random').folder)"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={"QWEN_MEGAKERNEL_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    folders = {process.communicate()[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(folders) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [Path(folders.pop()).name]
+
+
+def test_a_random_checkpoint_appears_whole(tmp_path: Path, monkeypatch) -> None:
+    """What a reader finds is the finished folder itself, moved, not a copy under way."""
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
+    write = checkpoint.write_checkpoint
+    written = []
+
+    def remember(name: str, draft: Path) -> None:
+        write(name, draft)
+        written.append(draft.stat().st_ino)
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", remember)
+    assert checkpoint.resolve("tiny-random").folder.stat().st_ino == written[0]
+
+
+def test_the_later_of_two_writers_drops_its_copy(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
+    write = checkpoint.write_checkpoint
+
+    def overtaken(name: str, draft: Path) -> None:
+        write(name, draft)
+        other = tmp_path / f"{name}-v{checkpoint.RECIPE_VERSION}"
+        shutil.copytree(draft, other)
+        (other / "first").touch()
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", overtaken)
+    folder = checkpoint.resolve("tiny-random").folder
+    assert (folder / "first").is_file()
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch) -> None:
+    def full(name: str, draft: Path) -> None:
+        draft.mkdir(parents=True)
+        (draft / "config.json").write_text("{}")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(checkpoint, "write_checkpoint", full)
+    with pytest.raises(OutputError, match="No space left on device") as caught:
+        checkpoint.resolve("tiny-random")
+    assert "QWEN_MEGAKERNEL_CACHE" in caught.value.cure
+    assert list(tmp_path.iterdir()) == []
+
+
+# Layouts of a folder
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["model/speech_tokenizer", "Qwen3-TTS-Tokenizer-12Hz", "speech_tokenizer"],
+    ids=["inside", "hub-sibling", "sibling"],
+)
+def test_the_speech_tokenizer_is_found_in_three_places(folder: Path, place: str) -> None:
+    target = folder.parent / place
+    (folder / "speech_tokenizer").rename(target)
+    files = checkpoint.resolve(str(folder))
+    assert files.speech_tokenizer.samefile(target)
+    assert files.banner is None
+    assert not files.is_synthetic
+    assert len(checkpoint.load(files).codec_decoder) > 100
+
+
+def test_a_fourth_place_fails_and_names_the_three(folder: Path) -> None:
+    (folder / "speech_tokenizer").rename(folder / "codec")
+    with pytest.raises(ModelFilesError, match="has no speech tokenizer") as caught:
+        checkpoint.resolve(str(folder))
+    for place in ("model/speech_tokenizer", "Qwen3-TTS-Tokenizer-12Hz", "shelf/speech_tokenizer"):
+        assert place in caught.value.why
+    assert caught.value.exit_code == 4
+
+
+def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder: Path) -> None:
+    path = folder / "speech_tokenizer" / "model.safetensors"
+
+    def drop(tensors: dict, keep: int) -> None:
+        for name in [name for name in tensors if name.startswith("encoder.")][keep:]:
+            del tensors[name]
+
+    edit_weights(path, lambda tensors: drop(tensors, keep=3))
+    with pytest.raises(ModelFilesError, match="Tensors missing: 150, unknown: 0"):
+        load(folder)
+    edit_weights(path, lambda tensors: drop(tensors, keep=0))
+    assert not load(folder).has_codec_encoder
+
+
+# Wrong folders
+
+
+def test_a_folder_of_something_else_lists_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    (tmp_path / "b.txt").touch()
+    with pytest.raises(ModelFilesError, match=r"has no config\.json") as caught:
+        checkpoint.resolve(str(tmp_path))
+    assert caught.value.why == "Looked for Qwen3-TTS files; found: a.bin, b.txt."
+
+
+def test_the_codec_folder_alone_is_called_so(folder: Path) -> None:
+    with pytest.raises(ModelFilesError, match="is the codec") as caught:
+        checkpoint.resolve(str(folder / "speech_tokenizer"))
+    assert "talker" in caught.value.cure
+
+
+def test_a_text_model_is_called_so(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda values: values.update(model_type="qwen3"))
+    with pytest.raises(ModelFilesError, match="'qwen3' is not a Qwen3-TTS model"):
+        checkpoint.resolve(str(folder))
+
+
+def test_a_25_hz_model_is_refused(folder: Path) -> None:
+    kind = "qwen3_tts_tokenizer_25hz"
+    edit_json(folder / "config.json", lambda values: values.update(tokenizer_type=kind))
+    with pytest.raises(UnsupportedModel, match=f"tokenizer_type {kind} is not supported"):
+        checkpoint.resolve(str(folder))
+
+
+@pytest.mark.parametrize("name", checkpoint.MODEL_FILES)
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ModelFilesError, match=f"has no {name}"):
+        checkpoint.resolve(str(folder))
+
+
+def test_a_misspelt_name_is_corrected() -> None:
+    with pytest.raises(ModelFilesError) as caught:
+        checkpoint.resolve("tiny-randon")
+    assert all(name in caught.value.why for name in RECIPES)
+    assert caught.value.cure == "Did you mean --model tiny-random?"
+
+
+def test_a_file_instead_of_its_folder_is_called_so(folder: Path) -> None:
+    with pytest.raises(ModelFilesError, match="is a file"):
+        checkpoint.resolve(str(folder / "model.safetensors"))
+
+
+# Damaged contents
+
+
+def test_a_missing_key_of_a_config_is_named(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda values: values["talker_config"].pop("head_dim"))
+    with pytest.raises(ModelFilesError, match="has no key 'head_dim'"):
+        checkpoint.resolve(str(folder))
+
+
+def test_a_section_of_another_type_is_named(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda values: values.update(talker_config=None))
+    with pytest.raises(ModelFilesError, match="talker_config is None, not an object"):
+        checkpoint.resolve(str(folder))
+
+
+def test_wrong_sampling_values_are_a_fault_of_the_file(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", lambda values: values.update(temperature=0))
+    with pytest.raises(ModelFilesError, match=r"generation_config\.json: temperature is 0"):
+        load(folder)
+
+
+def test_max_new_tokens_has_the_official_default(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", lambda values: values.pop("max_new_tokens"))
+    assert load(folder).max_new_tokens == 2048
+
+
+@pytest.mark.parametrize("size", [0, 7, 5000, -1])
+@pytest.mark.parametrize("path", ["model.safetensors", "speech_tokenizer/model.safetensors"])
+def test_a_truncated_file_is_called_damaged(folder: Path, path: str, size: int) -> None:
+    data = (folder / path).read_bytes()
+    (folder / path).write_bytes(data[:size])
+    with pytest.raises(ModelFilesError, match="is damaged") as caught:
+        load(folder)
+    assert path in caught.value.what
+
+
+def test_a_git_lfs_pointer_is_called_damaged(folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (folder / "model.safetensors").write_text(pointer)
+    with pytest.raises(ModelFilesError, match="is damaged") as caught:
+        load(folder)
+    assert "LFS" in caught.value.why
+
+
+def test_missing_unknown_and_misshapen_tensors_are_counted_and_shown(folder: Path) -> None:
+    def damage(tensors: dict) -> None:
+        tensors[Q_PROJ] = tensors[Q_PROJ][:-1].contiguous()
+        for layer in range(3):
+            del tensors[f"talker.model.layers.{layer}.mlp.up_proj.weight"]
+        tensors["talker.extra.weight"] = torch.zeros(2, 3)
+        tensors["lm_head.weight"] = torch.zeros(4)
+
+    edit_weights(folder / "model.safetensors", damage)
+    with pytest.raises(ModelFilesError) as caught:
+        load(folder)
+    assert "Tensors missing: 3, unknown: 2, of another shape: 1." in caught.value.what
+    assert f"{Q_PROJ} [511, 128] should be [512, 128]" in caught.value.why
+    assert "talker.model.layers.0.mlp.up_proj.weight [256, 128] missing" in caught.value.why
+    assert "lm_head.weight [4] unknown" in caught.value.why
+    assert caught.value.why.count(";") == 5
+    assert caught.value.why.endswith("and 1 more.")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.pop(Q_PROJ),
+        lambda tensors: tensors.update(extra=torch.zeros(1)),
+        lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].T.contiguous()}),
+    ],
+    ids=["missing", "unknown", "transposed"],
+)
+def test_one_wrong_tensor_is_enough(folder: Path, change: Callable[[dict], object]) -> None:
+    edit_weights(folder / "model.safetensors", change)
+    with pytest.raises(ModelFilesError, match=r"does not fit its config\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_value_that_is_not_finite_is_found_wherever_it_is(
+    folder: Path, dtype: torch.dtype, value: float
+) -> None:
+    names = ("talker.codec_head.weight", "talker.text_projection.linear_fc1.bias")
+
+    def damage(tensors: dict) -> None:
+        for name in names:
+            tensors[name] = tensors[name].to(dtype)
+            tensors[name].view(-1)[-1] = value
+
+    edit_weights(folder / "model.safetensors", damage)
+    with pytest.raises(ModelFilesError, match="NaN or Inf: 2") as caught:
+        load(folder)
+    assert all(name in caught.value.why for name in names)
+
+
+def test_a_damaged_codec_value_is_found(folder: Path) -> None:
+    path = folder / "speech_tokenizer" / "model.safetensors"
+    edit_weights(path, lambda tensors: tensors["decoder.decoder.0.conv.bias"].fill_(float("nan")))
+    with pytest.raises(ModelFilesError, match="NaN or Inf: 1"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_storage_dtypes_are_kept_for_the_talker(folder: Path, dtype: torch.dtype) -> None:
+    before = load(folder).talker["codec_head.weight"].clone()
+    edit_weights(
+        folder / "model.safetensors",
+        lambda tensors: tensors.update({k: t.to(dtype) for k, t in tensors.items()}),
+    )
+    loaded = load(folder)
+    assert {tensor.dtype for tensor in loaded.talker.values()} == {dtype}
+    assert torch.allclose(loaded.talker["codec_head.weight"].float(), before.float(), atol=1e-6)
+
+
+def test_the_codec_is_converted_to_float32(folder: Path) -> None:
+    edit_weights(
+        folder / "speech_tokenizer" / "model.safetensors",
+        lambda tensors: tensors.update({k: t.bfloat16() for k, t in tensors.items()}),
+    )
+    loaded = load(folder)
+    tensors = {**loaded.codec_decoder, **loaded.load_prefix("encoder.")}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e4m3fn])
+def test_another_dtype_is_refused(folder: Path, dtype: torch.dtype) -> None:
+    edit_weights(
+        folder / "model.safetensors",
+        lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(dtype)}),
+    )
+    with pytest.raises(ModelFilesError, match="not supported: 1") as caught:
+        load(folder)
+    assert Q_PROJ in caught.value.why
+    assert caught.value.cure == "Known: BF16, F16, F32."
+
+
+def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder: Path) -> None:
+    shutil.rmtree(folder / "speech_tokenizer")
+    demo = checkpoint.resolve("demo-voice").speech_tokenizer
+    shutil.copytree(demo, folder / "speech_tokenizer")
+    with pytest.raises(ModelFilesError, match=r"draws 16 codes of 2048 .* decodes 8 of 256"):
+        load(folder)
+
+
+def test_tensors_are_views_of_the_mapped_file(model_folder) -> None:
+    """Mapping costs no copy: two loads of one file share its pages, and nothing is read yet."""
+    code = """
+import resource
+from pathlib import Path
+from qwen_megakernel import weights
+path, megabytes = Path({path!r}), lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = megabytes()
+kept = [weights.read(path, "talker.") for _ in range(10)]
+print(megabytes() - before)
+"""
+    path = str(model_folder("tiny-random") / "model.safetensors")
+    output = subprocess.run(
+        [sys.executable, "-c", code.format(path=path)],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert float(output) < 10  # one copy would be 21 MB, ten 210

@@ -1,5 +1,6 @@
 """The built-in random checkpoints: readable by the official package, alive, reproducible."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -110,9 +111,12 @@ def test_weights_have_the_scales_of_the_recipe(model_folder) -> None:
     assert embedding[dead].std().item() == pytest.approx(embedding[~dead].std().item(), rel=0.05)
 
 
-def test_no_row_of_a_large_embedding_repeats() -> None:
+def test_no_row_of_a_large_tensor_repeats() -> None:
     noise = synthetic._Noise("random-0.6b", 0)
-    noise.block = noise.block[:1021]  # a short block, so that it wraps every 16 rows
+    # Row m is row 0 again when m * width is a multiple of the block.
+    for width in (1024, 2048, 3072, 6144):
+        assert len(noise.block) // math.gcd(len(noise.block), width) > 151936
+    noise.block = noise.block[:1021]  # another prime, so that it wraps every 16 rows
     rows = np.stack([noise.take(64) for _ in range(500)])
     assert len(np.unique(rows, axis=0)) == 500
 

@@ -1,0 +1,237 @@
+"""Model files from the Hugging Face hub (or the mirror that HF_ENDPOINT names).
+
+Cache, resume, progress bars and authentication are huggingface_hub's. Ours is what it leaves open:
+files that are cached are used without asking anybody, an unreachable hub is noticed within two
+seconds instead of a minute, and the error says what to do.
+"""
+
+import errno
+import http.client
+import logging
+import os
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from qwen_megakernel.config import parse_codec_config, parse_model_config
+from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
+from qwen_megakernel.inventory import codec_tensors, model_tensors
+from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
+
+logger = logging.getLogger(__name__)
+
+REACHABLE_SECONDS = 2.0
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+
+# What a download can raise. huggingface_hub has changed its HTTP library twice; its own error is
+# derived from the base of that library's errors.
+TRANSPORT_ERRORS = (OSError, *HfHubHTTPError.__bases__)
+
+# The 12 Hz models, each with the built-in random checkpoint that has its shapes (and so its size).
+RELEASED = {
+    "Qwen/Qwen3-TTS-12Hz-0.6B-Base": "random-0.6b-base",
+    "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice": "random-0.6b",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-Base": "random-1.7b-base",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice": "random-1.7b",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign": "random-1.7b-design",
+}
+
+
+def fetch(
+    repo: str,
+    names: tuple[str, ...],
+    *,
+    accept: Callable[[Path], None],
+    local_files_only: bool,
+    progress: bool,
+) -> Path:
+    """The folder that holds `names` of a hub repository, downloaded if they are not cached.
+
+    Args:
+        repo: "owner/name".
+        names: the files needed, with "/" in them; nothing else is downloaded.
+        accept: called with the folder once names[0] is there; raises to refuse the rest.
+        local_files_only: never ask the network.
+        progress: show a bar with sizes per file, on stderr.
+    Raises:
+        ModelFilesError: the hub cannot be reached, does not have the repository or a file, or the
+            download broke off.
+        OutputError: the files cannot be written.
+        UsageError: HF_ENDPOINT is no address.
+    """
+    folder = _cached(repo, names)
+    if folder:
+        return folder
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    if urlsplit(endpoint).scheme not in ("http", "https"):
+        raise UsageError(f"HF_ENDPOINT is {endpoint!r}; it must begin with https:// or http://.")
+    host = urlsplit(endpoint).netloc
+    if local_files_only or constants.HF_HUB_OFFLINE:
+        raise _offline(repo, names, f"Not asking {host} (local files only)")
+    reason = _why_unreachable(f"{endpoint}/api/models/{repo}")
+    if reason:
+        raise _offline(repo, names, f"Cannot reach {host} ({reason})")
+    logger.info("Fetching %s from %s. %s", repo, host, _needed(repo, names))
+    try:
+        with _progress_bars(progress):
+            return _download(repo, names, endpoint, accept)
+    except TRANSPORT_ERRORS as error:
+        if getattr(error, "errno", None) in UNWRITABLE:
+            raise OutputError(
+                f"Cannot write {repo} to {_home(constants.HF_HUB_CACHE)}: {error.strerror}.",
+                _needed(repo, names),
+                "Free some space there, or set HF_HUB_CACHE to another folder.",
+            ) from error
+        raise _failed(repo, names, host, error) from error
+
+
+def _download(
+    repo: str, names: tuple[str, ...], endpoint: str, accept: Callable[[Path], None]
+) -> Path:
+    first = huggingface_hub.hf_hub_download(repo, names[0], endpoint=endpoint)
+    folder = Path(first.removesuffix(names[0]))
+    accept(folder)
+    for name in names[1:]:
+        # The folder is called after its commit: all files come from one, whatever is pushed now.
+        huggingface_hub.hf_hub_download(repo, name, revision=folder.name, endpoint=endpoint)
+    return folder
+
+
+def _cached(repo: str, names: tuple[str, ...]) -> Path | None:
+    """The snapshot that holds all of `names`, if there is one."""
+    paths = [
+        huggingface_hub.try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE)
+        for name in names
+    ]
+    if not all(isinstance(path, str) for path in paths):
+        return None
+    return Path(paths[0].removesuffix(names[0]))
+
+
+def _why_unreachable(url: str) -> str | None:
+    """None if the server answers anything at all within `REACHABLE_SECONDS`, else the reason.
+
+    In a thread of its own, because looking up a name can block far longer than any timeout that can
+    be passed down.
+    """
+    reasons: list[str | None] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(url, method="HEAD")
+        try:
+            urllib.request.urlopen(request, timeout=2 * REACHABLE_SECONDS).close()
+        except (OSError, http.client.HTTPException) as error:
+            # A refusal is an answer, and so are bad manners, and a certificate that the download
+            # may have another bundle for.
+            answered = (urllib.error.HTTPError, http.client.HTTPException)
+            bad_certificate = isinstance(getattr(error, "reason", None), ssl.SSLError)
+            reasons.append(
+                None if isinstance(error, answered) or bad_certificate else _reason(error)
+            )
+        else:
+            reasons.append(None)
+
+    thread = threading.Thread(target=ask, name="hub-reachable", daemon=True)
+    thread.start()
+    thread.join(REACHABLE_SECONDS)
+    return reasons[0] if reasons else f"no answer within {REACHABLE_SECONDS:g} s"
+
+
+def _reason(error: BaseException | None) -> str:
+    """The cause of a failed request in a few words."""
+    outermost = type(error).__name__
+    while error:
+        if isinstance(error, socket.gaierror):
+            return "name not resolved"
+        if isinstance(error, ConnectionRefusedError):
+            return "connection refused"
+        if isinstance(error, TimeoutError):
+            return "timed out"
+        error = error.__cause__ or error.__context__
+    return outermost
+
+
+def _offline(repo: str, names: tuple[str, ...], what: str) -> ModelFilesError:
+    return ModelFilesError(
+        f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
+        _needed(repo, names),
+        "Copy that folder here and pass --model PATH, or set HF_ENDPOINT to a mirror, "
+        "or hear the pipeline now with --model demo-voice.",
+    )
+
+
+def _failed(repo: str, names: tuple[str, ...], host: str, error: Exception) -> ModelFilesError:
+    """What to tell about a download that the hub refused or that broke off."""
+    status = _status(error)
+    models = f"The 12 Hz models are {', '.join(RELEASED)}."
+    if status == 404 and isinstance(error, EntryNotFoundError):
+        missing = next(name for name in names if not _cached(repo, (name,)))
+        return ModelFilesError(f"{repo} on {host} has no {missing}.", models)
+    if status in (401, 403, 404):
+        return ModelFilesError(
+            f"{host} has no model {repo}, or not for you (HTTP {status}).",
+            models,
+            "For a private one: hf auth login.",
+        )
+    reason = f"HTTP {status}" if status else _reason(error)
+    return ModelFilesError(
+        f"The download of {repo} from {host} broke off ({reason}).",
+        cure="Run the same command again: it continues where it stopped.",
+    )
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an error, if the hub answered at all."""
+    while error:
+        response = getattr(error, "response", None)
+        if response is not None:
+            return response.status_code
+        error = error.__cause__
+    return None
+
+
+def _needed(repo: str, names: tuple[str, ...]) -> str:
+    """The files of a model in one line, with sizes where the model is a released one."""
+    sizes = {}
+    if repo in RELEASED:
+        shapes = RELEASED[repo]
+        model = model_tensors(parse_model_config(model_config(shapes)))
+        codec = codec_tensors(parse_codec_config(speech_tokenizer_config(shapes)))
+        sizes["model.safetensors"] = 2e-9 * sum(map(prod, model.values()))
+        sizes["speech_tokenizer/"] = 4e-9 * sum(map(prod, codec.values()))
+    parts = dict.fromkeys(f"{n.split('/')[0]}/" if "/" in n else n for n in names)
+    lines = (f"{part} {sizes[part]:.1f} GB" if part in sizes else part for part in parts)
+    return f"Needed: {', '.join(lines)}."
+
+
+def _home(path: str) -> str:
+    return path.replace(str(Path.home()), "~", 1)
+
+
+@contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """huggingface_hub's switch is global: set it for our download only."""
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,70 @@
+"""Names a language may be called by: the checkpoint's own, ISO 639 codes, BCP-47 tags."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from qwen_megakernel.errors import UnknownLanguage
+
+AUTO = "auto"
+
+# Primary subtags of the languages the releases speak. `cmn` is how several services tag Mandarin.
+_NAME_OF_CODE = {
+    "zh": "chinese",
+    "cmn": "chinese",
+    "en": "english",
+    "fr": "french",
+    "de": "german",
+    "it": "italian",
+    "ja": "japanese",
+    "ko": "korean",
+    "pt": "portuguese",
+    "ru": "russian",
+    "es": "spanish",
+}
+
+
+def is_dialect(name: str) -> bool:
+    """True for an entry of `codec_language_id` that only a speaker can bring in.
+
+    Source: qwen-tts 0.1.1, Qwen3TTSForConditionalGeneration.__init__, leaves exactly these out of
+    its supported languages.
+    """
+    return "dialect" in name
+
+
+def supported_languages(checkpoint_languages: Iterable[str]) -> list[str]:
+    """What a request may ask for: "auto", then the checkpoint's languages without dialects."""
+    return [AUTO, *sorted(name for name in checkpoint_languages if not is_dialect(name))]
+
+
+def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) -> str:
+    """Find the checkpoint's name for a language.
+
+    Args:
+        language: a name in any case, an ISO 639 code ("en") or a BCP-47 tag ("en-US", "zh_CN"), of
+            which the first subtag counts; None means "auto", as in the official wrapper.
+        checkpoint_languages: `TalkerConfig.languages`.
+    Returns:
+        "auto" or a key of `checkpoint_languages`.
+    Raises:
+        UnknownLanguage: the checkpoint has no such language, or it is a dialect.
+    """
+    if language is None:
+        return AUTO
+    supported = supported_languages(checkpoint_languages)
+    wanted = language.strip().lower()
+    name = next((name for name in supported if name.lower() == wanted), None)
+    if name is None:
+        name = _NAME_OF_CODE.get(wanted.replace("_", "-").split("-")[0])
+    if name in supported:
+        return name
+    codes = {name: code for code, name in reversed(_NAME_OF_CODE.items())}
+    known = [f"{name} ({codes[name]})" if name in codes else name for name in supported]
+    close = get_close_matches(wanted, supported, n=1)
+    raise UnknownLanguage(
+        f'Unknown language "{language}". Known: {", ".join(known)}.',
+        "A dialect is no language of its own; it comes with its speaker."
+        if is_dialect(wanted)
+        else "",
+        f'Did you mean "{close[0]}"?' if close else "",
+    )

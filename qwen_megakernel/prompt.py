@@ -1,0 +1,340 @@
+"""Token ids and a voice to the talker's input embeddings, for every row layout of the model.
+
+A row is a text-side vector plus a codec-side vector. T(x) is the projected text embedding of a
+token, C(x) the talker's codec embedding, E(frame) the sum of a frame's code embeddings.
+
+    instruct              T(instruct)                                   when there is one
+    role                  T(role)                                       3 rows
+    language "auto"       T(tts_pad) + C(nothink, think_bos, think_eos)
+    another language      T(tts_pad) + C(think, think_bos, language, think_eos)
+    speaker               T(tts_pad) + C(speaker) or + x-vector         when there is one
+    start of text         T(tts_bos) + C(codec_pad)
+
+    then, text stepwise   T(body[0]) + C(codec_bos); body[1:] and tts_eos trail, one a frame
+    text in full          T(body, tts_eos) + C(codec_pad), then T(tts_pad) + C(codec_bos)
+    in context, stepwise  T(reference, body, tts_eos) + (C(codec_bos), E(reference frames)), cut or
+                          padded to the frames; what is left of the text trails
+    in context, full      T(reference, body, tts_eos) + C(codec_pad), then
+                          T(tts_pad) + (C(codec_bos), E(reference frames))
+
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSForConditionalGeneration.generate and
+generate_icl_prompt (qwen-tts 0.1.1).
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.errors import (
+    EmptyText,
+    ModelFilesError,
+    ReferenceError_,
+    TaskError,
+    UnknownVoice,
+    UsageError,
+    VoiceMismatch,
+)
+from qwen_megakernel.languages import AUTO, resolve_language, supported_languages
+from qwen_megakernel.utterance import Prefill, SpeechRequest, TextIds, Voice
+
+logger = logging.getLogger(__name__)
+
+# Languages that give way to the dialect of a speaker who has one.
+_YIELDS_TO_DIALECT = (AUTO, "chinese")
+
+
+class Embeddings(Protocol):
+    """What a decoder offers to build its input with; results are in its dtype, on its device."""
+
+    def text(self, ids: Tensor) -> Tensor:
+        """T: [n] int64 -> [n, hidden_size]."""
+
+    def codec(self, ids: Tensor) -> Tensor:
+        """C: [n] int64 -> [n, hidden_size]."""
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """E: [n, num_code_groups] int64 -> [n, hidden_size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a request means for this checkpoint."""
+
+    language_id: int | None  # None: "auto"
+    speaker_id: int | None
+    clone: Voice | None
+    has_instruct: bool
+    is_stepwise: bool
+
+
+class PromptBuilder:
+    """Builds prompts for one checkpoint. Rows that no request changes are computed once.
+
+    Args:
+        config: ids, speakers, languages and the kind of model.
+        embeddings: of the decoder that will read the prompts.
+    Raises:
+        ModelFilesError: `config` gives a speaker a dialect that it has no id for.
+    """
+
+    def __init__(self, config: ModelConfig, embeddings: Embeddings):
+        self._config, self._embeddings = config, embeddings
+        talker = config.talker
+        self.languages = supported_languages(talker.languages)
+        self._speaker_names = {name.lower(): name for name in talker.speakers}
+        unknown = set(talker.dialects.values()) - talker.languages.keys()
+        if unknown:
+            raise ModelFilesError(
+                f"config.json: spk_is_dialect names {', '.join(sorted(unknown))}, "
+                "which codec_language_id does not have."
+            )
+        self._tts_pad, self._tts_bos, self._tts_eos = embeddings.text(
+            _tensor([config.tts_pad_id, config.tts_bos_id, config.tts_eos_id])
+        )
+        codec_ids = [
+            talker.codec_pad_id,
+            talker.codec_bos_id,
+            talker.codec_think_id,
+            talker.codec_nothink_id,
+            talker.codec_think_bos_id,
+            talker.codec_think_eos_id,
+            *talker.languages.values(),
+            *talker.speakers.values(),
+        ]
+        self._codec_rows = dict(zip(codec_ids, embeddings.codec(_tensor(codec_ids)), strict=True))
+        self._role_rows: dict[tuple[int, ...], Tensor] = {}  # one entry per tokenizer
+        self._warned: set[str] = set()
+
+    def check(self, request: SpeechRequest) -> None:
+        """Refuse what this checkpoint cannot do, before any work.
+
+        Raises:
+            UnknownVoice, UnknownLanguage: the checkpoint has no such speaker or language.
+            TaskError: the kind of voice, `instruct`, or open text (`request.text` None) does not
+                fit the model or the voice.
+            VoiceMismatch: the voice was made for a model of another width.
+            ReferenceError_: the voice's codes or x-vector cannot be of this codec.
+            UsageError: an open text is to be fed in full.
+        """
+        self._plan(request, text_open=request.text is None)
+
+    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
+        """Build the talker's input embeddings for one part of an utterance.
+
+        Args:
+            ids: from `TextTokenizer.encode`, with the request's instruct and, for an in-context
+                voice, its transcript; of an open text at least the first token.
+            request: supplies voice, language and text feed; its text is not read again.
+            text_open: more text will come, and `trailing_text` ends without the end marker: append
+                `text_rows` of what comes, then `end_rows`. The text is fed stepwise.
+        Returns:
+            `embeds` [num_positions, hidden_size]; `trailing_text` [num_trailing, hidden_size], of
+            which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. Where the
+            official code hands over a single pad as trailing text, ours is empty: the same sum.
+        Raises:
+            EmptyText: `ids.body` is empty.
+            And whatever `check` raises.
+        """
+        if not len(ids.body):
+            raise EmptyText("There is no text token to begin with.")
+        layout = self._plan(request, text_open)
+        head = self._head(ids, layout)
+        if layout.clone is not None and layout.clone.in_context:
+            body, trailing = self._in_context_body(ids, layout.clone, layout.is_stepwise)
+        elif layout.is_stepwise:
+            text = self._embeddings.text(ids.body)
+            body, trailing = text[:1] + self._codec(self._config.talker.codec_bos_id), text[1:]
+            if not text_open:
+                trailing = torch.cat([trailing, self.end_rows()])
+        else:
+            text = torch.cat([self._embeddings.text(ids.body), self.end_rows()])
+            body, trailing = self._full_body(text, self._codec(self._config.talker.codec_bos_id))
+        return Prefill(torch.cat([head, body]), trailing, self._tts_pad)
+
+    def text_rows(self, ids: Tensor) -> Tensor:
+        """Trailing rows for text that arrives late: [n] int64 -> [n, hidden_size]."""
+        return self._embeddings.text(ids)
+
+    def end_rows(self) -> Tensor:
+        """The trailing row that ends an open text: [1, hidden_size]."""
+        return self._tts_eos[None]
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def _head(self, ids: TextIds, layout: _Layout) -> Tensor:
+        """Every row before the text: instruct, role, language, speaker, start of text."""
+        talker = self._config.talker
+        if layout.language_id is None:
+            tags = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
+        else:
+            tags = (
+                talker.codec_think_id,
+                talker.codec_think_bos_id,
+                layout.language_id,
+                talker.codec_think_eos_id,
+            )
+        codec = [self._codec(*tags)]
+        if layout.speaker_id is not None:
+            codec.append(self._codec(layout.speaker_id))
+        elif layout.clone is not None:
+            codec.append(torch.tensor(layout.clone.x_vector).to(self._tts_pad)[None])
+        rows = [self._role(ids.role), self._tts_pad + torch.cat(codec)]
+        rows.append(self._tts_bos + self._codec(talker.codec_pad_id))
+        if layout.has_instruct and ids.instruct is not None:
+            rows.insert(0, self._embeddings.text(ids.instruct))
+        return torch.cat(rows)
+
+    def _full_body(self, text: Tensor, codec: Tensor) -> tuple[Tensor, Tensor]:
+        """Text rows [num_text, hidden_size], then codec rows; nothing trails."""
+        text_rows = text + self._codec(self._config.talker.codec_pad_id)
+        return torch.cat([text_rows, self._tts_pad + codec]), text[:0]
+
+    def _in_context_body(
+        self, ids: TextIds, voice: Voice, is_stepwise: bool
+    ) -> tuple[Tensor, Tensor]:
+        assert ids.reference is not None, "an in-context voice needs its transcript's ids"
+        text = self._embeddings.text(torch.cat([ids.reference, ids.body]))
+        text = torch.cat([text, self.end_rows()])
+        frames = self._embeddings.frames(torch.tensor(voice.codes, dtype=torch.int64))
+        codec = torch.cat([self._codec(self._config.talker.codec_bos_id), frames])
+        if not is_stepwise:
+            return self._full_body(text, codec)
+        num_pads = max(0, len(codec) - len(text))
+        padded = torch.cat([text, self._tts_pad.expand(num_pads, -1)])
+        return padded[: len(codec)] + codec, text[len(codec) :]
+
+    def _codec(self, *ids: int) -> Tensor:
+        return torch.stack([self._codec_rows[id_] for id_ in ids])
+
+    def _role(self, role: Tensor) -> Tensor:
+        key = tuple(role.tolist())
+        if key not in self._role_rows:
+            self._role_rows[key] = self._embeddings.text(role)
+        return self._role_rows[key]
+
+    # ---- what a request means --------------------------------------------------------------------
+
+    def _plan(self, request: SpeechRequest, text_open: bool) -> _Layout:
+        speaker, clone = self._resolve_voice(request.voice)
+        language = resolve_language(request.language, self._config.talker.languages)
+        if language in _YIELDS_TO_DIALECT:
+            language = self._config.talker.dialects.get(speaker, language)
+        is_stepwise = request.text_feed == "stepwise" or (
+            request.text_feed == "auto" and (text_open or self._config.model_type == "base")
+        )
+        if text_open and not is_stepwise:
+            raise UsageError(
+                "text_feed is 'full', but the text is open.",
+                "Text in the prefill must be complete before the first frame.",
+                "Use text_feed='stepwise' or 'auto'.",
+            )
+        if text_open and clone is not None and clone.in_context:
+            raise TaskError(
+                f"Voice {clone.name!r} is used in context; its text cannot be open.",
+                "The whole text is laid alongside the reference frames before the first new frame.",
+                "Give the whole text, or a voice without transcript (x-vector only).",
+            )
+        return _Layout(
+            language_id=None if language == AUTO else self._config.talker.languages[language],
+            speaker_id=None if speaker is None else self._config.talker.speakers[speaker],
+            clone=clone,
+            has_instruct=self._takes_instruct(request.instruct),
+            is_stepwise=is_stepwise,
+        )
+
+    def _takes_instruct(self, instruct: str | None) -> bool:
+        if instruct is None or not instruct.strip():
+            return False
+        if self._config.model_type == "base":
+            raise TaskError(
+                "A Base model takes no instruct.",
+                "It was not trained with one; how it speaks follows the reference voice.",
+                "Leave instruct out, or load a CustomVoice or VoiceDesign model.",
+            )
+        if self._config.drops_instruct:
+            self._warn_once("instruct is ignored: 0.6B CustomVoice models do not follow one.")
+            return False
+        return True
+
+    def _resolve_voice(self, voice: str | Voice | None) -> tuple[str | None, Voice | None]:
+        """The speaker's name in the checkpoint or the cloned voice; at most one of the two."""
+        is_base = self._config.model_type == "base"
+        if voice is None:
+            if is_base:
+                self._warn_once(
+                    "No voice given: a Base model without a reference speaks in whatever voice it "
+                    "happens upon."
+                )
+            return None, None
+        if isinstance(voice, Voice) and (voice.x_vector is not None or voice.in_context):
+            if not is_base:
+                raise TaskError(
+                    f"A {self._config.model_type} model ({self._config.model_size}) cannot clone "
+                    f"voice {voice.name!r}.",
+                    "Cloning needs a Base model.",
+                    "Load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+                )
+            self._check_clone(voice)
+            return None, voice
+        name = voice.name if isinstance(voice, Voice) else voice
+        if name.lower() in self._speaker_names:
+            return self._speaker_names[name.lower()], None
+        known = ", ".join(sorted(self._config.talker.speakers)) or "(none)"
+        cures = {
+            "base": "Leave voice out, or clone one from a recording.",
+            "voice_design": "Leave voice out and describe it with instruct.",
+        }
+        raise UnknownVoice(
+            f'Unknown voice "{name}". This model has: {known}.',
+            cure=cures.get(self._config.model_type, ""),
+        )
+
+    def _check_clone(self, voice: Voice) -> None:
+        hidden_size = self._config.talker.stack.hidden_size
+        if voice.x_vector is None:
+            raise ReferenceError_(
+                f"Voice {voice.name!r} has codes but no x-vector.",
+                "The speaker row of the prompt is the x-vector, in context too.",
+            )
+        if len(voice.x_vector) != hidden_size:
+            raise VoiceMismatch(
+                f"Voice {voice.name!r} is {len(voice.x_vector)}-dim; the loaded model "
+                f"({self._config.model_size}) is {hidden_size}-dim.",
+                cure="Re-create the voice from its recording with this model.",
+            )
+        if not np.isfinite(voice.x_vector).all():
+            raise ReferenceError_(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")
+        if voice.codes is not None:
+            self._check_codes(voice.name, np.asarray(voice.codes))
+
+    def _check_codes(self, name: str, codes: np.ndarray) -> None:
+        num_groups = self._config.talker.num_code_groups
+        if not np.issubdtype(codes.dtype, np.integer):
+            raise ReferenceError_(f"Voice {name!r}: codes are {codes.dtype}; need integers.")
+        if codes.shape[1] != num_groups:
+            raise ReferenceError_(
+                f"Voice {name!r}: codes have {codes.shape[1]} groups; this model has {num_groups}."
+            )
+        limits = np.full(num_groups, self._config.predictor.vocab_size)
+        limits[0] = self._config.talker.suppressed_from
+        outside = (codes < 0) | (codes >= limits)
+        if outside.any():
+            frame, group = np.argwhere(outside)[0]
+            raise ReferenceError_(
+                f"Voice {name!r}: code {codes[frame, group]} in frame {frame}, group {group}; "
+                f"this codec has 0 .. {limits[group] - 1}."
+            )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+def _tensor(ids: list[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)

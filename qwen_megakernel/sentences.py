@@ -1,0 +1,138 @@
+"""Long text to parts at sentence boundaries."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import pairwise
+
+# A wide character (ideograph, kana, Hangul) is about a syllable: a fifth of a second, in which
+# three Latin letters are spoken.
+_WIDE_CHARS = 3
+
+# Where a sentence that is too long for one part is cut: after closing punctuation before a space,
+# or after the full-width kind, which has no space behind it.
+_CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
+_LAST_SPACE = re.compile(r".*\s", re.DOTALL)
+_SENTENCE_TAIL = re.compile(r"\**\s*")
+_ZERO_WIDTH_JOINER = "\u200d"
+
+
+def unspeakable(text: str) -> bool:
+    """True when the text holds no letter and no digit: white space, punctuation, emoji."""
+    return not any(char.isalnum() for char in text)
+
+
+def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
+    """Cut a text into parts of about equal length, at sentences as far as possible.
+
+    Sentences are packed so that parts fall short of `min_chars` as little as possible, and are as
+    few as possible. A sentence above `max_chars` is cut at a clause, else between words, else
+    between characters.
+
+    Args:
+        text: clean text, without white space at its ends.
+        min_chars, max_chars: length of a part in Latin characters; a wide one counts as three.
+    Returns:
+        The parts, stripped; joined, they are the text but for white space between them. None is
+        unspeakable unless the text is: a run of punctuation joins its neighbour, and only by that
+        can a part exceed `max_chars`.
+    """
+    if _spoken_length(text) <= max_chars:
+        return [text]
+    pieces: list[str] = []
+    for sentence in _sentences(text):
+        for piece in _cut(sentence, max_chars):
+            if pieces and (unspeakable(piece) or unspeakable(pieces[-1])):
+                pieces[-1] += piece
+            else:
+                pieces.append(piece)
+    return [part.strip() for part in _pack(pieces, min_chars, max_chars)]
+
+
+def _spoken_length(text: str) -> int:
+    """Length of a text in Latin characters of about the same duration."""
+    return sum(map(_char_length, text))
+
+
+def _char_length(char: str) -> int:
+    is_wide = char.isalpha() and unicodedata.east_asian_width(char) in "WF"
+    return _WIDE_CHARS if is_wide else 1
+
+
+def _sentences(text: str) -> list[str]:
+    """Cut a clean text before each sentence; joined, the pieces are the text."""
+    from sentence_stream import stream_to_sentences
+
+    # The library deletes asterisks (Markdown), and then its sentences are not found again: it
+    # gets spaces in their place. One that closes an emphasis stays with the sentence it closes.
+    masked = text.replace("*", " ")
+    starts, end = [0], 0
+    for sentence in stream_to_sentences([masked]):
+        start = masked.index(sentence, end)
+        if end:
+            starts.append(_SENTENCE_TAIL.match(text, end, start).end())
+        end = start + len(sentence)
+    return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
+
+
+def _cut(sentence: str, max_chars: int) -> Iterator[str]:
+    """Cut a sentence into pieces of at most `max_chars`; joined, they are the sentence."""
+    while (head := _head_length(sentence, max_chars)) < len(sentence):
+        place = _cut_place(sentence, head)
+        yield sentence[:place]
+        sentence = sentence[place:]
+    yield sentence
+
+
+def _head_length(text: str, max_chars: int) -> int:
+    """Length of the longest beginning that fits, white space behind it included; at least 1."""
+    length = 0
+    for idx, char in enumerate(text):
+        length += _char_length(char)
+        if length > max_chars and idx > 0 and not char.isspace():
+            return idx
+    return len(text)
+
+
+def _cut_place(text: str, head: int) -> int:
+    """The best place to cut in `text[:head]`: a clause in its second half, a word, a character."""
+    clause_ends = [clause.end() for clause in _CLAUSE_END.finditer(text, 0, head)]
+    if clause_ends and clause_ends[-1] > head // 2:
+        return clause_ends[-1]
+    last_space = _LAST_SPACE.match(text, 0, head)
+    if last_space:
+        return last_space.end()
+    place = head
+    while place > 1 and _is_inside_character(text, place):
+        place -= 1
+    return place
+
+
+def _is_inside_character(text: str, place: int) -> bool:
+    is_mark = unicodedata.category(text[place]).startswith("M")
+    return is_mark or _ZERO_WIDTH_JOINER in text[place - 1 : place + 1]
+
+
+def _pack(pieces: list[str], min_chars: int, max_chars: int) -> list[str]:
+    """Join neighbouring pieces, with the least sum of squares of what parts fall short."""
+    lengths = [_spoken_length(piece) for piece in pieces]
+    # For the first n pieces: (shortfall, number of parts, first piece of the last part).
+    best = [(0, 0, 0)]
+    for stop in range(1, len(pieces) + 1):
+        options = []
+        length = len(pieces[stop - 1].rstrip()) - len(pieces[stop - 1])
+        for start in range(stop - 1, -1, -1):
+            length += lengths[start]
+            if options and length > max_chars:
+                break
+            shortfall, num_parts, _ = best[start]
+            shortfall += max(0, min_chars - length) ** 2
+            options.append((shortfall, num_parts + 1, start))
+        best.append(min(options))
+    parts: list[str] = []
+    stop = len(pieces)
+    while stop:
+        start = best[stop][2]
+        parts.insert(0, "".join(pieces[start:stop]))
+        stop = start
+    return parts

@@ -1,0 +1,339 @@
+"""Text to token ids, whole or as it arrives, and long text to parts.
+
+The tokenizer is the official one: byte-level BPE over NFC text, cut into words by the plain Qwen2
+expression. Three things differ from the official wrapper, on purpose:
+
+* Chat markup typed by a user ("<|im_end|>") is ordinary text. The official wrapper obeys it, so
+  whoever supplies the text can end the turn or open another role.
+* White space at both ends is dropped. It has no sound, and a leading newline would fuse with the
+  newline of the role, which the model knows as one token.
+* Characters without a meaning in text are dropped, see `clean`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.config import ModelConfig, read_json
+from qwen_megakernel.errors import (
+    EmptyText,
+    ModelFilesError,
+    ReferenceError_,
+    TextTooLong,
+    UsageError,
+)
+from qwen_megakernel.sentences import pack_sentences, unspeakable
+from qwen_megakernel.utterance import TextIds
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_CHARS = 20_000
+MIN_PART_CHARS, MAX_PART_CHARS = 200, 300
+
+# Reading speed of Latin script, to say a length in minutes.
+_CHARS_PER_SECOND = 15
+
+# Where a word ends for BPE. Source: transformers 4.57.3, tokenization_qwen2.PRETOKENIZE_REGEX. The
+# official wrapper can end up with Mistral's expression instead (CONTRACT section 2, regex trap).
+_WORD = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Control characters other than tab and line ends, surrogates (no character of their own, and no
+# tokenizer takes them), and the byte order mark. Those that separate words become a space.
+_SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
+_REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
+
+
+def clean(text: str) -> str:
+    """Drop what has no place in text, then the white space at both ends.
+
+    Dropped: control characters (tab and line ends stay; vertical tab, form feed, next line and the
+    ASCII separators become a space), surrogates, the byte order mark. `clean` of a clean text
+    changes nothing.
+    """
+    return _drop_controls(text).strip()
+
+
+def validate(text: str, max_chars: int = MAX_CHARS) -> str:
+    """Clean the text of a request, or refuse it.
+
+    Args:
+        text: what the user typed.
+        max_chars: the longest text to accept, in characters.
+    Returns:
+        The clean text.
+    Raises:
+        TextTooLong: more than `max_chars` characters.
+        EmptyText: nothing in it can be spoken.
+    """
+    _check_length(len(text), max_chars)
+    cleaned = clean(text)
+    if unspeakable(cleaned):
+        raise _empty_text(cleaned)
+    return cleaned
+
+
+def split(text: str, min_chars: int = MIN_PART_CHARS, max_chars: int = MAX_PART_CHARS) -> list[str]:
+    """Cut a long text at sentences into parts that the model speaks well in one go.
+
+    Args:
+        text: any text; it is cleaned, and a short one is returned as a single part.
+        min_chars, max_chars: length of a part, counted as `sentences.pack_sentences` does.
+    Returns:
+        The parts, stripped; joined, they are the clean text but for white space between them.
+    """
+    return pack_sentences(clean(text), min_chars, max_chars)
+
+
+class TextTokenizer:
+    """The tokenizer of one checkpoint.
+
+    Args:
+        folder: holds `vocab.json` and `merges.txt`.
+        config: supplies the ids of the chat markup and the size of the text vocabulary.
+    Raises:
+        ModelFilesError: a file is missing or damaged, or does not fit `config`.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig):
+        self._tokenizer = _load_bpe(folder, config.talker.text_vocab_size)
+        self._im_start, self._im_end = config.im_start_id, config.im_end_id
+        role = self.token_ids("assistant\n")
+        if len(role) != 2:
+            raise ModelFilesError(
+                f"{folder / 'vocab.json'}: the role takes {len(role)} tokens, it must be 2.",
+                'The prompt begins with <|im_start|>, "assistant" and a newline, a token each.',
+            )
+        self._role = _tensor([self._im_start, *role])
+
+    def encode(
+        self, text: str, *, instruct: str | None = None, transcript: str | None = None
+    ) -> TextIds:
+        """Tokenise one part of an utterance with what goes before it in the prompt.
+
+        Args:
+            text: what to say; it is cleaned first.
+            instruct: how to say it; None and "" mean no instruct rows.
+            transcript: what the reference recording of an in-context voice says.
+        Returns:
+            The ids, equal to those of the official templates for the clean texts.
+        Raises:
+            EmptyText: nothing in `text` can be spoken.
+            ReferenceError_: nothing in `transcript` can be spoken.
+        Source: QwenLM/Qwen3-TTS, qwen3_tts_model.py, `_build_*_text` and the slices in `generate`.
+        """
+        body = clean(text)
+        if unspeakable(body):
+            raise _empty_text(body)
+        return TextIds(
+            role=self._role,
+            body=_tensor(self.token_ids(body)),
+            instruct=self._encode_instruct(instruct),
+            reference=self._encode_transcript(transcript),
+        )
+
+    def stream(self, max_chars: int = MAX_CHARS) -> TextStream:
+        """Start tokenising a text that arrives in pieces; see `TextStream`."""
+        return TextStream(self, max_chars)
+
+    def encode_open(self, first_ids: Tensor, *, instruct: str | None = None) -> TextIds:
+        """Ids of a text of which only the beginning has arrived.
+
+        Args:
+            first_ids: [num_text_tokens] int64, from `TextStream.feed`; a prompt needs one at least.
+            instruct: as in `encode`.
+        """
+        return TextIds(self._role, first_ids, instruct=self._encode_instruct(instruct))
+
+    def token_ids(self, text: str) -> list[int]:
+        """Ids of plain text, taken as it is: nothing is cleaned and no markup is obeyed."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def normalize(self, text: str) -> str:
+        """The text in NFC, as the tokenizer sees it."""
+        return self._tokenizer.normalizer.normalize_str(text)
+
+    def leading_words(self, text: str, limit: int) -> tuple[list[int], int]:
+        """Ids of the words of an NFC text that end within `limit`, and where the last one ends.
+
+        Words are cut by what follows them, so this is not `token_ids(text[:limit])`: before a
+        digit, two spaces are two words; at the end of a text they are one.
+        """
+        ids: list[int] = []
+        length = 0
+        for word, (_, end) in self._tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            if end > limit:
+                break
+            ids += [token.id for token in self._tokenizer.model.tokenize(word)]
+            length = end
+        return ids, length
+
+    def _encode_instruct(self, instruct: str | None) -> Tensor | None:
+        instruct = clean(instruct or "")
+        if not instruct:
+            return None
+        turn = [self._im_start, *self.token_ids("user\n"), *self.token_ids(instruct), self._im_end]
+        return _tensor(turn + self.token_ids("\n"))
+
+    def _encode_transcript(self, transcript: str | None) -> Tensor | None:
+        if transcript is None:
+            return None
+        transcript = clean(transcript)
+        if unspeakable(transcript):
+            raise ReferenceError_(
+                f'The transcript of the reference is "{_excerpt(transcript)}".',
+                "In-context cloning needs what the recording says, word for word.",
+                "Give the full transcript, or clone by x-vector alone.",
+            )
+        return _tensor(self.token_ids(transcript))
+
+
+class TextStream:
+    """Tokenises a text that arrives in pieces.
+
+    For every way to cut a text, the ids of all `feed` calls and of `end` together are
+    `encode(text).body`. That takes holding back what a later piece could still change: the last
+    word (in scripts without spaces, all since the last punctuation), white space behind it, and
+    everything before the first letter or digit.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, max_chars: int = MAX_CHARS):
+        self._tokenizer = tokenizer
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._held = ""  # NFC, without control characters
+        self._is_speakable = False
+        self._is_ended = False
+
+    def feed(self, piece: str) -> Tensor:
+        """Take the next piece of text, of any length.
+
+        Returns:
+            [num_tokens] int64, the ids that have become certain; often none.
+        Raises:
+            TextTooLong: the pieces together exceed the limit; this piece is not taken.
+            UsageError: the text was ended before.
+        """
+        if self._is_ended:
+            raise UsageError("The text of this stream has been ended; no more can be fed.")
+        _check_length(self._num_chars + len(piece), self._max_chars)
+        self._num_chars += len(piece)
+        # NFC(NFC(a) + b) == NFC(a + b), so what is held may be kept in NFC.
+        self._held = self._tokenizer.normalize(self._held + _drop_controls(piece))
+        if not self._is_speakable:
+            self._held = self._held.lstrip()
+            self._is_speakable = not unspeakable(self._held)
+            if not self._is_speakable:
+                return _tensor([])
+        ids, length = self._tokenizer.leading_words(self._held, self._num_certain())
+        self._held = self._held[length:]
+        return _tensor(ids)
+
+    def end(self) -> Tensor:
+        """Close the text.
+
+        Returns:
+            [num_tokens] int64, the ids that were held back.
+        Raises:
+            EmptyText: nothing in the whole text can be spoken, and no id was ever returned.
+            UsageError: the text was ended before.
+        """
+        if self._is_ended:
+            raise UsageError("The text of this stream has been ended before.")
+        self._is_ended = True
+        if not self._is_speakable:
+            raise _empty_text(self._held)
+        return _tensor(self._tokenizer.token_ids(self._held.rstrip()))
+
+    def _num_certain(self) -> int:
+        """How many characters of the held text may be given out in whole words.
+
+        The last word can grow. So can a run of white space (its line ends make one word), and at
+        the end of the text it is dropped. A combining mark can change the last character of class
+        0, and reach it across other marks.
+        """
+        last_base = len(self._held) - 1
+        while last_base > 0 and unicodedata.combining(self._held[last_base]):
+            last_base -= 1
+        return min(len(self._held.rstrip()), last_base)
+
+
+def _drop_controls(text: str) -> str:
+    return _REMOVED.sub("", _SEPARATORS.sub(" ", text))
+
+
+def _check_length(num_chars: int, max_chars: int) -> None:
+    if num_chars > max_chars:
+        minutes = max_chars / _CHARS_PER_SECOND / 60
+        counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
+        raise TextTooLong(
+            f"{counts[0]} characters; limit {counts[1]} (about {minutes:.0f} min).",
+            cure="Split the input or raise --max-chars.",
+        )
+
+
+def _empty_text(text: str) -> EmptyText:
+    if not text.strip():
+        return EmptyText("Text is empty after trimming.")
+    return EmptyText(f'Text "{_excerpt(text)}" holds no letter and no digit; nothing to speak.')
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= 20 else text[:20] + "…"
+
+
+def _tensor(ids: list[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _load_bpe(folder: Path, text_vocab_size: int) -> Tokenizer:
+    """Build the tokenizer from `vocab.json` and `merges.txt`; no token of it is special."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    vocab_path, merges_path = folder / "vocab.json", folder / "merges.txt"
+    vocab = read_json(vocab_path)
+    largest = max(vocab.values(), default=-1)
+    if largest >= text_vocab_size:
+        raise ModelFilesError(
+            f"{vocab_path} has id {largest}; text_vocab_size is {text_vocab_size}.",
+            "The vocabulary belongs to another checkpoint.",
+        )
+    missing = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocab.keys())
+    if missing:
+        raise ModelFilesError(
+            f"{vocab_path} lacks {len(missing)} of the 256 byte tokens: {''.join(missing[:5])}",
+            "Text with these bytes would lose characters.",
+        )
+    try:
+        lines = merges_path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ModelFilesError(f"Cannot read {merges_path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ModelFilesError(f"{merges_path} is not UTF-8: {error.reason}.") from error
+    if lines[0].startswith("#version"):
+        del lines[0]
+    merges = [tuple(line.split()) for line in lines if line.strip()]
+    try:
+        bpe = models.BPE(vocab=vocab, merges=merges)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelFilesError(f"{merges_path} does not fit {vocab_path}: {error}.") from error
+    tokenizer = Tokenizer(bpe)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORD), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return tokenizer

@@ -1,0 +1,125 @@
+"""Safetensors files: what is in them, whether it is what the config implies, and reading it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen_megakernel.errors import ModelFilesError
+from qwen_megakernel.inventory import Shape
+
+# The storage dtypes we read, each with the bits that are all ones in NaN and Inf (the exponent).
+EXPONENT_MASKS = {
+    "BF16": (np.dtype("<u2"), 0x7F80),
+    "F16": (np.dtype("<u2"), 0x7C00),
+    "F32": (np.dtype("<u4"), 0x7F800000),
+}
+SCAN_BYTES = 2**20
+NUM_NAMES_SHOWN = 5
+
+
+def describe(path: Path) -> dict[str, tuple[str, Shape]]:
+    """Dtype ("BF16", ...) and shape of every tensor in a file, from its header.
+
+    Raises:
+        ModelFilesError: the file is cut short or is no safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices}
+    except (SafetensorError, OSError) as error:
+        raise ModelFilesError(
+            f"{path} is damaged: {error}.",
+            "A download that was cut short looks like this, and so does a Git LFS pointer.",
+            "Delete it and fetch it again.",
+        ) from error
+
+
+def check(path: Path, expected: dict[str, Shape]) -> None:
+    """Compare a file with the tensors its config implies.
+
+    Every value is looked at for NaN and Inf: 0.2 s for the 1.8 GB of a 0.6B model in the page
+    cache, else the time to read the file, which using it would cost anyway.
+
+    Raises:
+        ModelFilesError: a tensor is missing, unknown, of another shape, of a dtype other than
+            bf16, f16 or f32, or not finite. Counts them and shows the first five.
+    """
+    found = describe(path)
+    missing = [f"{name} {list(expected[name])} missing" for name in expected if name not in found]
+    extra = [f"{name} {list(found[name][1])} unknown" for name in found if name not in expected]
+    misshaped = [
+        f"{name} {list(found[name][1])} should be {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name][1] != shape
+    ]
+    if missing or extra or misshaped:
+        raise ModelFilesError(
+            f"{path} does not fit its config.json. Tensors missing: {len(missing)}, "
+            f"unknown: {len(extra)}, of another shape: {len(misshaped)}.",
+            _first(misshaped + missing + extra),
+            "Use the config.json and the weights of one download.",
+        )
+    unknown = [f"{n} is {dtype}" for n, (dtype, _) in found.items() if dtype not in EXPONENT_MASKS]
+    if unknown:
+        raise ModelFilesError(
+            f"{path}: tensors in a dtype that is not supported: {len(unknown)}.",
+            _first(unknown),
+            f"Known: {', '.join(EXPONENT_MASKS)}.",
+        )
+    damaged = list(_non_finite(path))
+    if damaged:
+        raise ModelFilesError(
+            f"{path}: tensors with NaN or Inf: {len(damaged)}.",
+            _first(damaged),
+            "Fetch the file again; if it stays so, the checkpoint is broken.",
+        )
+
+
+def read(path: Path, prefix: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Map the tensors whose name starts with `prefix`.
+
+    Returns:
+        Names without the prefix. The tensors are views of the mapped file on the CPU: pages become
+        resident as they are used. With `dtype`, those stored otherwise are converted copies.
+    """
+    tensors = {}
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if name.startswith(prefix):
+                tensor = file.get_tensor(name)
+                tensors[name.removeprefix(prefix)] = tensor if dtype is None else tensor.to(dtype)
+    return tensors
+
+
+def _first(lines: list[str]) -> str:
+    rest = len(lines) - NUM_NAMES_SHOWN
+    return "; ".join(lines[:NUM_NAMES_SHOWN]) + (f"; and {rest} more." if rest > 0 else ".")
+
+
+def _non_finite(path: Path) -> Iterator[str]:
+    """Names of the tensors that hold NaN or Inf.
+
+    Reads the data with a small buffer of its own instead of through the mapping, because gigabytes
+    of touched pages would count as this process's memory. The library has validated the header.
+    """
+    buffer = bytearray(SCAN_BYTES)
+    with path.open("rb", buffering=0) as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            file.seek(8 + header_bytes + start)
+            dtype, mask = EXPONENT_MASKS[entry["dtype"]]
+            while start < end:
+                part = memoryview(buffer)[: min(SCAN_BYTES, end - start)]
+                start += file.readinto(part)
+                if ((np.frombuffer(part, dtype) & mask) == mask).any():
+                    yield name
+                    break
