@@ -12,7 +12,9 @@ from qwen_megakernel.config import parse_codec_config, parse_model_config
 from qwen_megakernel.inventory import codec_tensors, model_tensors
 from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
 
-# Read from the headers of the released files. "{0-27}" and "{1,4}" stand for one name each.
+# 1.7b-voice_design and speech_tokenizer: public inventories of the released files. The others: what
+# the official classes hold when built from the released configs. "{0-27}" and "{1,4}" stand for
+# one name each.
 RELEASED = json.loads((Path(__file__).parent / "data" / "tensors.json").read_text())
 
 BUILT_IN = {
@@ -22,7 +24,7 @@ BUILT_IN = {
     "1.7b-custom_voice": "random-1.7b",
     "1.7b-voice_design": "random-1.7b-design",
 }
-# Counts from the model cards' parameter reports.
+# (tensors, parameters), from the same sources.
 NUM_TENSORS = {
     "0.6b-base": (478, 914_643_008),
     "0.6b-custom_voice": (402, 905_788_672),
