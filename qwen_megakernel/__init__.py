@@ -1,3 +1,32 @@
-"""Qwen3-TTS speech, streamed, decoded by one persistent CUDA kernel."""
+"""Qwen3-TTS speech, streamed, decoded by one persistent CUDA kernel.
+
+    from qwen_megakernel import TTSEngine
+
+    with TTSEngine.from_pretrained("demo-voice") as tts:
+        tts.synthesize("Hello.").save("hello.wav")
+
+Importing the package loads nothing heavy; torch comes with the first use of a name.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "TTSEngine": "tts_engine",
+    "SpeechStream": "speech_stream",
+    "Speech": "speech_stream",
+    "Voice": "utterance",
+    "Sampling": "utterance",
+    "AudioChunk": "utterance",
+    "QwenTTSError": "errors",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names resolved by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,14 +7,14 @@ import numpy as np
 from qwen_megakernel.errors import OutputError, UsageError
 
 
-def append(path: Path, codes: np.ndarray) -> None:
-    """Append [num_frames, num_code_groups] codes.
+def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:
+    """Write [num_frames, num_code_groups] codes, or append them to what is there.
 
     Raises:
         OutputError: the file cannot be written.
     """
     try:
-        with path.open("a", encoding="ascii") as file:
+        with path.open("a" if append else "w", encoding="ascii") as file:
             np.savetxt(file, codes, fmt="%d", delimiter="\t")
     except OSError as error:
         raise OutputError(f"Cannot write codes to {path}: {error.strerror}.") from error
@@ -35,3 +35,43 @@ def read(path: Path) -> np.ndarray:
     if not codes.size:
         raise UsageError(f"{path} holds no frames.")
     return codes
+
+
+def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
+    """Figures that tell a healthy dump from a stuck one.
+
+    Returns:
+        `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram;
+        `stuck_groups`, groups that hold one value throughout; `repeat_rate`, the share of frames
+        whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of code 0 in the
+        first half less that in the second; `unique_code_0`.
+    """
+    code_0, half = codes[:, 0], len(codes) // 2
+    return {
+        "frames": len(codes),
+        "entropy_bits": float(np.mean([_entropy_bits(group) for group in codes.T])),
+        "stuck_groups": [
+            index for index, group in enumerate(codes.T) if len(codes) > 1 and np.ptp(group) == 0
+        ],
+        "repeat_rate": float(np.mean(code_0[1:] == code_0[:-1])) if len(codes) > 1 else 0.0,
+        "entropy_drop_bits": _entropy_bits(code_0[:half]) - _entropy_bits(code_0[half:]),
+        "unique_code_0": len(np.unique(code_0)),
+    }
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean over groups of the overlap of two dumps' histograms, 0 (disjoint) to 1 (equal)."""
+    shares = []
+    for group_a, group_b in zip(a.T, b.T, strict=True):
+        size = 1 + max(group_a.max(), group_b.max())
+        histogram_a = np.bincount(group_a, minlength=size) / len(group_a)
+        histogram_b = np.bincount(group_b, minlength=size) / len(group_b)
+        shares.append(np.minimum(histogram_a, histogram_b).sum())
+    return float(np.mean(shares))
+
+
+def _entropy_bits(values: np.ndarray) -> float:
+    if not len(values):
+        return 0.0
+    shares = np.unique(values, return_counts=True)[1] / len(values)
+    return float(-(shares * np.log2(shares)).sum())

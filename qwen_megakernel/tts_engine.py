@@ -61,6 +61,7 @@ class TTSEngine:
         chosen = choose_backend(backend, device)
         self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
         self.config, self.sample_rate = loaded.config, loaded.codec_config.sample_rate
+        self._frame_seconds = loaded.codec_config.frame_seconds
         self.files, self.max_frames = loaded.files, max_frames
         self._sampling = loaded.sampling
         self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
@@ -116,6 +117,11 @@ class TTSEngine:
     def voices(self) -> list[str]:
         """Speakers of this checkpoint; empty for Base and VoiceDesign."""
         return sorted(self.config.talker.speakers)
+
+    @property
+    def seconds_per_frame(self) -> float:
+        """0.08 in every release."""
+        return self._frame_seconds
 
     @property
     def languages(self) -> list[str]:
@@ -226,6 +232,6 @@ def _dump_codes(state: StreamState) -> None:
     if not path or not state.codes:
         return
     try:
-        codes_file.append(Path(path), np.array(state.codes))
+        codes_file.write(Path(path), np.array(state.codes), append=True)
     except OutputError as error:  # a debugging aid must not end the speech it watches
         logger.error("%s", error)

@@ -1,0 +1,38 @@
+"""Say one sentence and write it to a file: python demo_tts.py "Hello." --output out.wav
+
+The whole utterance is made before the file is written; `demo_pipeline.py` streams.
+"""
+
+import argparse
+import sys
+
+from qwen_megakernel import options
+
+
+def main(args: argparse.Namespace) -> int:
+    """Synthesize and save; prints a summary line."""
+    with options.load_engine(args) as tts:
+        speech = tts.synthesize(options.read_text(args.text), **options.speech_options(args))
+        speech.save(args.output)
+    seconds = len(speech.audio) / speech.sample_rate
+    total = speech.timings["total"] / 1000
+    print(
+        f"{args.output}: {seconds:.2f} s of speech in {total:.2f} s (RTF {total / seconds:.3f}), "
+        f"{speech.finish_reason}, seed {speech.seed}"
+    )
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", help="what to say; - reads standard input")
+    parser.add_argument("--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    options.add_model_options(parser)
+    options.add_speech_options(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

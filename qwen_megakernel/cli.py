@@ -1,0 +1,157 @@
+"""The command line: python -m qwen_megakernel speak | download | doctor | codes."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from qwen_megakernel import __version__, options
+from qwen_megakernel.errors import UsageError
+
+
+def speak(args: argparse.Namespace) -> int:
+    """Say something: to a file, or as raw samples to standard output."""
+    from qwen_megakernel import audio, codes_file
+
+    if args.stdout and args.output:
+        raise UsageError("--stdout and --output exclude each other.")
+    output = args.output or "out.wav"
+    text = options.read_text(args.text)
+    with options.load_engine(args) as tts:
+        stream = tts.stream(text, **options.speech_options(args))
+        if args.stdout:
+            for chunk in stream:
+                sys.stdout.buffer.write(chunk.pcm16)
+                sys.stdout.buffer.flush()
+        else:
+            with audio.WavWriter(output, tts.sample_rate) as writer:
+                for chunk in stream:
+                    writer.write(chunk.samples)
+                    if args.stream and chunk.num_frames:
+                        print(
+                            f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}.."
+                            f"{chunk.frame_index + chunk.num_frames - 1}",
+                            file=sys.stderr,
+                        )
+        if args.dump_codes:
+            codes_file.write(Path(args.dump_codes), stream.codes)
+    if not args.quiet:
+        seconds = len(stream.codes) * tts.seconds_per_frame
+        target = "standard output" if args.stdout else output
+        print(
+            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def download(args: argparse.Namespace) -> int:
+    """Fetch a model's files, or say where they are already."""
+    import shutil
+
+    from qwen_megakernel import checkpoint
+
+    files = checkpoint.resolve(args.model_id, progress=not args.quiet)
+    if args.to:
+        shutil.copytree(files.folder, args.to, dirs_exist_ok=True)
+    print(args.to or files.folder)
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Say what this machine has."""
+    from qwen_megakernel.doctor import report
+
+    facts = report()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, entry in value.items():
+                print(f"  {key:16} {entry if entry is not None else 'not installed'}")
+        else:
+            print(f"{name:18} {value if value is not None else 'none'}")
+    return 0
+
+
+def compare_codes(args: argparse.Namespace) -> int:
+    """Compare dumps of codes: entropy, stuck groups, repeats, and overlap of each pair."""
+    from itertools import combinations
+
+    from qwen_megakernel import codes_file
+
+    dumps = {path: codes_file.read(Path(path)) for path in args.files}
+    widths = {codes.shape[1] for codes in dumps.values()}
+    if len(widths) > 1:
+        raise UsageError(f"The dumps have {sorted(widths)} groups; they are of different codecs.")
+    figures = {path: codes_file.describe(codes) for path, codes in dumps.items()}
+    overlaps = {
+        f"{a} ~ {b}": codes_file.overlap(dumps[a], dumps[b]) for a, b in combinations(dumps, 2)
+    }
+    if args.json:
+        print(json.dumps({"dumps": figures, "overlaps": overlaps}, indent=2))
+        return 0
+    for path, values in figures.items():
+        print(path)
+        for name, value in values.items():
+            print(
+                f"  {name:18} {value:.3f}" if isinstance(value, float) else f"  {name:18} {value}"
+            )
+    for pair, value in overlaps.items():
+        print(f"{pair}: overlap {value:.3f}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    root = argparse.ArgumentParser(
+        prog="qwen-megakernel", description="Qwen3-TTS speech, streamed."
+    )
+    root.add_argument("--version", action="version", version=__version__)
+    commands = root.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser("speak", help="say something", description=speak.__doc__)
+    command.add_argument("text", help="what to say; - reads standard input")
+    command.add_argument("--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
+    command.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
+    command.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
+    command.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
+    options.add_model_options(command)
+    options.add_speech_options(command)
+    command.set_defaults(run=speak)
+
+    command = commands.add_parser("download", help="fetch a model", description=download.__doc__)
+    command.add_argument(
+        "model_id", metavar="MODEL", help="hub id, e.g. Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+    )
+    command.add_argument("--to", metavar="DIR", help="copy the files there as well")
+    _add_verbosity(command)
+    command.set_defaults(run=download)
+
+    command = commands.add_parser(
+        "doctor", help="describe this machine", description=doctor.__doc__
+    )
+    command.add_argument("--json", action="store_true")
+    _add_verbosity(command)
+    command.set_defaults(run=doctor)
+
+    codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
+    command = codes.add_parser("compare", description=compare_codes.__doc__)
+    command.add_argument("files", nargs="+", metavar="TSV")
+    command.add_argument("--json", action="store_true")
+    _add_verbosity(command)
+    command.set_defaults(run=compare_codes)
+    return root
+
+
+def _add_verbosity(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="errors only, no progress")
+    command.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `qwen-megakernel` and `python -m qwen_megakernel`; returns the exit code."""
+    args = parser().parse_args(argv)
+    return options.run(args.run, args)

@@ -1,0 +1,81 @@
+"""What this machine has of what the package wants, as facts a bug report needs."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "soundfile",
+    "soxr",
+    "huggingface_hub",
+    "ninja",
+    "sentence-stream",
+    "pipecat-ai",
+    "qwen-tts",
+)
+
+
+def report() -> dict[str, Any]:
+    """Versions, processor, GPU, compilers, caches and the backend `auto` would pick."""
+    import torch
+
+    import qwen_megakernel
+    from qwen_megakernel.checkpoint import cache_folder
+    from qwen_megakernel.model_tts import choose_backend
+
+    chosen = choose_backend("auto")
+    return {
+        "qwen_megakernel": qwen_megakernel.__version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpu": _gpu(torch),
+        "nvcc": shutil.which("nvcc"),
+        "cxx": shutil.which("c++") or shutil.which("g++"),
+        "model_cache": str(cache_folder()),
+        "hub_cache": os.environ.get("HF_HOME", "~/.cache/huggingface"),
+        "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),
+        "backend": {"auto": chosen.name, "device": str(chosen.device), "why": chosen.why},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu(torch: Any) -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "arch": f"sm_{properties.major}{properties.minor}",
+        "sms": properties.multi_processor_count,
+        "memory_gb": round(properties.total_memory / 1e9, 1),
+        "cuda": torch.version.cuda,
+    }
