@@ -23,7 +23,7 @@ _HOMES = {
     "QwenTTSError": "errors",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names resolved by __getattr__
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

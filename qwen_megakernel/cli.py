@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("download", help="fetch a model", description=download.__doc__)
     command.add_argument(
-        "model_id", metavar="MODEL", help="hub id, e.g. Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+        "model_id", metavar="MODEL", help="hub id, as Qwen/Qwen3-TTS-12Hz-0.6B-Base"
     )
     command.add_argument("--to", metavar="DIR", help="copy the files there as well")
     _add_verbosity(command)
