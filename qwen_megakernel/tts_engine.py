@@ -168,7 +168,7 @@ class TTSEngine:
             voice=voice,
             language=language,
             instruct=instruct,
-            sampling=self.checkpoint.sampling.override(**sampling),
+            sampling=self._sampling.override(**sampling),
             seed=secrets.randbits(63) if seed is None else seed,
             max_frames=max_frames,
             text_feed=text_feed,

@@ -1,0 +1,41 @@
+"""All-in-one benchmark: python benchmark.py --runs 5
+
+Prints machine, backend and figures; --json and --plot keep them. Exit code 1 when --max-ttfc-ms or
+--max-rtf is given and missed.
+"""
+
+import argparse
+import sys
+
+from benchmarks import common
+from qwen_megakernel import options
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, report, and hold the result against the limits."""
+    found = common.measure(args)
+    common.print_table(found)
+    common.write_json(args.json, found)
+    common.plot(args.plot, found, ["first_frame_ms", "first_chunk_ms", "rtf"])
+    missed = [
+        f"{name} p50 {found['summary'][name]['p50']:.3f} is above {limit}"
+        for name, limit in (("first_chunk_ms", args.max_ttfc_ms), ("rtf", args.max_rtf))
+        if limit is not None and found["summary"][name]["p50"] > limit
+    ]
+    for line in missed:
+        print(line, file=sys.stderr)
+    return 1 if missed else 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    common.add_arguments(parser)
+    parser.add_argument("--max-ttfc-ms", type=float, help="limit for first_chunk_ms, p50")
+    parser.add_argument("--max-rtf", type=float, help="limit for rtf, p50")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

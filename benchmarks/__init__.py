@@ -1,0 +1,1 @@
+"""Benchmarks; each is a script, `common` is what they share."""

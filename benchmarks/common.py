@@ -1,0 +1,238 @@
+"""What every benchmark shares: one run, its figures, the result file, the table, the plot.
+
+A result file is one JSON object (`SCHEMA`): what ran, where, from which commit, by which command,
+every run's figures and their mean, p50 and p95. Numbers in the documentation come from such files.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen_megakernel import TTSEngine, audio, options
+from qwen_megakernel.doctor import report
+from qwen_megakernel.errors import OutputError
+
+SCHEMA = 1
+TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
+CLIENT_BUFFER_MS = 100
+
+# name -> (unit, what it is). Times count from the call of `stream`.
+METRICS = {
+    "first_frame_ms": ("ms", "first codec frame known (the seed's TTFC)"),
+    "first_chunk_ms": ("ms", "first audio samples leave (the users' TTFC)"),
+    "first_audible_ms": ("ms", "first samples leave, plus the silence they open with"),
+    "leading_silence_ms": ("ms", "silence the speech opens with"),
+    "rtf": ("", "compute time / audio time, whole utterance"),
+    "frames_per_s": ("frames/s", "codec frames a second while decoding"),
+    "codes_per_s": ("codes/s", "codes a second while decoding"),
+    "decode_ms_per_frame": ("ms", "talker, code predictor and sampling"),
+    "vocoder_ms_per_frame": ("ms", "codec frames to samples"),
+    "overhead_ms_per_frame": ("ms", "all that is neither decoder nor vocoder"),
+    "max_gap_ms": ("ms", "longest wait between two chunks"),
+    "underruns": ("", "times a player without buffer runs dry"),
+    f"underruns_{CLIENT_BUFFER_MS}ms": ("", f"the same with {CLIENT_BUFFER_MS} ms buffered"),
+    "total_ms": ("ms", "request to last chunk"),
+    "audio_s": ("s", "length of the speech"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
+    """--text, --runs, --warmup, --json, --plot and the options of every script."""
+    parser.add_argument("--text", default=TEXT)
+    parser.add_argument("--runs", type=int, default=runs)
+    parser.add_argument("--warmup", type=int, default=warmup, help="runs that are not counted")
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
+    parser.add_argument("--first-chunk-frames", type=int, default=1)
+    parser.add_argument("--chunk-frames", type=int, default=10)
+    options.add_model_options(parser)
+    options.add_speech_options(parser)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Load the engine, run, and return a result object."""
+    with options.load_engine(args) as tts:
+        for index in range(args.warmup):
+            run_once(tts, args, index)
+        runs = [run_once(tts, args, index) for index in range(args.runs)]
+        return result(tts, runs, {"text": args.text, "warmup": args.warmup})
+
+
+def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, Any]:
+    """Speak once, reading chunks as they come. Run i takes seed --seed + i, so runs differ."""
+    speech_options = options.speech_options(args)
+    speech_options["seed"] = (args.seed or 0) + index
+    stream = tts.stream(
+        options.read_text(args.text),
+        first_chunk_frames=args.first_chunk_frames,
+        chunk_frames=args.chunk_frames,
+        **speech_options,
+    )
+    chunks = [chunk for chunk in stream if chunk.num_frames]
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    times = [chunk.t_ms for chunk in chunks]
+    durations = [1000 * len(chunk.samples) / tts.sample_rate for chunk in chunks]
+    silence = audio.leading_silence_ms(samples, tts.sample_rate)
+    timings, num_frames = stream.timings, len(stream.codes)
+    return {
+        "seed": stream.seed,
+        "finish_reason": stream.finish_reason,
+        "frames": num_frames,
+        "first_frame_ms": timings["first_frame"],
+        "first_chunk_ms": times[0],
+        "first_audible_ms": times[0] + silence,
+        "leading_silence_ms": silence,
+        "rtf": timings["total"] / sum(durations),
+        "frames_per_s": 1000 * num_frames / timings["decode"],
+        "codes_per_s": 1000 * stream.codes.size / timings["decode"],
+        "decode_ms_per_frame": timings["decode"] / num_frames,
+        "vocoder_ms_per_frame": timings["vocoder"] / num_frames,
+        "overhead_ms_per_frame": (
+            timings["total"] - timings["prefill"] - timings["decode"] - timings["vocoder"]
+        )
+        / num_frames,
+        "max_gap_ms": max(np.diff(times), default=0.0),
+        "underruns": len(audio.playback_gaps(times, durations, 0)),
+        f"underruns_{CLIENT_BUFFER_MS}ms": len(
+            audio.playback_gaps(times, durations, CLIENT_BUFFER_MS)
+        ),
+        "total_ms": timings["total"],
+        "audio_s": sum(durations) / 1000,
+    }
+
+
+def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+    """A result object from runs that have the figures of `METRICS`, or some of them."""
+    facts = report()
+    names = [name for name in METRICS if name in runs[0]]
+    return {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": {key: facts[key] for key in ("processor", "cores", "gpu", "platform", "python")}
+        | {"load_1min": os.getloadavg()[0], "torch": facts["packages"]["torch"]},
+        "model": tts.files.name,
+        "is_synthetic": tts.files.is_synthetic,
+        "backend": tts.backend,
+        "device": str(tts.device),
+        "dtype": str(tts.dtype).removeprefix("torch."),
+        "settings": settings,
+        "peak_memory_mb": peak_memory_mb(),
+        "summary": {name: spread([run[name] for run in runs]) for name in names},
+        "runs": runs,
+    }
+
+
+def commit() -> str:
+    """The commit of this checkout; "-dirty" when tracked files differ from it."""
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def peak_memory_mb() -> dict[str, float]:
+    """Largest resident size of this process and, on a GPU, most memory torch held."""
+    import torch
+
+    scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
+    peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}
+    if torch.cuda.is_available():
+        peaks["gpu"] = torch.cuda.max_memory_allocated() / 1e6
+    return peaks
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, p50 and p95 (nearest rank)."""
+    ordered = sorted(values)
+    nearest = {p: ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in (50, 95)}
+    return {"mean": float(np.mean(values)), "p50": float(nearest[50]), "p95": float(nearest[95])}
+
+
+def write_json(path: str | None, found: dict[str, Any]) -> None:
+    """Write a result file; None writes nothing."""
+    if path is None:
+        return
+    try:
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
+    """The summary as a person reads it."""
+    machine = found["machine"]
+    gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
+    print(f"{machine['processor']}, {machine['cores']} cores, {gpu}; torch {machine['torch']}")
+    print(
+        f"{found['model']}{' (random weights)' if found['is_synthetic'] else ''}, "
+        f"{found['backend']} on {found['device']} in {found['dtype']}; commit {found['commit']}; "
+        f"{len(found['runs'])} runs; peak {found['peak_memory_mb']['host']:.0f} MB"
+    )
+    print(f"{'':22}{'mean':>10}{'p50':>10}{'p95':>10}")
+    for name, values in found["summary"].items():
+        if names is None or name in names:
+            unit, meaning = METRICS[name]
+            row = "".join(f"{values[key]:10.3f}" for key in ("mean", "p50", "p95"))
+            print(f"{name:22}{row}  {unit:9}{meaning}")
+
+
+def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
+    """One panel for each figure, one bar for each run; None draws nothing."""
+    if path is None:
+        return
+    from qwen_megakernel.errors import MissingPackageError
+
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingPackageError(
+            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(names), figsize=(3.2 * len(names), 3))
+    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
+        axis.bar(range(len(found["runs"])), [run[name] for run in found["runs"]])
+        axis.axhline(found["summary"][name]["p50"], color="black", linewidth=1, label="p50")
+        axis.set(title=name, ylabel=METRICS[name][0], xlabel="run")
+        axis.legend()
+    figure.suptitle(f"{found['model']}, {found['backend']} on {found['device']}")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def script(description: str, names: list[str]) -> int:
+    """A benchmark that reports some figures of `METRICS`; returns the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    add_arguments(parser)
+    args = parser.parse_args()
+
+    def main(args: argparse.Namespace) -> int:
+        found = measure(args)
+        print_table(found, names)
+        write_json(args.json, found)
+        plot(args.plot, found, names)
+        return 0
+
+    return options.run(main, args)

@@ -1,0 +1,123 @@
+"""The official package as an oracle: qwen-tts 0.1.1 on the CPU, imported without its audio extras.
+
+Install it for comparisons only: pip install "qwen_megakernel[reference]", then qwen-tts==0.1.1
+without its dependencies (--no-deps).
+"""
+
+import importlib
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.utterance import Sampling
+
+# Imported at the top of qwen_tts, used by its 25 Hz tokenizer alone.
+_ONLY_FOR_25_HZ = (
+    "torchaudio",
+    "torchaudio.compliance",
+    "torchaudio.compliance.kaldi",
+    "sox",
+    "onnxruntime",
+)
+
+
+def package() -> types.ModuleType:
+    """The module `qwen_tts`.
+
+    Raises:
+        MissingPackageError: it, or a package it needs, is not installed.
+    """
+    try:
+        # transformers looks for torchaudio's metadata: before an empty module stands in for it.
+        importlib.import_module("transformers.utils.import_utils")
+        for name in _ONLY_FOR_25_HZ:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                sys.modules[name] = types.ModuleType(name)
+        return importlib.import_module("qwen_tts")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"The official package cannot be imported: {error}.",
+            "It is the oracle of this comparison.",
+            'pip install "qwen_megakernel[reference]"; pip install --no-deps qwen-tts==0.1.1',
+        ) from error
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """`Qwen3TTSModel` of a checkpoint folder: eager attention, CPU."""
+    model = package().Qwen3TTSModel.from_pretrained(
+        str(folder), dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    model.model.eval()
+    return model
+
+
+@dataclass(slots=True)
+class OfficialRun:
+    """What one official generate() call did."""
+
+    codes: np.ndarray  # [num_frames, num_code_groups] int32
+    prefill: Tensor  # [num_positions, hidden_size]: the talker's input embeddings
+    trailing_text: Tensor  # [num_trailing, hidden_size]
+    talker_logits: list[Tensor] = field(default_factory=list)  # each [vocab_size], a draw of code 0
+    predictor_logits: list[Tensor] = field(default_factory=list)  # each [codebook_size], in order
+
+
+def generate(model: Any, sampling: Sampling, max_frames: int, **prompt: Any) -> OfficialRun:
+    """Run the official low-level generate() and record inputs, logits and codes.
+
+    Args:
+        model: from `load`.
+        sampling: the official keywords are made from it.
+        max_frames: the official limit counts one draw more.
+        prompt: input_ids, languages, speakers, voice_clone_prompt, ... as generate() takes them.
+    """
+    talker = model.model.talker
+    run = OfficialRun(np.empty(0), torch.empty(0), torch.empty(0))
+    hooks = [
+        talker.codec_head.register_forward_hook(
+            lambda _m, _i, out: run.talker_logits.append(out[0, -1].float())
+        )
+    ]
+    hooks += [
+        head.register_forward_hook(
+            lambda _m, _i, out: run.predictor_logits.append(out[0, -1].float())
+        )
+        for head in talker.code_predictor.lm_head
+    ]
+    inner = talker.generate
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        run.prefill = kwargs["inputs_embeds"][0]
+        run.trailing_text = kwargs["trailing_text_hidden"][0]
+        return inner(*args, **kwargs)
+
+    talker.generate = recording
+    try:
+        codes, _ = model.model.generate(
+            max_new_tokens=max_frames + 1,
+            do_sample=sampling.do_sample,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            temperature=sampling.temperature,
+            repetition_penalty=sampling.repetition_penalty,
+            subtalker_dosample=sampling.subtalker_do_sample,
+            subtalker_top_k=sampling.subtalker_top_k,
+            subtalker_top_p=sampling.subtalker_top_p,
+            subtalker_temperature=sampling.subtalker_temperature,
+            **prompt,
+        )
+    finally:
+        talker.generate = inner
+        for hook in hooks:
+            hook.remove()
+    run.codes = codes[0].to(torch.int32).numpy()
+    return run
