@@ -1,0 +1,423 @@
+"""The engine: order, look-ahead, closing, errors, fairness, text that arrives late."""
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import TTSEngine, guard
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineClosed,
+    GenerationError,
+    TextTooLong,
+    UnknownLanguage,
+    UnknownVoice,
+    UsageError,
+)
+from qwen_megakernel.speech_stream import PART_CHARS
+from qwen_megakernel.step_loop import MAX_QUEUED_CHUNKS
+
+TEXT = "Hello there, how are you today?"
+VOICE = "vivian"
+
+
+@pytest.fixture(scope="module")
+def tts():
+    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(tts):
+    """What seeds 1, 2, 3 give when nobody else speaks."""
+    return {seed: speak(tts, seed=seed) for seed in (1, 2, 3)}
+
+
+def speak(tts, **options):
+    return tts.synthesize(TEXT, **({"voice": VOICE, "max_frames": 24} | options))
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def test_chunks_are_in_order_ramp_up_and_add_up(tts):
+    chunks = list(tts.stream(TEXT, voice=VOICE, seed=4, max_frames=30, text_feed="stepwise"))
+    assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    lengths = [chunk.num_frames for chunk in chunks[:-1]]
+    assert lengths[:-1] == [1, 2, 4, 8, 10][: len(lengths) - 1]
+    starts = list(itertools.accumulate(lengths, initial=0))
+    assert [chunk.frame_index for chunk in chunks] == starts
+    assert all(len(chunk.samples) == chunk.num_frames * 1920 for chunk in chunks)
+    assert all(chunk.samples.dtype == np.int16 for chunk in chunks)
+    times = [chunk.t_ms for chunk in chunks]
+    assert times == sorted(times)
+
+
+def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
+    """Order of events inside the loop: one frame, its audio, then the next frame."""
+    events = []
+    loop = tts._loop
+    step, send = loop._decoder.step, loop._put
+
+    def recording_step(slots, num_frames):
+        events.append(("step", num_frames))
+        return step(slots, num_frames)
+
+    def recording_put(state, samples, first, count, reason=None):
+        events.append(("chunk", count))
+        return send(state, samples, first, count, reason)
+
+    monkeypatch.setattr(loop._decoder, "step", recording_step)
+    monkeypatch.setattr(loop, "_put", recording_put)
+    speak(tts, seed=5, first_chunk_frames=1)
+    assert events[:3] == [("step", 1), ("chunk", 1), ("step", 2)]
+
+
+@pytest.mark.parametrize(("first", "chunk"), [(1, 1), (1, 10), (3, 25), (2, 3)])
+def test_codes_and_audio_do_not_depend_on_chunking(tts, alone, first, chunk):
+    other = speak(tts, seed=1, first_chunk_frames=first, chunk_frames=chunk)
+    assert np.array_equal(other.codes, alone[1].codes)
+    # Chunk sizes change the order of float sums: one step of 16-bit samples at most.
+    assert np.abs(other.audio - alone[1].audio).max() <= 1.5 / 32768
+
+
+def test_the_same_seed_gives_the_same_codes_and_another_does_not(tts, alone):
+    assert np.array_equal(speak(tts, seed=2).codes, alone[2].codes)
+    assert not np.array_equal(alone[1].codes, alone[2].codes)
+
+
+def test_a_drawn_seed_is_told_and_repeats_the_stream(tts):
+    first = speak(tts)
+    again = speak(tts, seed=first.seed)
+    assert np.array_equal(first.codes, again.codes)
+
+
+def test_company_does_not_change_a_bit(tts, alone):
+    """Five streams on three slots, started at different times, each with its own chunking."""
+    streams = {}
+    for index, seed in enumerate((1, 2, 3, 1, 2)):
+        streams[index] = (
+            seed,
+            tts.stream(TEXT, voice=VOICE, seed=seed, max_frames=24, chunk_frames=3 + index),
+        )
+        time.sleep(0.02)
+    for seed, stream in streams.values():
+        list(stream)
+        assert np.array_equal(stream.codes, alone[seed].codes)
+
+
+def test_waiting_streams_are_served_oldest_first(tts):
+    streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=6) for _ in range(6)]
+    for stream in streams:
+        list(stream)
+    finished = [stream.timings["total"] for stream in streams]
+    assert max(finished[:3]) < min(finished[3:])
+
+
+def test_close_stops_the_stream_and_frees_its_slot(tts):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=200)
+    next(stream)
+    stream.close()
+    rest = list(stream)
+    assert rest[-1].finish_reason == "cancelled" == stream.finish_reason
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+def test_a_dropped_stream_frees_its_slot(tts):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=200)
+    next(stream)
+    del stream
+    gc.collect()
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+def test_a_waiting_stream_can_be_cancelled(tts):
+    busy = [tts.stream(text_open=True, voice=VOICE) for _ in range(3)]
+    waiting = tts.stream(TEXT, voice=VOICE)
+    waiting.close()
+    assert [chunk.finish_reason for chunk in waiting] == ["cancelled"]
+    for stream in busy:
+        stream.close()
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+def test_a_slow_reader_pauses_only_itself(tts):
+    slow = tts.stream(TEXT, voice=VOICE, seed=1, chunk_frames=1, max_frames=60)
+    slow.close  # noqa: B018 - kept open on purpose
+    outbox = slow._state.outbox
+    wait_until(lambda: len(outbox) == MAX_QUEUED_CHUNKS or slow.finish_reason)
+    quick = speak(tts, seed=2)
+    assert quick.finish_reason in ("eos", "length")
+    assert len(outbox) <= MAX_QUEUED_CHUNKS + 1
+    rest = list(slow)
+    assert rest[-1].is_last
+    assert np.array_equal(slow.codes[:24], speak(tts, seed=1, max_frames=60).codes[:24])
+
+
+def test_many_readers_in_threads_get_their_own_audio(tts, alone):
+    found = {}
+
+    def read(index):
+        found[index] = speak(tts, seed=1 + index % 3)
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, speech in found.items():
+        assert np.array_equal(speech.codes, alone[1 + index % 3].codes)
+
+
+async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alone):
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.002)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    samples = [
+        chunk.samples async for chunk in tts.astream(TEXT, voice=VOICE, seed=1, max_frames=24)
+    ]
+    ticker.cancel()
+    assert (
+        np.array_equal(np.concatenate(samples), np.round(alone[1].audio * 32768).astype(np.int16))
+        or np.abs(np.concatenate(samples) / 32768 - alone[1].audio).max() <= 1.5 / 32768
+    )
+    assert ticks >= 3
+
+
+async def test_leaving_an_async_stream_cancels_it(tts):
+    async for _ in tts.astream(TEXT, voice=VOICE, max_frames=200):
+        break
+    gc.collect()
+    await asyncio.sleep(0)
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+# ---- text that arrives while audio flows out -----------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
+def test_fed_text_gives_the_codes_of_whole_text(tts, pieces):
+    whole = speak(tts, seed=6, text_feed="stepwise", max_frames=40)
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=40)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.end_text()
+    list(stream)
+    assert np.array_equal(stream.codes, whole.codes)
+
+
+def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts):
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6)
+    stream.feed("Hello there, how are ")
+    assert next(stream).num_frames == 1
+    wait_until(lambda: not tts._loop._runnable())
+    drawn = tts._loop._active()[0].num_frames
+    time.sleep(0.1)
+    assert tts._loop._active()[0].num_frames == drawn  # stalled: no pad was added
+    stream.feed("you today?")
+    stream.end_text()
+    list(stream)
+    assert np.array_equal(stream.codes, speak(tts, seed=6, text_feed="stepwise").codes)
+
+
+def test_a_long_open_text_is_cut_at_sentences(tts):
+    sentence = "This is one of many sentences that follow each other without an end. "
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=60)
+    for _ in range(3 * PART_CHARS // len(sentence)):
+        stream.feed(sentence)
+    parts = len(stream._state.parts)
+    stream.end_text()
+    assert parts >= 2
+    list(stream)
+    assert stream.finish_reason in ("eos", "length")
+
+
+def test_an_open_text_without_a_word_is_an_error_of_the_stream(tts):
+    stream = tts.stream(text_open=True, voice=VOICE)
+    stream.feed(" ... ")
+    stream.end_text()
+    with pytest.raises(EmptyText):
+        list(stream)
+    assert stream.finish_reason == "error"
+
+
+def test_feeding_a_complete_text_is_refused(tts):
+    with tts.stream(TEXT, voice=VOICE, max_frames=2) as stream, pytest.raises(UsageError):
+        stream.feed("more")
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+def test_max_frames_counts_frames(tts):
+    for limit in (1, 2, 7):
+        speech = speak(tts, seed=1, max_frames=limit)
+        assert len(speech.codes) == limit and speech.finish_reason == "length"
+        assert len(speech.audio) == limit * 1920
+
+
+def test_long_text_is_spoken_in_parts(tts):
+    text = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
+    speech = tts.synthesize(text, voice=VOICE, seed=1, max_frames=400)
+    assert speech.parts >= 2
+    whole = tts.synthesize(text, voice=VOICE, seed=1, max_frames=400, split="off")
+    assert whole.parts == 1
+
+
+class Planted:
+    """A decoder that never ends: speaks whatever `codes` says. Everything else is the real one."""
+
+    def __init__(self, decoder, codes):
+        self._decoder, self._codes, self._frame = decoder, codes, 0
+
+    def __getattr__(self, name):
+        return getattr(self._decoder, name)
+
+    def step(self, slots, num_frames):
+        result = self._decoder.step(slots, num_frames)
+        for index in range(num_frames):
+            result.codes[:, index] = self._codes(self._frame + index)
+        self._frame += num_frames
+        return type(result)(result.codes, (num_frames,) * len(slots), (False,) * len(slots))
+
+
+@pytest.fixture
+def runaway(tts, monkeypatch):
+    def plant(codes):
+        decoder = tts._loop._decoder._decoder
+        monkeypatch.setattr(tts._loop._decoder, "_decoder", Planted(decoder, codes))
+
+    return plant
+
+
+@pytest.mark.parametrize("chunk_frames", [1, 4, 10])
+def test_a_repeating_runaway_is_cut_at_the_same_frame_for_every_chunking(
+    tts, runaway, chunk_frames
+):
+    runaway(lambda frame: 5 + frame % 3)
+    speech = tts.synthesize(TEXT * 9, voice=VOICE, split="off", chunk_frames=chunk_frames, seed=1)
+    assert speech.finish_reason == "repeat"
+    assert len(speech.codes) == guard.REPEAT_FRAMES - 1
+    assert len(speech.audio) == len(speech.codes) * 1920
+
+
+def test_a_runaway_that_varies_is_cut_by_its_texts_budget(tts, runaway):
+    runaway(lambda frame: (frame * 7919) % 2000)
+    speech = tts.synthesize("Hi.", voice=VOICE, seed=1)
+    num_tokens = len(tts._tokenizer.encode("Hi.").body)
+    assert speech.finish_reason == "length"
+    assert len(speech.codes) == guard.SPARE_FRAMES + guard.FRAMES_PER_TEXT_TOKEN * num_tokens
+
+
+def test_a_silent_runaway_is_cut_at_the_same_frame_for_every_chunking(tts, runaway, monkeypatch):
+    runaway(lambda frame: (frame * 7919) % 2000)
+    step = tts._loop._vocoder.step
+    monkeypatch.setattr(
+        tts._loop._vocoder, "step", lambda codes, states: torch.zeros_like(step(codes, states))
+    )
+    lengths = []
+    for chunk_frames in (1, 7, 10):
+        runaway(lambda frame: (frame * 7919) % 2000)
+        speech = tts.synthesize(TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
+        assert speech.finish_reason == "silence"
+        lengths.append(len(speech.codes))
+    assert lengths == [guard.SILENT_FRAMES - 1] * 3
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["prefill", "step", "vocoder"])
+def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage):
+    owner = tts._loop._vocoder if stage == "vocoder" else tts._loop._decoder
+    name = "step" if stage == "vocoder" else stage
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
+        with pytest.raises(GenerationError, match="planted"):
+            list(stream)
+        assert stream.finish_reason == "error"
+    assert len(speak(tts, seed=1, max_frames=8).codes) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"text_": ""}, EmptyText),
+        ({"text_": " \n\t"}, EmptyText),
+        ({"text_": "🙂👍"}, EmptyText),
+        ({"text_": "x" * 20_001}, TextTooLong),
+        ({"voice": "alloy"}, UnknownVoice),
+        ({"language": "klingon"}, UnknownLanguage),
+        ({"seed": -1}, UsageError),
+        ({"max_frames": 0}, UsageError),
+        ({"temperature": 0.0}, UsageError),
+        ({"top_p": 1.5}, UsageError),
+        ({"text_feed": "backwards"}, UsageError),
+        ({"first_chunk_frames": 4, "chunk_frames": 2}, UsageError),
+    ],
+)
+def test_a_bad_request_is_refused_before_any_work(tts, options, error):
+    with pytest.raises(error):
+        tts.stream(**({"text_": TEXT, "voice": VOICE} | options))
+    assert tts._loop.num_active == 0
+
+
+def test_control_characters_do_not_change_the_speech(tts):
+    dirty = "\x00Hello\x07 there,\x1b how are you today?\ufeff"
+    assert np.array_equal(
+        tts.synthesize(dirty, voice=VOICE, seed=1, max_frames=24).codes, speak(tts, seed=1).codes
+    )
+
+
+def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
+    engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
+    speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
+    waiting = engine.stream(TEXT, voice=VOICE)
+    next(speaking)
+    engine.close()
+    engine.close()
+    assert list(speaking)[-1].finish_reason == "cancelled"
+    assert [chunk.finish_reason for chunk in waiting] == ["cancelled"]
+    with pytest.raises(EngineClosed):
+        engine.stream(TEXT, voice=VOICE)
+
+
+def test_codes_are_dumped_where_the_variable_says(tts, tmp_path, monkeypatch):
+    path = tmp_path / "codes.tsv"
+    monkeypatch.setenv("TTS_DUMP_CODES", str(path))
+    speech = speak(tts, seed=1)
+    rows = [[int(code) for code in line.split("\t")] for line in path.read_text().splitlines()]
+    assert np.array_equal(np.array(rows), speech.codes)
+
+
+def test_two_hundred_streams_leave_nothing_behind(tts):
+    before = threading.active_count()
+    for index in range(200):
+        stream = tts.stream("Hi.", voice=VOICE, seed=index, max_frames=1)
+        if index % 3:
+            list(stream)
+        else:
+            stream.close()
+    wait_until(lambda: tts._loop.num_active == 0)
+    assert threading.active_count() == before
