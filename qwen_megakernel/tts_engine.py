@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+
 # The seed's users know this variable: codes of every utterance, one row a frame, appended there.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
@@ -89,7 +91,7 @@ class TTSEngine:
     @classmethod
     def from_pretrained(
         cls,
-        model: str = checkpoint.DEFAULT_MODEL,
+        model: str = DEFAULT_MODEL,
         *,
         local_files_only: bool = False,
         progress: bool = True,
@@ -117,6 +119,11 @@ class TTSEngine:
     def voices(self) -> list[str]:
         """Speakers of this checkpoint; empty for Base and VoiceDesign."""
         return sorted(self.config.talker.speakers)
+
+    @property
+    def default_voice(self) -> str | None:
+        """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
+        return next(iter(self.config.talker.speakers), None)
 
     @property
     def seconds_per_frame(self) -> float:
@@ -148,7 +155,8 @@ class TTSEngine:
 
         Args:
             text_: what to say; None with `text_open=True`, whose text comes through `feed`.
-            voice: a speaker of the checkpoint, a `Voice`, or None.
+            voice: a speaker of the checkpoint, a `Voice`, or None for `default_voice` (a Base
+                checkpoint has none and then speaks without a speaker row).
             language: name, BCP-47 code or "auto".
             instruct: how to speak, where the checkpoint takes it.
             seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
@@ -165,7 +173,7 @@ class TTSEngine:
         """
         request = SpeechRequest(
             text=text_,
-            voice=voice,
+            voice=self.default_voice if voice is None else voice,
             language=language,
             instruct=instruct,
             sampling=self._sampling.override(**sampling),
@@ -223,8 +231,7 @@ class TTSEngine:
 
     def _warm_up(self) -> None:
         """One short utterance through every stage and chunk size of the default ramp."""
-        voice = self.voices[0] if self.voices else None
-        self.synthesize("Warm.", voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
+        self.synthesize("Warm.", seed=0, max_frames=25, first_chunk_frames=1)
 
 
 def _dump_codes(state: StreamState) -> None:

@@ -1,0 +1,15 @@
+"""Every tolerance of the suite, with where it comes from; loosening one changes this file."""
+
+# float32 logits at toy size, two correct implementations: products of some 300 terms of order 1,
+# summed in another order, through at most 5 layers. The official code against an independent one
+# gave 7e-6; a wrong formula moves logits by 1e-2 and more.
+LOGITS_F32 = 2e-5
+
+# float32 prompt rows: one matrix product and one addition.
+PROMPT_F32 = 1e-6
+
+# float32 samples in [-1, 1]: official against itself, split another way, differs by 2.5e-6.
+AUDIO_F32 = 1e-5
+
+# 16-bit samples: half a step of rounding on each side, and one step where a float sum tips over.
+PCM16 = 1.5 / 32768
