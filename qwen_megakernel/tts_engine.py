@@ -171,6 +171,8 @@ class TTSEngine:
             UsageError: something in the request can never work; nothing was started.
             EngineClosed: the engine is closed.
         """
+        if text_open and text_feed == "auto":
+            text_feed = "stepwise"  # however much of the text is there when its prompt is built
         request = SpeechRequest(
             text=text_,
             voice=self.default_voice if voice is None else voice,

@@ -153,7 +153,6 @@ def test_a_waiting_stream_can_be_cancelled(tts):
 
 def test_a_slow_reader_pauses_only_itself(tts):
     slow = tts.stream(TEXT, voice=VOICE, seed=1, chunk_frames=1, max_frames=60)
-    slow.close  # noqa: B018 - kept open on purpose
     outbox = slow._state.outbox
     wait_until(lambda: len(outbox) == MAX_QUEUED_CHUNKS or slow.finish_reason)
     quick = speak(tts, seed=2)
@@ -223,7 +222,7 @@ def test_fed_text_gives_the_codes_of_whole_text(tts, pieces):
 
 
 def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts):
-    stream = tts.stream(text_open=True, voice=VOICE, seed=6)
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=24)
     stream.feed("Hello there, how are ")
     assert next(stream).num_frames == 1
     wait_until(lambda: not tts._loop._runnable())
