@@ -221,8 +221,18 @@ def test_fed_text_gives_the_codes_of_whole_text(tts, pieces):
     assert np.array_equal(stream.codes, whole.codes)
 
 
-def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts):
-    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=24)
+@pytest.fixture(scope="module")
+def stepwise(tts):
+    """A whole text fed stepwise that neither ends at once nor within 24 frames."""
+    for seed in range(100):
+        speech = speak(tts, seed=seed, text_feed="stepwise")
+        if speech.finish_reason == "length":
+            return speech
+    raise AssertionError("every seed ends early")
+
+
+def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
+    stream = tts.stream(text_open=True, voice=VOICE, seed=stepwise.seed, max_frames=24)
     stream.feed("Hello there, how are ")
     assert next(stream).num_frames == 1
     wait_until(lambda: not tts._loop._runnable())
@@ -232,7 +242,24 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts):
     stream.feed("you today?")
     stream.end_text()
     list(stream)
-    assert np.array_equal(stream.codes, speak(tts, seed=6, text_feed="stepwise").codes)
+    assert np.array_equal(stream.codes, stepwise.codes)
+
+
+def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
+    early = next(
+        speech
+        for speech in (speak(tts, seed=seed, text_feed="stepwise") for seed in range(100))
+        if speech.finish_reason == "eos" and len(speech.codes) < 5
+    )
+    stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
+    stream.feed("Hello there, how are ")
+    wait_until(lambda: tts._loop._active()[0].part is None and stream.num_parts)
+    stream.feed("you today?")
+    stream.end_text()
+    list(stream)
+    assert stream.num_parts == 2
+    assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
+    assert len(stream.codes) > len(early.codes)
 
 
 def test_a_long_open_text_is_cut_at_sentences(tts):
