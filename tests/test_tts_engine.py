@@ -253,7 +253,7 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
     )
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: tts._loop._active()[0].part is None and stream.num_parts)
+    wait_until(lambda: stream.num_parts and tts._loop._active()[0].part is None)
     stream.feed("you today?")
     stream.end_text()
     list(stream)
