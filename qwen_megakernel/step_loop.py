@@ -108,7 +108,8 @@ class StepLoop:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # a finalizer may run anywhere
+            self._thread.join()
 
     @property
     def num_active(self) -> int:

@@ -7,6 +7,7 @@ loop and many callers share one model.
 import logging
 import os
 import secrets
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -84,6 +85,8 @@ class TTSEngine:
             sample_rate=self.sample_rate,
             on_finished=_dump_codes,
         )
+        # Also runs when the engine is dropped, and before the interpreter takes its threads down.
+        self._close = weakref.finalize(self, self._loop.close)
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
             self._warm_up()
@@ -223,7 +226,7 @@ class TTSEngine:
 
     def close(self) -> None:
         """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
-        self._loop.close()
+        self._close()
 
     def __enter__(self) -> "TTSEngine":
         return self
