@@ -119,9 +119,13 @@ class SpeechStream:
     """
 
     def __init__(
-        self, state: StreamState, new_text: Callable[[], TextStream] | None = None
+        self,
+        state: StreamState,
+        engine: object,
+        new_text: Callable[[], TextStream] | None = None,
     ) -> None:
         self._state = state
+        self._engine = engine  # a dropped engine closes; ours must not while we are read
         self._new_text = new_text
         self._text: TextStream | None = None
         self._part: TextPart | None = None

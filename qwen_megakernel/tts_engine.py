@@ -207,7 +207,7 @@ class TTSEngine:
         for part in parts:
             state.parts.append(TextPart(deque([part.body]), closed=True))
         self._loop.submit(state)
-        return SpeechStream(state, self._tokenizer.stream if text_open else None)
+        return SpeechStream(state, self, self._tokenizer.stream if text_open else None)
 
     async def astream(self, text_: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
         """`stream` as an async generator; leaving it cancels the stream."""

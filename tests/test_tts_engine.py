@@ -447,3 +447,22 @@ def test_two_hundred_streams_leave_nothing_behind(tts):
             stream.close()
     wait_until(lambda: tts._loop.num_active == 0)
     assert threading.active_count() == before
+
+
+def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
+    stream = TTSEngine.from_pretrained("tiny-random", warmup=False).stream(
+        TEXT, voice=VOICE, seed=1, max_frames=12
+    )
+    gc.collect()
+    assert list(stream)[-1].finish_reason == "length"
+    thread = stream._engine._loop._thread
+    del stream
+    gc.collect()
+    wait_until(lambda: not thread.is_alive())
+
+
+def test_no_voice_means_the_first_speaker_of_a_custom_voice_model(tts):
+    first = tts.default_voice
+    assert first in tts.voices
+    named = tts.synthesize(TEXT, voice=first, seed=1, max_frames=6)
+    assert np.array_equal(tts.synthesize(TEXT, seed=1, max_frames=6).codes, named.codes)

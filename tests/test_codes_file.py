@@ -1,0 +1,57 @@
+"""Dumps of codes: written, read back, described."""
+
+import numpy as np
+import pytest
+
+from qwen_megakernel import codes_file
+from qwen_megakernel.errors import OutputError, UsageError
+
+
+def test_codes_survive_the_file(tmp_path):
+    codes = np.random.default_rng(0).integers(0, 2048, (7, 16))
+    path = tmp_path / "codes.tsv"
+    codes_file.write(path, codes)
+    assert path.read_text().splitlines()[0] == "\t".join(str(code) for code in codes[0])
+    assert np.array_equal(codes_file.read(path), codes)
+    codes_file.write(path, codes[:2], append=True)
+    assert np.array_equal(codes_file.read(path), np.concatenate((codes, codes[:2])))
+
+
+def test_a_known_distribution_has_its_known_entropy():
+    uniform = np.tile(np.arange(16), 8)
+    codes = np.stack([uniform, np.zeros(128, dtype=int), uniform % 4], axis=1)
+    figures = codes_file.describe(codes)
+    assert figures["entropy_bits"] == pytest.approx((4 + 0 + 2) / 3)
+    assert figures["stuck_groups"] == [1]
+    assert figures["repeat_rate"] == 0.0
+    assert figures["entropy_drop_bits"] == pytest.approx(0)
+    assert figures["unique_code_0"] == 16
+
+
+def test_a_dump_that_gets_stuck_shows_it():
+    codes = np.concatenate((np.arange(64), np.full(64, 9)))[:, None]
+    figures = codes_file.describe(codes)
+    assert figures["entropy_drop_bits"] == pytest.approx(6)
+    assert figures["repeat_rate"] == pytest.approx(63 / 127)
+
+
+def test_overlap_is_one_for_equal_and_zero_for_disjoint_dumps():
+    low, high = np.arange(32)[:, None], np.arange(100, 132)[:, None]
+    assert codes_file.overlap(low, low[::-1]) == pytest.approx(1)
+    assert codes_file.overlap(low, high) == 0
+    assert codes_file.overlap(low, np.arange(16, 48)[:, None]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("content", ["", "1\t2\n3\n", "a\tb\n"])
+def test_what_is_no_dump_is_refused(tmp_path, content):
+    path = tmp_path / "bad.tsv"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"bad\.tsv"):
+        codes_file.read(path)
+
+
+def test_missing_and_unwritable_files_are_named(tmp_path):
+    with pytest.raises(UsageError, match="none.tsv"):
+        codes_file.read(tmp_path / "none.tsv")
+    with pytest.raises(OutputError, match="no/such"):
+        codes_file.write(tmp_path / "no/such/dir.tsv", np.zeros((1, 2), dtype=int))

@@ -1,0 +1,229 @@
+"""The commands a new user types, run as they are typed: files, output, exit codes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parent.parent
+SHORT = ("--max-frames", "6", "--seed", "3")
+TINY = ("--model", "tiny-random")
+
+
+def run(*command, cwd=ROOT, stdin=None, **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def speak(*arguments, **options):
+    return run("-m", "qwen_megakernel", "speak", *arguments, **options)
+
+
+def test_demo_tts_writes_the_file_and_says_what_it_did(tmp_path):
+    out = tmp_path / "demo.wav"
+    done = run("demo_tts.py", "Hello there.", "--output", out, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    samples, rate = soundfile.read(out)
+    assert rate == 24000 and len(samples) <= 6 * 1920
+    assert "seed 3" in done.stdout and "RANDOM" in done.stderr
+
+
+def test_speak_writes_a_file_a_dump_and_chunk_lines(tmp_path):
+    out, dump = tmp_path / "a.flac", tmp_path / "codes.tsv"
+    done = speak("Hello there.", "--output", out, "--dump-codes", dump, "--stream", *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    codes = np.loadtxt(dump, dtype=int, ndmin=2)
+    assert codes.shape[1] == 16
+    assert len(soundfile.read(out)[0]) == len(codes) * 1920
+    assert done.stdout == "" and "frames 0..0" in done.stderr
+
+
+def test_the_dump_option_and_the_variable_give_the_same_file(tmp_path):
+    option, variable = tmp_path / "option.tsv", tmp_path / "variable.tsv"
+    common = ("Hello.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert speak(*common, "--dump-codes", option).returncode == 0
+    assert speak(*common, TTS_DUMP_CODES=str(variable)).returncode == 0
+    assert variable.read_text().endswith(option.read_text())
+
+
+def test_speak_reads_standard_input_and_writes_raw_samples():
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen_megakernel", "speak", "-", "--stdout", *TINY, *SHORT],
+        cwd=ROOT,
+        input=b"Hello there.",
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 0 and len(done.stdout) % (2 * 1920) == 0
+
+
+def test_the_same_seed_gives_the_same_file_in_another_process(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        assert speak("Hi.", "--output", tmp_path / name, *TINY, *SHORT).returncode == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("", *TINY), 2, "empty"),
+        (("🙂", *TINY), 2, "no letter"),
+        (("Hello.", "--voice", "alloy", *TINY), 2, "aiden"),
+        (("Hello.", "--language", "Klingon", *TINY), 2, "english"),
+        (("Hello.", "--seed", "-4", *TINY), 2, "-4"),
+        (("Hello.", "--model", "/no/such/folder"), 4, "/no/such/folder"),
+        (("Hello.", "--backend", "kernel", *TINY), 3, "NVIDIA"),
+        (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "/no/such/dir"),
+        (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
+    ],
+)
+def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
+    tmp_path, arguments, code, message
+):
+    done = speak(*arguments, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == code, done.stderr
+    assert message.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in speak("", "--debug", *TINY).stderr
+
+
+def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
+    out = tmp_path / "partial.wav"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 20, "--stream"]
+        + ["--output", str(out), "--seed", "1", "--greedy", *TINY],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stderr:
+        if "frames" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 130, rest
+    samples, rate = soundfile.read(out)
+    assert rate == 24000 and len(samples) and len(samples) % 1920 == 0
+    assert "Traceback" not in rest
+
+
+def test_doctor_tells_what_is_here():
+    facts = json.loads(run("-m", "qwen_megakernel", "doctor", "--json").stdout)
+    assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("torch", "kernel")
+    assert "torch" in run("-m", "qwen_megakernel", "doctor").stdout
+
+
+def test_codes_compare_prints_figures_and_overlaps(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a.tsv", "b.tsv"):
+        np.savetxt(tmp_path / name, rng.integers(0, 9, (20, 4)), fmt="%d", delimiter="\t")
+    done = run("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", tmp_path / "b.tsv")
+    assert done.returncode == 0 and "entropy_bits" in done.stdout and "overlap" in done.stdout
+    narrow = tmp_path / "c.tsv"
+    narrow.write_text("1\t2\n")
+    done = run("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", narrow)
+    assert done.returncode == 2
+
+
+def test_benchmark_reports_and_keeps_its_figures(tmp_path):
+    result = tmp_path / "result.json"
+    done = run("benchmark.py", "--runs", 2, "--warmup", 0, "--json", result, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(result.read_text())
+    assert len(found["runs"]) == 2 and found["model"] == "tiny-random" and found["is_synthetic"]
+    for name in ("first_frame_ms", "first_chunk_ms", "rtf"):
+        assert found["summary"][name]["p50"] > 0 and name in done.stdout
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", found["commit"])
+    assert found["summary"]["first_frame_ms"]["mean"] <= found["summary"]["first_chunk_ms"]["mean"]
+
+
+def test_benchmark_fails_when_a_limit_is_missed():
+    done = run("benchmark.py", "--runs", 1, "--warmup", 0, "--max-rtf", 1e-6, *TINY, *SHORT)
+    assert done.returncode == 1 and "rtf" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["ttfc", "rtf", "tok_s", "e2e"])
+def test_each_measure_script_writes_the_common_schema(tmp_path, name):
+    result = tmp_path / "result.json"
+    script = f"benchmarks/measure_{name}.py"
+    done = run(script, "--runs", 1, "--warmup", 0, "--json", result, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(result.read_text())
+    assert found["schema"] == 1 and found["runs"][0]["frames"] <= 6
+
+
+def test_a_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "runs.png"
+    done = run("benchmark.py", "--runs", 1, "--warmup", 0, "--plot", picture, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_validation_passes_on_the_plain_decoder_and_from_a_recording(tmp_path):
+    recording = tmp_path / "golden.safetensors"
+    done = run("validate_kernel.py", "--steps", 6, "--save-reference", recording)
+    if done.returncode == 77:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = run("validate_kernel.py", "--steps", 6, "--reference", recording)
+    assert again.returncode == 0 and "talker logits" in again.stdout
+    other = run("validate_kernel.py", "--model", "tiny-random-design", "--reference", recording)
+    assert other.returncode == 1 and "DIFFERS" in other.stdout
+
+
+def test_nothing_to_compare_is_its_own_exit_code(tmp_path):
+    """Without the official package there is nothing to compare with."""
+    (tmp_path / "qwen_tts.py").write_text("raise ImportError('hidden by the test')")
+    done = run("validate_kernel.py", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 77 and "pip install" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["tiny-random", "tiny-random-1.7b"])
+def test_the_projection_check_needs_no_torch(tmp_path, model_folder, name):
+    (tmp_path / "torch.py").write_text("raise ImportError('hidden by the test')")
+    tool = "tools/verify_mtp_projection.py"
+    done = run(tool, model_folder(name), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr
+
+
+def test_the_projection_check_fails_on_a_planted_fault(tmp_path, model_folder):
+    from safetensors.torch import load_file, save_file
+
+    for name, spoil in {
+        "rank": lambda weight: weight.index_copy_(
+            0, weight.new_tensor([1]).long(), weight[:1].clone()
+        ),
+        "nan": lambda weight: weight.view(-1)[:1].fill_(float("nan")),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        source = model_folder("tiny-random-1.7b")
+        (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+        tensors = load_file(source / "model.safetensors")
+        spoil(tensors["talker.code_predictor.small_to_mtp_projection.weight"])
+        save_file(tensors, folder / "model.safetensors")
+        done = run("tools/verify_mtp_projection.py", folder)
+        assert done.returncode == 1, name
+    start = time.monotonic()
+    assert run("tools/verify_mtp_projection.py", tmp_path / "rank").stdout.startswith("rank")
+    assert time.monotonic() - start < 60
