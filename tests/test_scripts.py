@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +108,10 @@ def test_debug_shows_the_traceback():
 def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     out = tmp_path / "partial.wav"
     process = subprocess.Popen(
-        [sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 20, "--stream"]
-        + ["--output", str(out), "--seed", "1", "--greedy", *TINY],
+        [
+            *(sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 20, "--stream"),
+            *("--output", str(out), "--seed", "1", "--greedy", *TINY),
+        ],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -224,6 +225,3 @@ def test_the_projection_check_fails_on_a_planted_fault(tmp_path, model_folder):
         save_file(tensors, folder / "model.safetensors")
         done = run("tools/verify_mtp_projection.py", folder)
         assert done.returncode == 1, name
-    start = time.monotonic()
-    assert run("tools/verify_mtp_projection.py", tmp_path / "rank").stdout.startswith("rank")
-    assert time.monotonic() - start < 60
