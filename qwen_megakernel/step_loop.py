@@ -82,6 +82,7 @@ class StepLoop:
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
+        self.spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}  # device work, all streams
         self._thread = threading.Thread(target=self._run, name="tts-step-loop", daemon=True)
         self._thread.start()
 
@@ -195,7 +196,7 @@ class StepLoop:
         slot.part, slot.part_open, slot.guard = part, not closed, RunawayGuard(left)
         slot.guard.num_text_tokens = len(ids)
         state.num_parts += 1
-        state.timings.setdefault("prefill", 1000 * (time.perf_counter() - started))
+        state.timings.setdefault("prefill", self._account("prefill", started))
 
     def _feed_text(self) -> None:
         """Hand newly arrived text of open parts to the decoder."""
@@ -238,7 +239,7 @@ class StepLoop:
         )
         if result is None:
             return
-        spent = 1000 * (time.perf_counter() - started)
+        spent = self._account("decode", started)
         for row, slot in enumerate(slots):
             timings = slot.state.timings
             timings["decode"] = timings.get("decode", 0.0) + spent
@@ -270,7 +271,7 @@ class StepLoop:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
         pcm = self._vocoder.step(codes, [slot.vocoder for slot in slots]).cpu().numpy()
-        spent = 1000 * (time.perf_counter() - started)
+        spent = self._account("vocoder", started)
         for slot, samples in zip(slots, pcm, strict=True):
             timings = slot.state.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
@@ -357,6 +358,12 @@ class StepLoop:
             if self._slots[slot.index] is slot:
                 self._release(slot, "error", failure)
         return None
+
+    def _account(self, stage: str, started: float) -> float:
+        """Milliseconds since `started`, added to the stage's total."""
+        spent = 1000 * (time.perf_counter() - started)
+        self.spent_ms[stage] += spent
+        return spent
 
     def _abandon(self) -> None:
         """The loop is being closed: nobody is left waiting."""

@@ -124,6 +124,16 @@ class TTSEngine:
         return sorted(self.config.talker.speakers)
 
     @property
+    def spent_ms(self) -> dict[str, float]:
+        """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
+        return dict(self._loop.spent_ms)
+
+    @property
+    def num_active(self) -> int:
+        """Streams being spoken or waiting for a slot."""
+        return self._loop.num_active
+
+    @property
     def default_voice(self) -> str | None:
         """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
