@@ -1,0 +1,39 @@
+"""Chunks double from the first one: the player never runs dry at any speed the engine may have."""
+
+import pytest
+
+from qwen_megakernel import audio
+from qwen_megakernel.utterance import SpeechRequest
+
+FRAME_MS = 80.0
+
+
+def ramp(request: SpeechRequest, num_frames: int) -> list[int]:
+    """Chunk sizes as the step loop makes them."""
+    sizes, size = [], request.first_chunk_frames
+    while sum(sizes) < num_frames:
+        sizes.append(min(size, num_frames - sum(sizes)))
+        size = min(2 * size, request.chunk_frames)
+    return sizes
+
+
+def playback(sizes: list[int], rtf: float) -> list[float]:
+    """Gaps a player without buffer sees when each frame takes rtf * 80 ms to make."""
+    times, durations, made = [], [], 0
+    for size in sizes:
+        made += size
+        times.append(made * FRAME_MS * rtf)
+        durations.append(size * FRAME_MS)
+    return audio.playback_gaps(times, durations, 0)
+
+
+@pytest.mark.parametrize("rtf", [0.177, 0.234, 0.3, 0.5])
+def test_no_hole_at_the_published_speeds(rtf):
+    request = SpeechRequest("Hello.")
+    assert ramp(request, 60)[:6] == [1, 2, 4, 8, 10, 10]
+    assert not playback(ramp(request, 60), rtf)
+
+
+def test_one_then_ten_frames_has_a_hole():
+    """The schedule of the seed; the check above can fail."""
+    assert playback([1, 10, 10], 0.177)

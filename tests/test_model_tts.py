@@ -1,0 +1,112 @@
+"""Slots: limits, the account of text rows, the choice of a backend."""
+
+import pytest
+import torch
+
+from qwen_megakernel.errors import NoGPUError, TextTooLong, UsageError
+from qwen_megakernel.model_tts import (
+    MAX_PROMPT_POSITIONS,
+    FrameDecoder,
+    choose_backend,
+    default_dtype,
+)
+from qwen_megakernel.utterance import Prefill, Sampling
+
+FORCED_ON = Sampling.greedy()
+
+
+@pytest.fixture(scope="module")
+def loaded(load_checkpoint):
+    return load_checkpoint("tiny-random")
+
+
+def decoder_for(loaded, max_frames):
+    backend = choose_backend("torch", "cpu")
+    return FrameDecoder(loaded, backend, num_slots=2, max_frames=max_frames)
+
+
+def prompt(loaded, num_positions=6, num_trailing=0):
+    hidden = loaded.config.talker.stack.hidden_size
+    torch.manual_seed(0)
+    return Prefill(
+        torch.randn(num_positions, hidden), torch.randn(num_trailing, hidden), torch.zeros(hidden)
+    )
+
+
+def draw(decoder, slot, count):
+    """Frames without an end: EOS is taken out of the head."""
+    inner = decoder._decoder
+    inner.codec_head = inner.codec_head.clone()
+    inner.codec_head[inner.config.talker.codec_eos_id] = 0
+    drawn = 0
+    while drawn < count and decoder.frames_ready(slot):
+        result = decoder.step([slot], min(4, count - drawn, decoder.frames_ready(slot)))
+        drawn += result.num_frames[0]
+        if result.ended[0]:
+            break
+    return drawn
+
+
+@pytest.mark.parametrize("max_frames", [200, 600])
+def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, monkeypatch):
+    decoder = decoder_for(loaded, max_frames)
+    # The network is not what is tested: only where its frames go.
+    stack = decoder._decoder.predictor
+    monkeypatch.setattr(stack, "layers", stack.layers[:1])
+    decoder.prefill(0, prompt(loaded), Sampling(), seed=1, part=0)
+    assert draw(decoder, 0, max_frames + 1) == max_frames
+    assert decoder.frames_ready(0) == 0
+    with pytest.raises(AssertionError):
+        decoder.step([0], 1)
+
+
+def test_an_open_text_stalls_one_frame_past_its_rows(loaded):
+    decoder = decoder_for(loaded, 50)
+    decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
+    assert decoder.frames_ready(0) == 4
+    assert draw(decoder, 0, 10) <= 4
+    decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
+    decoder.add_text(0, prompt(loaded, 2).embeds)
+    assert decoder.frames_ready(0) == 6
+    decoder.close_text(0)
+    assert decoder.frames_ready(0) == 50
+
+
+def test_too_much_prompt_or_text_is_refused_with_the_limit(loaded):
+    decoder = decoder_for(loaded, 50)
+    with pytest.raises(TextTooLong, match=str(MAX_PROMPT_POSITIONS)):
+        decoder.prefill(0, prompt(loaded, MAX_PROMPT_POSITIONS + 1), FORCED_ON, seed=1, part=0)
+    with pytest.raises(TextTooLong, match="50"):
+        decoder.prefill(0, prompt(loaded, 5, 51), FORCED_ON, seed=1, part=0)
+
+
+def test_more_frames_than_the_model_has_positions_are_refused(loaded):
+    with pytest.raises(UsageError, match="positions"):
+        decoder_for(loaded, loaded.config.talker.stack.max_positions)
+
+
+@pytest.mark.parametrize(("requested", "device"), [("kernel", None), ("torch", "cuda")])
+def test_a_gpu_that_is_not_there_is_named(requested, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NoGPUError, match="torch sees none"):
+        choose_backend(requested, device)
+
+
+@pytest.mark.parametrize(
+    ("requested", "device"), [("fast", None), ("kernel", "cpu"), ("emulation", "cuda")]
+)
+def test_impossible_choices_are_refused(requested, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UsageError):
+        choose_backend(requested, device)
+
+
+def test_auto_takes_the_plain_decoder_without_a_gpu_and_says_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    chosen = choose_backend("auto")
+    assert (chosen.name, chosen.device.type) == ("torch", "cpu") and "no GPU" in chosen.why
+
+
+def test_small_checkpoints_compute_in_float32_on_a_cpu_and_in_bf16_on_a_gpu(loaded):
+    assert default_dtype(loaded, torch.device("cpu")) == torch.float32
+    assert default_dtype(loaded, torch.device("cuda")) == torch.bfloat16
