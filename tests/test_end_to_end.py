@@ -1,0 +1,205 @@
+"""Text to samples through the engine, against the official package's own front door.
+
+The same text, voice, language and instruct go into our engine and into the official wrapper; codes
+must be identical (greedy, float32), and samples equal.
+"""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from tolerances import AUDIO_F32, PCM16
+
+from qwen_megakernel import TTSEngine, Voice, official
+
+TEXT = "Hello there, how are you today?"
+LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2
+GREEDY = {"do_sample": False, "subtalker_do_sample": False}
+OFFICIAL_GREEDY = {"do_sample": False, "subtalker_dosample": False}
+NUM_FRAMES = 24
+
+
+@pytest.fixture(scope="module")
+def engine(cache_folder):
+    """engine(name): made once, on the plain decoder in float32."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = TTSEngine.from_pretrained(
+                name, backend="torch", dtype="float32", warmup=False
+            )
+        return made[name]
+
+    yield get
+    for tts in made.values():
+        tts.close()
+
+
+def clone_voice(config, in_context):
+    rng = np.random.default_rng(3)
+    return Voice(
+        "someone",
+        x_vector=rng.standard_normal(config.talker.stack.hidden_size).astype(np.float32),
+        codes=rng.integers(0, 2000, (9, config.talker.num_code_groups)) if in_context else None,
+        transcript="It is not." if in_context else None,
+    )
+
+
+def official_item(voice):
+    """The official VoiceClonePromptItem of a voice."""
+    return official.package().VoiceClonePromptItem(
+        ref_code=None if voice.codes is None else torch.from_numpy(voice.codes),
+        ref_spk_embedding=torch.from_numpy(voice.x_vector),
+        x_vector_only_mode=not voice.in_context,
+        icl_mode=voice.in_context,
+        ref_text=voice.transcript,
+    )
+
+
+def run_official(model, call):
+    """Codes and samples of one call of an official wrapper."""
+    codes = []
+    inner = model.model.generate
+
+    def recording(*args, **kwargs):
+        result = inner(*args, **kwargs)
+        codes.extend(result[0])
+        return result
+
+    model.model.generate = recording
+    try:
+        wavs, rate = call(max_new_tokens=NUM_FRAMES + 1, **OFFICIAL_GREEDY)
+    finally:
+        model.model.generate = inner
+    assert rate == 24000
+    return codes[0].numpy(), wavs[0]
+
+
+def compare(tts, model, call, text=TEXT, **options):
+    codes, wav = run_official(model, call)
+    ours = tts.synthesize(
+        text, max_frames=NUM_FRAMES, chunk_frames=5, split="off", **GREEDY, **options
+    )
+    assert np.array_equal(ours.codes, codes)
+    assert len(ours.audio) == len(codes) * 1920
+    # Officially one sample is lost now and then: the cut of the reference is a float product.
+    missing = len(ours.audio) - len(wav)
+    assert 0 <= missing <= 1 and (missing == 0 or options.get("voice") is not None)
+    assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
+    return ours
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("language", ["auto", "chinese", "english"])
+@pytest.mark.parametrize("speaker", ["vivian", "eric"])
+def test_custom_voice(engine, official_model, speaker, language, full):
+    name = "tiny-random"
+    compare(
+        engine(name),
+        model := official_model(name),
+        lambda **kwargs: model.generate_custom_voice(
+            TEXT, speaker=speaker, language=language, non_streaming_mode=full, **kwargs
+        ),
+        voice=speaker,
+        language=language,
+        text_feed="full" if full else "stepwise",
+    )
+
+
+def test_custom_voice_of_the_large_model_follows_instruct(engine, official_model):
+    name, instruct = "tiny-random-1.7b", "Speak slowly."
+    model = official_model(name)
+    compare(
+        engine(name),
+        model,
+        lambda **kwargs: model.generate_custom_voice(
+            TEXT, speaker="ryan", language="english", instruct=instruct, **kwargs
+        ),
+        voice="ryan",
+        language="english",
+        instruct=instruct,
+    )
+
+
+@pytest.mark.parametrize("instruct", ["A calm old man.", ""])
+def test_voice_design(engine, official_model, instruct):
+    name = "tiny-random-design"
+    model = official_model(name)
+    compare(
+        engine(name),
+        model,
+        lambda **kwargs: model.generate_voice_design(
+            TEXT, instruct=instruct, language="french", **kwargs
+        ),
+        instruct=instruct,
+        language="french",
+    )
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("in_context", [False, True])
+@pytest.mark.parametrize("name", ["tiny-random-base", "tiny-random-base-1.7b"])
+def test_cloned_voice(engine, official_model, name, in_context, full):
+    tts, model = engine(name), official_model(name)
+    voice = clone_voice(tts.config, in_context)
+    compare(
+        tts,
+        model,
+        lambda **kwargs: model.generate_voice_clone(
+            TEXT,
+            language="english",
+            voice_clone_prompt=[official_item(voice)],
+            non_streaming_mode=full,
+            **kwargs,
+        ),
+        voice=voice,
+        language="english",
+        text_feed="full" if full else "stepwise",
+    )
+
+
+def test_a_long_text_in_one_go(engine, official_model):
+    name = "tiny-random"
+    model = official_model(name)
+    compare(
+        engine(name),
+        model,
+        lambda **kwargs: model.generate_custom_voice(
+            LONG_TEXT, speaker="serena", language="english", **kwargs
+        ),
+        text=LONG_TEXT,
+        voice="serena",
+        language="english",
+    )
+
+
+def test_the_vocoder_gives_the_official_samples(engine, official_model):
+    name = "tiny-random"
+    codes = np.random.default_rng(0).integers(0, 2048, (40, 16))
+    decoder = official_model(name).model.speech_tokenizer.model.decoder
+    with torch.inference_mode():
+        expected = decoder(torch.from_numpy(codes.T[None])).flatten().numpy()
+    assert np.abs(engine(name).decode(codes) - expected).max() <= AUDIO_F32
+
+
+def test_prompts_are_made_before_any_frame_and_constants_once(engine, monkeypatch):
+    """LEDGER E10: the second request embeds its own text and nothing else."""
+    tts = engine("tiny-random")
+    embeddings = tts._prompts._embeddings
+    calls = []
+    monkeypatch.setattr(
+        tts._prompts,
+        "_embeddings",
+        types.SimpleNamespace(
+            text=lambda ids: calls.append(ids.tolist()) or embeddings.text(ids),
+            codec=lambda ids: calls.append(ids.tolist()) or embeddings.codec(ids),
+            frames=embeddings.frames,
+        ),
+    )
+    body = tts._tokenizer.encode(TEXT).body.tolist()
+    for _ in range(2):
+        calls.clear()
+        tts.synthesize(TEXT, voice="vivian", max_frames=2)
+    assert calls == [body]
