@@ -15,6 +15,7 @@ from qwen_megakernel import TTSEngine, Voice, official
 
 TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2
+LONG_TEXT = LONG_TEXT.strip()  # we drop white space at the ends, the official wrapper speaks it
 GREEDY = {"do_sample": False, "subtalker_do_sample": False}
 OFFICIAL_GREEDY = {"do_sample": False, "subtalker_dosample": False}
 NUM_FRAMES = 24

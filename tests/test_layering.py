@@ -12,7 +12,7 @@ FLOORS = [
     {"errors"},
     {"config", "utterance", "audio", "languages", "sentences"},
     {"inventory", "synthetic_config", "build_tts", "sampling", "guard", "codes_file"},
-    {"synthetic"},
+    {"synthetic", "hub", "weights", "vocoder_layers", "word_times"},
     {"checkpoint"},
     {"embeddings"},
     {"kernels", "reference", "speaker_encoder", "codec_encoder"},
@@ -20,7 +20,8 @@ FLOORS = [
     {"vocoder", "speech_stream"},
     {"step_loop"},
     {"tts_engine"},
-    {"pipecat_tts", "server", "wyoming_server", "doctor", "options", "official"},
+    {"pipecat_settings", "pipecat_base", "doctor", "options", "official"},
+    {"pipecat_tts", "server", "wyoming_server"},
     {"cli"},
     {"__main__"},
 ]
