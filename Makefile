@@ -19,7 +19,7 @@ test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cu' 'csrc/*.cuh' 'csrc/*.h' 'csrc/*.cpp')
+	git ls-files csrc | grep -E '\.(cu|cuh|h|cpp)$$' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
