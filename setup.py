@@ -42,6 +42,7 @@ setup(
         "huggingface_hub>=0.34",
         "ninja>=1.11",
         "sentence-stream",
+        "tokenizers",
         "tqdm",
     ],
     extras_require={
@@ -62,6 +63,7 @@ setup(
             "pytest-asyncio",
             "pytest-timeout",
             "pytest-cov",
+            "hypothesis",
             "ruff",
             "clang-format",
             *PIPECAT,

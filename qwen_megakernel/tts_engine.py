@@ -246,7 +246,11 @@ class TTSEngine:
 
     def _warm_up(self) -> None:
         """One short utterance through every stage and chunk size of the default ramp."""
-        self.synthesize("Warm.", seed=0, max_frames=25, first_chunk_frames=1)
+        voice: Voice | None = None
+        if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
+            width = self.config.talker.stack.hidden_size
+            voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
+        self.synthesize("Warm.", voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
 
 
 def _dump_codes(state: StreamState) -> None:
