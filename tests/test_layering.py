@@ -11,10 +11,12 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 FLOORS = [
     {"errors"},
     {"config", "utterance", "audio", "languages", "sentences"},
-    {"inventory", "synthetic_config", "build_tts", "sampling", "guard", "codes_file"},
+    {"inventory", "synthetic_config", "sampling", "guard", "codes_file"},
+    {"build_tts", "kernel_library", "packing"},
     {"synthetic", "hub", "weights", "vocoder_layers", "word_times"},
     {"checkpoint"},
     {"embeddings"},
+    {"kernel_buffers"},
     {"kernels", "reference", "speaker_encoder", "codec_encoder"},
     {"text", "prompt", "voices", "model_tts"},
     {"vocoder", "speech_stream"},
