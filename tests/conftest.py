@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import official
 import pytest
 import torch
 
-from qwen_megakernel import checkpoint
+from qwen_megakernel import checkpoint, official
+from qwen_megakernel.errors import MissingPackageError
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +41,17 @@ def load_checkpoint(cache_folder: Path) -> Callable[[str], checkpoint.Checkpoint
 
 
 @pytest.fixture(scope="session")
-def official_model(model_folder: Callable[[str], Path]) -> Callable[[str], Any]:
+def official_package() -> ModuleType:
+    """The module `qwen_tts`; where it is not installed the test is skipped."""
+    try:
+        return official.package()
+    except MissingPackageError as error:
+        pytest.skip(error.what)
+
+
+@pytest.fixture(scope="session")
+def official_model(
+    official_package: ModuleType, model_folder: Callable[[str], Path]
+) -> Callable[[str], Any]:
     """official_model(name): the official `Qwen3TTSModel` of a built-in checkpoint, fp32, eager."""
     return functools.cache(lambda name: official.load(model_folder(name)))

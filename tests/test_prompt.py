@@ -5,11 +5,11 @@ import logging
 from dataclasses import replace
 
 import numpy as np
-import official
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
+from qwen_megakernel import official
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.errors import (
@@ -90,7 +90,7 @@ def config_values(model_type: str, model_size: str = "1b7") -> dict:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory):
+def tokenizer_folder(tmp_path_factory, official_package):
     """Byte tokens, those that make up "assistant", and chat markup."""
     folder = tmp_path_factory.mktemp("bytes")
     vocab = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
