@@ -1,0 +1,240 @@
+"""Codec frames to PCM: the decoder half of the speech tokenizer, exact in any chunks.
+
+The network is strictly causal, so a stream that keeps the last inputs of every layer gives, chunk
+by chunk, the samples of one decode of the whole. Those inputs are a `VocoderState`. The layers are
+in `vocoder_layers`.
+
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV2Decoder
+(qwen-tts 0.1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.config import CodecConfig, CodecDecoderConfig
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.vocoder_layers import (
+    Codebooks,
+    Conv,
+    ConvNeXt,
+    Layer,
+    Layout,
+    ResidualUnit,
+    Snake,
+    Transformer,
+    TransposedConv,
+    Weights,
+)
+
+# A literal of the official residual units; no config file holds it.
+DILATIONS = (1, 3, 9)
+
+# Frames that go through the frame-rate layers, and through the others, at once. Longer chunks are
+# cut here, into the same pieces whatever the company. It bounds the working set: each frame of each
+# stream takes about 4 MB in the tail at released shapes, most of it at the sample rate.
+MAX_FRAMES_PER_PASS = 32
+MAX_TAIL_FRAMES_PER_PASS = 8
+
+
+@dataclass(slots=True)
+class VocoderState:
+    """What one stream remembers between chunks. Zeros are the state of a new stream.
+
+    Attributes:
+        values: [num_values] in the vocoder's dtype, on its device, always the same storage: the
+            number of frames whose keys are valid, then the last inputs of each layer that looks
+            back. One tensor, so a batch of streams is gathered and written back by one copy each.
+    """
+
+    values: Tensor
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        """Make this the state of a new stream."""
+        self.values.zero_()
+
+
+class Vocoder:
+    """The speech tokenizer's decoder.
+
+    Holds weights and tables only; whatever changes while streams run is in their states. Between
+    the check of the codes and the PCM nothing is read back from the device, shapes depend on
+    (n, num_frames) alone, and states are updated in place.
+    """
+
+    def __init__(
+        self,
+        codec_config: CodecConfig,
+        tensors: dict[str, Tensor],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        """Arrange the weights for decoding.
+
+        Args:
+            codec_config: every dimension is read from it or from the tensors.
+            tensors: `Checkpoint.codec_decoder`, the official names without "decoder.".
+            device: where weights, states and PCM live.
+            dtype: float32, or float64 to prove exactness.
+        Raises:
+            UsageError: dtype is neither.
+        """
+        if dtype not in (torch.float32, torch.float64):
+            raise UsageError(
+                f"The vocoder cannot run in {dtype}.",
+                "Its snake activations lose the waveform in 16 bits (25 dB SNR in bf16).",
+                "Use float32.",
+            )
+        config = codec_config.decoder
+        weights = Weights(tensors, "", torch.device(device), dtype)
+        layout = Layout()
+        self.config = config
+        self.samples_per_frame = codec_config.samples_per_frame
+        self.device, self.dtype = weights.device, dtype
+        self._num_keys = layout.reserve(1, 1)
+        self._codebooks = Codebooks(weights.at("quantizer"), config)
+        self._pre_conv = Conv(weights.at("pre_conv.conv"), layout)
+        self._transformer = Transformer(
+            weights.at("pre_transformer"), config, layout, MAX_FRAMES_PER_PASS
+        )
+        self._tail = _tail_layers(weights, config, layout)
+        self._num_values = layout.num_values
+        self._tail_context = 0  # frames behind the last one that the tail can see
+        for layer in reversed(self._tail):
+            self._tail_context = layer.context(self._tail_context)
+        self._context = (
+            self._tail_context
+            + config.num_layers * (config.sliding_window - 1)
+            + self._pre_conv.history.num_rows
+        )
+
+    def new_state(self) -> VocoderState:
+        """The state of a stream that has decoded nothing yet."""
+        return VocoderState(torch.zeros(self._num_values, device=self.device, dtype=self.dtype))
+
+    @torch.inference_mode()
+    def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+        """Decode the next frames of n streams, which may stand at different positions.
+
+        Args:
+            codes: [n, num_frames, num_quantizers] integers. The check of their range waits for the
+                device if they are not on the CPU.
+            states: one per row, all different; advanced by num_frames.
+        Returns:
+            [n, num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype, on its
+            device.
+        Raises:
+            UsageError: codes of another shape, or outside 0 .. codebook_size - 1.
+        """
+        codes = self._checked(codes)
+        assert len(states) == len(codes) == len({id(state) for state in states})
+        batch = _gather(states)
+        pcm = self._decode_tail(self._decode_front(codes, batch), batch)
+        _scatter(batch, states)
+        return pcm.T.contiguous()
+
+    def decode(self, codes: np.ndarray | Tensor) -> np.ndarray:
+        """Decode a whole utterance.
+
+        Args:
+            codes: [num_frames, num_quantizers] integers.
+        Returns:
+            [num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype.
+        Raises:
+            UsageError: as `step`.
+        """
+        pcm = self.step(torch.as_tensor(codes)[None], [self.new_state()])
+        return pcm[0].cpu().numpy()
+
+    @torch.inference_mode()
+    def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
+        """Advance a stream over frames whose sound nobody wants (the reference of an ICL voice).
+
+        The state is the one `step` would leave, up to rounding. Only the frames that can still
+        reach later samples are decoded, and the convolutions, nearly all of the work, only over
+        the last few of them.
+
+        Args:
+            codes: [num_frames, num_quantizers] integers.
+            state: advanced by num_frames.
+        Raises:
+            UsageError: as `step`.
+        """
+        codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
+        batch = _gather([state])
+        hidden = self._decode_front(codes, batch)
+        self._decode_tail(hidden[-self._tail_context :], batch)
+
+    def _checked(self, codes: Tensor) -> Tensor:
+        """Codes as int64 on our device."""
+        groups, size = self.config.num_quantizers, self.config.codebook_size
+        if codes.ndim != 3 or codes.shape[2] != groups or not codes.numel():
+            raise UsageError(
+                f"Codes have shape {list(codes.shape)}; need frames of {groups} codes each."
+            )
+        if codes.is_floating_point() or codes.dtype == torch.bool:
+            raise UsageError(f"Codes are {codes.dtype}; need integers.")
+        codes = codes.to(torch.int64)
+        low, high = codes.min().item(), codes.max().item()
+        if low < 0 or high >= size:
+            raise UsageError(
+                f"Code {low if low < 0 else high} is outside 0 .. {size - 1}.",
+                f"This checkpoint's codebooks have {size} entries each.",
+            )
+        return codes.to(self.device)
+
+    def _decode_front(self, codes: Tensor, batch: Tensor) -> Tensor:
+        """[n, num_frames, num_quantizers] -> [num_frames, n, latent_dim]."""
+        pieces = []
+        for piece in codes.transpose(0, 1).split(MAX_FRAMES_PER_PASS):
+            hidden = self._pre_conv(self._codebooks(piece), batch)
+            pieces.append(self._transformer(hidden, batch, self._num_keys.view(batch)))
+        return torch.cat(pieces)
+
+    def _decode_tail(self, hidden: Tensor, batch: Tensor) -> Tensor:
+        """[num_frames, n, latent_dim] -> [num_frames * samples_per_frame, n]."""
+        pieces = []
+        for piece in hidden.split(MAX_TAIL_FRAMES_PER_PASS):
+            for layer in self._tail:
+                piece = layer(piece, batch)
+            pieces.append(piece.squeeze(2).clamp_(-1, 1))
+        return torch.cat(pieces)
+
+
+def _gather(states: Sequence[VocoderState]) -> Tensor:
+    """[n, num_values]; a single stream's own storage, without a copy."""
+    if len(states) == 1:
+        return states[0].values[None]
+    return torch.stack([state.values for state in states])
+
+
+def _scatter(batch: Tensor, states: Sequence[VocoderState]) -> None:
+    if len(states) > 1:
+        for values, state in zip(batch, states, strict=True):
+            state.values.copy_(values)
+
+
+def _tail_layers(weights: Weights, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:
+    """The layers from the frame rate to the sample rate, all convolutional."""
+    layers: list[Layer] = []
+    for i, ratio in enumerate(config.upsampling_ratios):
+        stage = weights.at(f"upsample.{i}")
+        layers.append(TransposedConv(stage.at("0.conv"), ratio, layout))
+        layers.append(ConvNeXt(stage.at("1"), layout))
+    layers.append(Conv(weights.at("decoder.0.conv"), layout))
+    for i, rate in enumerate(config.upsample_rates, start=1):
+        block = weights.at(f"decoder.{i}.block")
+        snake = Snake(block.at("0"))
+        layers.append(TransposedConv(block.at("1.conv"), rate, layout, snake))
+        for j, dilation in enumerate(DILATIONS, start=2):
+            layers.append(ResidualUnit(block.at(f"{j}"), dilation, layout))
+    last = len(config.upsample_rates) + 1
+    snake = Snake(weights.at(f"decoder.{last}"))
+    layers.append(Conv(weights.at(f"decoder.{last + 1}.conv"), layout, snake=snake))
+    return layers

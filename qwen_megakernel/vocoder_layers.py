@@ -1,0 +1,368 @@
+"""Layers of the vocoder that work on a stream in pieces and remember what they will need again.
+
+Activations are time-major, [num_steps, n, channels]. All rows of one time step lie together, so
+the slice that one tap of a convolution reads is one contiguous [num_steps * n, channels] matrix
+whatever the dilation and the number of streams: a convolution is a matrix product per tap, with no
+unfolding, and streams share each pass over the weights.
+
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.config import CodecDecoderConfig
+
+# Literals of the official classes; no config file holds them.
+CLUSTER_USAGE_MIN = 1e-5
+LAYER_NORM_EPS = 1e-6
+SNAKE_EPS = 1e-9
+
+# Matrix products over fewer rows are padded with zero rows. BLAS libraries take matrix-vector code
+# for them, which sums in another order: a stream alone and in company would differ in last bits.
+MIN_ROWS = 4
+
+
+class Weights:
+    """Checkpoint tensors under a name prefix, in the vocoder's dtype and on its device.
+
+    16-bit tensors are widened before anything is computed from them.
+    """
+
+    def __init__(
+        self, tensors: dict[str, Tensor], prefix: str, device: torch.device, dtype: torch.dtype
+    ):
+        self._tensors, self._prefix, self.device, self.dtype = tensors, prefix, device, dtype
+
+    def at(self, name: str) -> Weights:
+        """The tensors whose names continue with `name` and a dot."""
+        return Weights(self._tensors, f"{self._prefix}{name}.", self.device, self.dtype)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._prefix + name].to(self.device, self.dtype)
+
+
+class Layout:
+    """Deals out the parts of `VocoderState.values`."""
+
+    def __init__(self) -> None:
+        self.num_values = 0
+
+    def reserve(self, num_rows: int, width: int) -> History:
+        """The next num_rows * width values."""
+        history = History(self.num_values, num_rows, width)
+        self.num_values += num_rows * width
+        return history
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The part of the state that holds the last `num_rows` inputs of one layer, oldest first."""
+
+    start: int
+    num_rows: int
+    width: int
+
+    def view(self, batch: Tensor) -> Tensor:
+        """[n, num_values] -> [num_rows, n, width], sharing storage."""
+        values = batch[:, self.start : self.start + self.num_rows * self.width]
+        return values.unflatten(1, (self.num_rows, self.width)).transpose(0, 1)
+
+    def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
+        """Activate x [num_steps, n, width], put the past in front and remember the last inputs."""
+        past = self.view(batch)
+        extended = x.new_empty(self.num_rows + len(x), *x.shape[1:])
+        extended[: self.num_rows] = past
+        if snake:
+            snake(x, out=extended[self.num_rows :])
+        else:
+            extended[self.num_rows :] = x
+        past.copy_(extended[len(x) :])
+        return extended
+
+
+def _sum_taps(x: Tensor, taps: Tensor, bias: Tensor, num_rows: int, spacing: int) -> Tensor:
+    """bias + sum over i of x[i * spacing : i * spacing + num_rows] @ taps[i].
+
+    x [num_rows + (num_taps - 1) * spacing, in_channels], taps [num_taps, in_channels,
+    out_channels] -> [num_rows, out_channels].
+    """
+    missing = max(0, MIN_ROWS - num_rows)
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing))
+    end = num_rows + missing
+    y = torch.addmm(bias, x[:end], taps[0])
+    for i, tap in enumerate(taps[1:], start=1):
+        y.addmm_(x[i * spacing : i * spacing + end], tap)
+    return y[:num_rows]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [num_steps, n, in_features] @ weight^T + bias, weight [out_features, in_features]."""
+    rows = x.flatten(0, 1)
+    missing = max(0, MIN_ROWS - len(rows))
+    if missing:
+        rows = F.pad(rows, (0, 0, 0, missing))
+    y = F.linear(rows, weight, bias)
+    return y[: len(y) - missing].unflatten(0, x.shape[:2])
+
+
+class Layer(Protocol):
+    """What the vocoder's chain from frames to samples is made of."""
+
+    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
+        """[num_steps, n, channels] -> [num_steps * rate, n, other channels].
+
+        `batch` [n, num_values] holds the streams' states and is advanced in place.
+        """
+
+    def context(self, num_steps: int) -> int:
+        """Inputs before a frame border that num_steps outputs before that border depend on."""
+
+
+class Snake:
+    """x + sin^2(x * e^alpha) / (e^beta + 1e-9); the checkpoint stores alpha and beta as logs."""
+
+    def __init__(self, weights: Weights):
+        self.frequency = weights["alpha"].exp()
+        self.amplitude = 1 / (weights["beta"].exp() + SNAKE_EPS)
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        sine_squared = torch.mul(x, self.frequency, out=out).sin_().square_()
+        torch.addcmul(x, sine_squared, self.amplitude, out=out)
+
+
+class Conv:
+    """Causal convolution with an optional activation in front.
+
+    The state holds activated inputs: the official layer pads with zeros after the activation.
+    """
+
+    def __init__(
+        self, weights: Weights, layout: Layout, dilation: int = 1, snake: Snake | None = None
+    ):
+        weight = weights["weight"]  # [out_channels, in_channels, kernel_size]
+        self.taps = weight.permute(2, 1, 0).contiguous()
+        self.bias = weights["bias"]
+        self.dilation = dilation
+        self.snake = snake
+        self.history = layout.reserve((weight.shape[2] - 1) * dilation, weight.shape[1])
+
+    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
+        num_steps, n, _ = x.shape
+        x = self.history.extend(x, batch, self.snake).flatten(0, 1)
+        y = _sum_taps(x, self.taps, self.bias, num_steps * n, self.dilation * n)
+        return y.unflatten(0, (num_steps, n))
+
+    def context(self, num_steps: int) -> int:
+        return num_steps + self.history.num_rows
+
+
+class TransposedConv:
+    """Transposed convolution without its last kernel_size - stride outputs, which look ahead.
+
+    kernel_size is stride or 2 * stride, so output t * stride + j comes from x[t] and x[t - 1]:
+    y = W[:, :, j]^T x[t] + W[:, :, stride + j]^T x[t - 1] + b.
+    """
+
+    def __init__(self, weights: Weights, stride: int, layout: Layout, snake: Snake | None = None):
+        weight = weights["weight"]  # [in_channels, out_channels, kernel_size]
+        in_channels, self.out_channels, kernel_size = weight.shape
+        num_taps = kernel_size // stride
+        taps = weight.unflatten(2, (num_taps, stride)).permute(2, 0, 3, 1)
+        # Oldest input first, as in Conv: [num_taps, in_channels, stride * out_channels].
+        self.taps = taps.flip(0).reshape(num_taps, in_channels, stride * self.out_channels)
+        self.bias = weights["bias"].repeat(stride)
+        self.stride = stride
+        self.snake = snake
+        self.history = layout.reserve(num_taps - 1, in_channels)
+
+    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
+        num_steps, n, _ = x.shape
+        x = self.history.extend(x, batch, self.snake).flatten(0, 1)
+        y = _sum_taps(x, self.taps, self.bias, num_steps * n, n)
+        y = y.view(num_steps, n, self.stride, self.out_channels).transpose(1, 2)
+        return y.reshape(num_steps * self.stride, n, self.out_channels)
+
+    def context(self, num_steps: int) -> int:
+        return math.ceil(num_steps / self.stride) + self.history.num_rows
+
+
+class ResidualUnit:
+    """x + conv1(snake(conv7(snake(x)))), the wide convolution dilated."""
+
+    def __init__(self, weights: Weights, dilation: int, layout: Layout):
+        self.conv1 = Conv(
+            weights.at("conv1.conv"), layout, dilation, snake=Snake(weights.at("act1"))
+        )
+        self.conv2 = Conv(weights.at("conv2.conv"), layout, snake=Snake(weights.at("act2")))
+
+    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
+        return self.conv2(self.conv1(x, batch), batch).add_(x)
+
+    def context(self, num_steps: int) -> int:
+        return self.conv1.context(self.conv2.context(num_steps))
+
+
+class ConvNeXt:
+    """x + gamma * pwconv2(gelu(pwconv1(norm(dwconv(x)))))."""
+
+    def __init__(self, weights: Weights, layout: Layout):
+        depthwise = weights["dwconv.conv.weight"]  # [channels, 1, kernel_size]
+        self.taps = depthwise.squeeze(1).T.contiguous()
+        self.bias = weights["dwconv.conv.bias"]
+        self.norm = weights["norm.weight"], weights["norm.bias"]
+        self.pwconv1 = weights["pwconv1.weight"], weights["pwconv1.bias"]
+        self.pwconv2 = weights["pwconv2.weight"], weights["pwconv2.bias"]
+        self.gamma = weights["gamma"]
+        self.history = layout.reserve(len(self.taps) - 1, depthwise.shape[0])
+
+    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
+        extended = self.history.extend(x, batch)
+        y = self.bias
+        for i, tap in enumerate(self.taps):
+            y = torch.addcmul(y, extended[i : i + len(x)], tap)
+        y = F.layer_norm(y, y.shape[-1:], *self.norm, eps=LAYER_NORM_EPS)
+        y = _linear(F.gelu(_linear(y, *self.pwconv1)), *self.pwconv2)
+        return torch.addcmul(x, y, self.gamma)
+
+    def context(self, num_steps: int) -> int:
+        return num_steps + self.history.num_rows
+
+
+class Codebooks:
+    """Codes to latents: the first codebook and the sum of the others, each with its projection.
+
+    The projections are not folded into the tables: that would double them (67 MB instead of 34 at
+    released shapes) to save a ten-thousandth of a frame's arithmetic.
+    """
+
+    def __init__(self, weights: Weights, config: CodecDecoderConfig):
+        names = ["rvq_first.vq.layers.0"]
+        names += [f"rvq_rest.vq.layers.{i}" for i in range(config.num_quantizers - 1)]
+        books = [weights.at(f"{name}._codebook") for name in names]
+        self.tables = torch.cat(
+            [
+                book["embedding_sum"] / book["cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)[:, None]
+                for book in books
+            ]
+        )
+        self.first_rows = torch.arange(len(books), device=weights.device) * config.codebook_size
+        self.first_proj, self.rest_proj = (
+            weights[f"{name}.output_proj.weight"].squeeze(2) for name in ("rvq_first", "rvq_rest")
+        )
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """[num_frames, n, num_quantizers] int64 -> [num_frames, n, codebook_dim]."""
+        entries = F.embedding(codes + self.first_rows, self.tables)
+        first, rest = entries[:, :, 0], entries[:, :, 1:].sum(2)
+        return _linear(first, self.first_proj) + _linear(rest, self.rest_proj)
+
+
+class Transformer:
+    """The pre-transformer at the frame rate, with sliding-window attention.
+
+    The state keeps keys before their rotation. Only differences of positions matter to rotary
+    embeddings, so every pass numbers its keys from 0, the oldest in the window: angles stay as
+    exact after a day of speech as in its first second, and the state needs no position.
+    """
+
+    def __init__(
+        self, weights: Weights, config: CodecDecoderConfig, layout: Layout, max_frames: int
+    ):
+        self.num_past = config.sliding_window - 1
+        self.input_proj = weights["input_proj.weight"], weights["input_proj.bias"]
+        self.output_proj = weights["output_proj.weight"], weights["output_proj.bias"]
+        self.norm, self.eps = weights["norm.weight"], config.rms_norm_eps
+        self.layers = [
+            _TransformerLayer(weights.at(f"layers.{i}"), config, layout)
+            for i in range(config.num_layers)
+        ]
+        positions = torch.arange(self.num_past + max_frames, device=weights.device)
+        dims = torch.arange(0, config.head_dim, 2, device=weights.device, dtype=torch.float64)
+        angles = torch.outer(positions, config.rope_theta ** (-dims / config.head_dim))
+        angles = torch.cat([angles, angles], dim=1)
+        self.cos, self.sin = angles.cos().to(weights.dtype), angles.sin().to(weights.dtype)
+        age = positions[self.num_past :, None] - positions  # of each key, seen from each query
+        self.in_window = (age >= 0) & (age <= self.num_past)
+        self.positions = positions
+
+    def __call__(self, x: Tensor, batch: Tensor, num_keys: Tensor) -> Tensor:
+        """[num_frames, n, latent_dim] -> the same.
+
+        `num_keys` [1, n, 1], part of `batch`, counts the past frames that were decoded, up to the
+        window; the rows before them are not attended.
+        """
+        num_frames = len(x)
+        num_positions = self.num_past + num_frames
+        is_valid = self.positions[:num_positions] >= self.num_past - num_keys.view(-1, 1, 1, 1)
+        is_visible = self.in_window[:num_frames, :num_positions] & is_valid
+        mask = x.new_zeros(is_visible.shape).masked_fill_(~is_visible, -math.inf)
+        rotary = self.cos[:num_positions], self.sin[:num_positions]
+        x = _linear(x, *self.input_proj)
+        for layer in self.layers:
+            x = layer(x, batch, rotary, mask)
+        num_keys.add_(num_frames).clamp_(max=self.num_past)
+        x = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+        return _linear(x, *self.output_proj)
+
+
+class _TransformerLayer:
+    """Attention and SwiGLU, each behind an RMSNorm and scaled on its way into the residual."""
+
+    def __init__(self, weights: Weights, config: CodecDecoderConfig, layout: Layout):
+        attention, mlp = weights.at("self_attn"), weights.at("mlp")
+        self.input_norm = weights["input_layernorm.weight"]
+        self.qkv_proj = torch.cat([attention[f"{name}_proj.weight"] for name in "qkv"])
+        self.o_proj = attention["o_proj.weight"]
+        self.attention_scale = weights["self_attn_layer_scale.scale"]
+        self.mlp_norm = weights["post_attention_layernorm.weight"]
+        self.gate_up_proj = torch.cat([mlp["gate_proj.weight"], mlp["up_proj.weight"]])
+        self.down_proj = mlp["down_proj.weight"]
+        self.mlp_scale = weights["mlp_layer_scale.scale"]
+        self.eps = config.rms_norm_eps
+        self.head_dim = config.head_dim
+        self.q_size = config.num_heads * config.head_dim
+        self.kv_size = config.num_kv_heads * config.head_dim
+        self.history = layout.reserve(config.sliding_window - 1, 2 * self.kv_size)
+
+    def __call__(
+        self, x: Tensor, batch: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor
+    ) -> Tensor:
+        """[num_frames, n, hidden_size] -> the same.
+
+        `rotary` are cosine and sine [num_positions, head_dim], `mask` [n, 1, num_frames,
+        num_positions]; the frames of x are the last of the positions.
+        """
+        normed = F.rms_norm(x, x.shape[-1:], self.input_norm, self.eps)
+        qkv = _linear(normed, self.qkv_proj)
+        q, kv = qkv[..., : self.q_size], qkv[..., self.q_size :]
+        k, v = self.history.extend(kv, batch).split(self.kv_size, dim=-1)
+        cos, sin = rotary
+        q = _rotate(self._heads(q), cos[-len(x) :], sin[-len(x) :])
+        k = _rotate(self._heads(k), cos, sin)
+        heads = F.scaled_dot_product_attention(
+            q, k, self._heads(v), attn_mask=mask, enable_gqa=self.q_size != self.kv_size
+        )
+        attended = _linear(heads.permute(2, 0, 1, 3).flatten(2), self.o_proj)
+        x = torch.addcmul(x, attended, self.attention_scale)
+        normed = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
+        gate, up = _linear(normed, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.addcmul(x, _linear(F.silu(gate) * up, self.down_proj), self.mlp_scale)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[num_positions, n, heads * head_dim] -> [n, heads, num_positions, head_dim]."""
+        return x.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the split-half form; x [..., num_positions, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
