@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 FLOORS = [
     {"errors"},
     {"config", "utterance", "audio", "languages", "sentences"},
-    {"inventory", "synthetic_config", "sampling", "guard", "codes_file"},
+    {"inventory", "synthetic_config", "sampling", "guard", "codes_file", "reference_audio"},
     {"build_tts", "kernel_library", "packing"},
     {"synthetic", "hub", "weights", "vocoder_layers", "word_times"},
     {"checkpoint"},

@@ -1,0 +1,176 @@
+"""Reference audio to codec frames: the encoder half of the speech tokenizer (Mimi).
+
+Convolutions take the samples down to 25 vectors a second, a causal transformer mixes them, one
+more convolution halves the rate, and two residual quantizers pick the codes.
+
+Source: transformers 4.57.3, modeling_mimi.py, as QwenLM/Qwen3-TTS
+modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1) calls it: in one piece, with causal attention
+over everything. The window that the config names (`sliding_window`) plays no part there.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.config import CodecConfig
+from qwen_megakernel.errors import ReferenceError_
+
+CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
+
+
+class CodecEncoder:
+    """The Mimi encoder, in float32 on the CPU.
+
+    It stays in float32 and off the GPU on purpose: in bf16 a quarter of the codes come out
+    different, in TF32 some do, and a voice is encoded once, not per request.
+
+    Args:
+        codec_config: every dimension is read from it or from the tensors.
+        tensors: `Checkpoint.load_prefix("encoder.")`.
+    """
+
+    def __init__(self, codec_config: CodecConfig, tensors: dict[str, Tensor]):
+        config = codec_config.encoder
+        self.samples_per_frame = codec_config.samples_per_frame
+        self._config, self._tensors = config, tensors
+        num_semantic = config["num_semantic_quantizers"]
+        self._quantizers = [
+            self._quantizer("semantic", num_semantic),
+            self._quantizer("acoustic", codec_config.num_code_groups - num_semantic),
+        ]
+
+    def _quantizer(self, kind: str, num_codebooks: int) -> tuple[Tensor | None, list[Tensor]]:
+        """The input projection, if there is one, and the codebooks in use: the first ones."""
+        name = f"quantizer.{kind}_residual_vector_quantizer"
+        codebooks = [self._codebook(f"{name}.layers.{i}.codebook") for i in range(num_codebooks)]
+        return self._tensors.get(f"{name}.input_proj.weight"), codebooks
+
+    def _codebook(self, name: str) -> Tensor:
+        """[codebook_size, codebook_dim]: means of the clusters."""
+        usage = self._tensors[f"{name}.cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)
+        return self._tensors[f"{name}.embed_sum"] / usage[:, None]
+
+    @torch.inference_mode()
+    def encode(self, samples: np.ndarray) -> np.ndarray:
+        """Encode a recording.
+
+        Args:
+            samples: [num_samples] float32 mono at the codec's sample rate, full scale at 1.
+        Returns:
+            [ceil(num_samples / samples_per_frame), num_code_groups] int32.
+        Raises:
+            ReferenceError_: there are no samples.
+        """
+        if not len(samples):
+            raise ReferenceError_("The reference has no samples.")
+        x = self._convolutions(torch.from_numpy(np.asarray(samples, dtype=np.float32))[None, None])
+        x = self._transformer(x.transpose(1, 2)).transpose(1, 2)
+        x = self._downsample(x)
+        codes = torch.cat([_quantize(x, *quantizer) for quantizer in self._quantizers])
+        num_frames = math.ceil(len(samples) / self.samples_per_frame)
+        return codes[:, :num_frames].T.to(torch.int32).contiguous().numpy()
+
+    # ---- convolutions ----------------------------------------------------------------------------
+
+    def _convolutions(self, x: Tensor) -> Tensor:
+        """[1, 1, num_samples] -> [1, hidden_size, num_steps]; indices as in inventory."""
+        config = self._config
+        x = self._conv(x, "0")
+        index = 1
+        for ratio in reversed(config["upsampling_ratios"]):
+            for unit in range(config["num_residual_layers"]):
+                dilation = config["dilation_growth_rate"] ** unit
+                y = self._conv(F.elu(x), f"{index}.block.1", dilation=dilation)
+                x = self._conv(F.elu_(y), f"{index}.block.3").add_(x)
+                index += 1
+            x = self._conv(F.elu_(x), f"{index + 1}", stride=ratio)
+            index += 2
+        return self._conv(F.elu_(x), f"{index + 1}")
+
+    def _conv(self, x: Tensor, name: str, stride: int = 1, dilation: int = 1) -> Tensor:
+        name = f"encoder.layers.{name}.conv"
+        weight, bias = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
+        x = F.pad(x, _padding(x.shape[2], weight.shape[2], stride, dilation))
+        return F.conv1d(x, weight, bias, stride=stride, dilation=dilation)
+
+    def _downsample(self, x: Tensor) -> Tensor:
+        """To the frame rate; the one layer whose edges repeat the outermost value."""
+        weight = self._tensors.get("downsample.conv.weight")
+        if weight is None:  # the convolutions alone reach the frame rate
+            return x
+        stride = weight.shape[2] // 2
+        x = F.pad(x, _padding(x.shape[2], weight.shape[2], stride), mode="replicate")
+        return F.conv1d(x, weight, stride=stride)
+
+    # ---- transformer -----------------------------------------------------------------------------
+
+    def _transformer(self, x: Tensor) -> Tensor:
+        """[1, num_steps, hidden_size] -> the same."""
+        config = self._config
+        head_dim = config["head_dim"]
+        inv_freq = 1 / config["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
+        angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), inv_freq)
+        angles = torch.cat([angles, angles], dim=1)
+        rotary = angles.cos(), angles.sin()
+        for layer in range(config["num_hidden_layers"]):
+            x = self._layer(x, f"encoder_transformer.layers.{layer}", rotary)
+        return x
+
+    def _layer(self, x: Tensor, name: str, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        config, weights = self._config, self._tensors
+        normed = self._norm(x, f"{name}.input_layernorm")
+        q, k, v = (
+            F.linear(normed, weights[f"{name}.self_attn.{part}_proj.weight"])
+            .unflatten(2, (-1, config["head_dim"]))
+            .transpose(1, 2)
+            for part in "qkv"
+        )
+        heads = F.scaled_dot_product_attention(
+            _rotate(q, *rotary),
+            _rotate(k, *rotary),
+            v,
+            is_causal=True,
+            enable_gqa=config["num_attention_heads"] != config["num_key_value_heads"],
+        )
+        attended = F.linear(
+            heads.transpose(1, 2).flatten(2), weights[f"{name}.self_attn.o_proj.weight"]
+        )
+        x = x + weights[f"{name}.self_attn_layer_scale.scale"] * attended
+        normed = self._norm(x, f"{name}.post_attention_layernorm")
+        hidden = F.gelu(F.linear(normed, weights[f"{name}.mlp.fc1.weight"]))
+        hidden = F.linear(hidden, weights[f"{name}.mlp.fc2.weight"])
+        return x + weights[f"{name}.mlp_layer_scale.scale"] * hidden
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], weight, bias, self._config["norm_eps"])
+
+
+def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
+    """Left, all the layer looks back; right, up to a whole number of strides."""
+    return dilation * (kernel - 1) + 1 - stride, -length % stride
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the split-half form; x [..., num_steps, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _quantize(x: Tensor, input_proj: Tensor | None, codebooks: list[Tensor]) -> Tensor:
+    """[1, hidden_size, num_frames] -> [num_codebooks, num_frames] int64, nearest entries.
+
+    Each codebook describes what the ones before it left over.
+    """
+    if input_proj is not None:
+        x = F.conv1d(x, input_proj)
+    residual = x[0].T
+    codes = []
+    for codebook in codebooks:
+        nearest = torch.cdist(residual[None], codebook[None])[0].argmin(dim=1)
+        residual = residual - codebook[nearest]
+        codes.append(nearest)
+    return torch.stack(codes)

@@ -1,0 +1,148 @@
+"""Recordings on their way in: any file, rate and number of channels to mono float samples.
+
+The official package takes the mean of the channels and resamples with soxr's "HQ" recipe; so do we.
+Nothing is trimmed and no loudness is changed.
+"""
+
+import logging
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel.errors import ReferenceError_
+
+logger = logging.getLogger(__name__)
+
+# Anything libsndfile reads as one recording: what `voices create DIR` takes from a folder.
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au")
+
+MIN_SECONDS = 1.0
+MAX_SECONDS = 60.0
+SILENT_DBFS = -60.0  # a recording whose loudest moment stays below holds no speech
+FULL_SCALE = 0.999  # int16 recordings end at 32767 / 32768
+MAX_CLIPPED_SHARE = 1e-3  # of the samples; above, a limiter or the recorder has cut the peaks
+
+# Words a second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
+# belongs to another recording, and the model would go on with the text it did not hear.
+WORDS_PER_SECOND_REFUSED = (0.4, 9.0)
+WORDS_PER_SECOND_DOUBTED = (0.8, 6.0)
+
+# Characters that are about a syllable each, in scripts without spaces: Han, Hiragana, Katakana.
+_SYLLABLES = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+_SYLLABLES_PER_WORD = 2
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+
+def read(path: str | Path) -> tuple[np.ndarray, int]:
+    """Read a recording.
+
+    Returns:
+        [num_samples] float32 mono, and samples a second as in the file.
+    Raises:
+        ReferenceError_: no such file, or nothing libsndfile can read as audio.
+    """
+    import soundfile
+
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError, TypeError) as error:
+        reason = "no such file" if not Path(path).exists() else str(error).rstrip(".")
+        raise ReferenceError_(
+            f"{path} cannot be read as audio: {reason}.",
+            cure="Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
+        ) from error
+    return to_mono(samples), rate
+
+
+def to_mono(samples: np.ndarray) -> np.ndarray:
+    """[num_samples] or [num_samples, num_channels] of any real dtype -> [num_samples] float32.
+
+    Integers are scaled to full scale at 1; floats are taken as they are.
+
+    Raises:
+        ReferenceError_: another shape, or values that are not numbers.
+    """
+    samples = np.asarray(samples)
+    if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.number):
+        raise ReferenceError_(
+            f"Reference samples have shape {samples.shape} and dtype {samples.dtype}; need "
+            "[num_samples] or [num_samples, num_channels] numbers."
+        )
+    if np.issubdtype(samples.dtype, np.integer):
+        samples = samples / np.float32(np.iinfo(samples.dtype).max + 1)
+    samples = samples.astype(np.float32)
+    return samples if samples.ndim == 1 else samples.mean(axis=1)
+
+
+def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+    """[num_samples] float32 at `rate` -> [ceil(num_samples * new_rate / rate)] at `new_rate`."""
+    if rate == new_rate:
+        return samples
+    import soxr
+
+    num_samples = math.ceil(len(samples) * (new_rate / rate))
+    resampled = soxr.resample(samples, rate, new_rate, quality="HQ")[:num_samples]
+    return np.pad(resampled, (0, num_samples - len(resampled)))
+
+
+def check(samples: np.ndarray, rate: int, name: str) -> None:
+    """Refuse recordings that cannot describe a voice; warn of clipped ones.
+
+    Args:
+        samples: [num_samples] float32 mono.
+        rate: samples a second.
+        name: of the recording, for messages.
+    Raises:
+        ReferenceError_: under 1 s, over 60 s, silent, or not finite everywhere.
+    """
+    if rate <= 0:
+        raise ReferenceError_(f"{name} has a sample rate of {rate}.")
+    seconds = len(samples) / rate
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise ReferenceError_(
+            f"{name} is {seconds:.1f} s long; a reference has {MIN_SECONDS:.0f} to "
+            f"{MAX_SECONDS:.0f} s.",
+            "5 to 15 s of one speaker work best.",
+        )
+    if not np.isfinite(samples).all():
+        first = np.flatnonzero(~np.isfinite(samples))[0]
+        raise ReferenceError_(f"{name}: sample {first} is NaN or infinite.")
+    peak = np.abs(samples).max()
+    if peak < 10 ** (SILENT_DBFS / 20):
+        raise ReferenceError_(f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.")
+    clipped = np.mean(np.abs(samples) >= FULL_SCALE)
+    if clipped > MAX_CLIPPED_SHARE:
+        logger.warning(
+            "%s is clipped: %.1f %% of its samples are at full scale. The voice will sound so too.",
+            name,
+            100 * clipped,
+        )
+
+
+def check_transcript(transcript: str, seconds: float) -> None:
+    """Compare a transcript's length with the recording's.
+
+    Raises:
+        ReferenceError_: empty, or it cannot be what is said in that time.
+    """
+    num_syllables = len(_SYLLABLES.findall(transcript))
+    num_words = len(_WORD.findall(_SYLLABLES.sub(" ", transcript)))
+    num_words += math.ceil(num_syllables / _SYLLABLES_PER_WORD)
+    if not num_words:
+        raise ReferenceError_(
+            "The transcript of the reference is empty.",
+            cure="Give what is said in the recording, or none at all (x-vector only).",
+        )
+    found = f"Transcript has {num_words} words for {seconds:.1f} s of speech"
+    slowest, fastest = WORDS_PER_SECOND_REFUSED
+    if not slowest <= num_words / seconds <= fastest:
+        raise ReferenceError_(
+            f"{found}; cloning in context will fail.",
+            "The model continues from transcript and recording together; they must match.",
+            "Give the full transcript or use --xvector.",
+        )
+    slowest, fastest = WORDS_PER_SECOND_DOUBTED
+    if not slowest <= num_words / seconds <= fastest:
+        logger.warning("%s. Is it the whole transcript, and of this recording?", found)

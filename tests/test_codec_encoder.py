@@ -1,0 +1,78 @@
+"""Codes of recordings against the official encoder: not one may differ."""
+
+import numpy as np
+import pytest
+import signals
+import torch
+
+from qwen_megakernel.codec_encoder import CodecEncoder
+from qwen_megakernel.config import parse_codec_config
+from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.synthetic_config import speech_tokenizer_config
+
+RATE, FRAME = 24000, 1920
+
+
+@pytest.fixture(scope="module")
+def encoder(load_checkpoint):
+    loaded = load_checkpoint("tiny-random-base")
+    return CodecEncoder(loaded.codec_config, loaded.load_prefix("encoder."))
+
+
+def official_codes(model, samples):
+    return model.model.speech_tokenizer.encode(samples, sr=RATE).audio_codes[0].numpy()
+
+
+@pytest.mark.parametrize(
+    "num_samples",
+    [
+        *(1, 959, 1919, 1920, 1921, 2880, 3841),  # around the frame's and the half frame's borders
+        *(round(0.3 * RATE), 10007, 3 * RATE, 77777),
+        *(11 * RATE + 1, 15 * RATE),  # beyond the 10 s window that the config names
+    ],
+)
+def test_codes_are_the_official_ones(encoder, official_model, num_samples):
+    for make in (signals.noise, signals.voice_like):
+        samples = make(num_samples / RATE, RATE)
+        ours = encoder.encode(samples)
+        assert ours.dtype == np.int32 and len(ours) == -(-num_samples // FRAME)
+        assert np.array_equal(ours, official_codes(official_model("tiny-random-base"), samples))
+
+
+def test_different_sounds_have_different_codes(encoder):
+    """Otherwise equal codes would prove nothing. Later codebooks of random weights spread more."""
+    codes = encoder.encode(signals.noise(4, RATE))
+    assert all(len(np.unique(group)) >= 5 for group in codes.T)
+    assert np.mean([len(np.unique(group)) for group in codes.T]) > 20
+
+
+def test_encoding_is_causal(encoder):
+    """What was said does not depend on what follows: a longer recording begins with its codes."""
+    samples = signals.voice_like(3, RATE)
+    whole, start = encoder.encode(samples), encoder.encode(samples[: 20 * FRAME])
+    assert np.array_equal(whole[:20], start)
+
+
+def test_released_shapes(official_package):
+    from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import (
+        Qwen3TTSTokenizerV2Encoder,
+    )
+    from transformers import MimiConfig
+
+    torch.manual_seed(0)
+    values = speech_tokenizer_config("random-0.6b-base")
+    config = MimiConfig(**values["encoder_config"])
+    official = Qwen3TTSTokenizerV2Encoder(config).eval()
+    for name, buffer in official.named_buffers():
+        if name.endswith("embed_sum"):
+            buffer.normal_(std=0.01)
+    ours = CodecEncoder(parse_codec_config(values), official.state_dict())
+    samples = signals.voice_like(1.1, RATE)
+    with torch.inference_mode():
+        expected = official.encode(torch.from_numpy(samples)[None, None]).audio_codes[0, :16].T
+    assert np.array_equal(ours.encode(samples), expected.numpy())
+
+
+def test_nothing_is_refused(encoder):
+    with pytest.raises(ReferenceError_, match="no samples"):
+        encoder.encode(np.empty(0, dtype=np.float32))
