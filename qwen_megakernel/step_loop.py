@@ -9,8 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,35 +58,50 @@ class Slot:
         return 0 if self.part_end else self.chunk_frames - len(self.pending)
 
 
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What the loop drives; made and used on its thread."""
+
+    decoder: FrameDecoder
+    prompts: PromptBuilder
+    vocoder: Vocoder
+
+
 class StepLoop:
-    """Speaks every submitted stream on `decoder.num_slots` slots, oldest first.
+    """Speaks every submitted stream on the decoder's slots, oldest first.
 
     Args:
-        decoder, prompts, vocoder: owned by this loop from here on.
+        build: makes the stages. It runs on the worker thread, which then owns all device work: a
+            GPU context, or on a CPU the one pool of OpenMP threads. A second pool, of the thread
+            that loaded the model, makes each step a third slower on as many cores as threads.
         sample_rate: of the codec, in Hz.
         on_finished: called on the worker thread when a stream is over, whatever the reason.
+    Raises:
+        Whatever `build` raises.
     """
 
     def __init__(
         self,
-        decoder: FrameDecoder,
-        prompts: PromptBuilder,
-        vocoder: Vocoder,
+        build: Callable[[], Stages],
         *,
         sample_rate: int,
         on_finished: Callable[[StreamState], None],
     ):
-        self._decoder, self._prompts, self._vocoder = decoder, prompts, vocoder
         self._sample_rate = sample_rate
         self._on_finished = on_finished
         self._waiting: deque[StreamState] = deque()
-        self._slots: list[Slot | None] = [None] * decoder.num_slots
+        self._slots: list[Slot | None] = []
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
         self.spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}  # device work, all streams
-        self._thread = threading.Thread(target=self._run, name="tts-step-loop", daemon=True)
+        self._errands: deque[tuple[Future, Callable[[], Any]]] = deque()
+        stages: Future[Stages] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(build, stages), name="tts-step-loop", daemon=True
+        )
         self._thread.start()
+        self.stages = stages.result()
 
     def submit(self, state: StreamState) -> None:
         """Queue a stream.
@@ -97,6 +114,21 @@ class StepLoop:
                 raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
             self._waiting.append(state)
         self.wake()
+
+    def run(self, errand: Callable[[], Any]) -> Any:
+        """Have the worker thread do something between two steps; waits for the result.
+
+        Raises:
+            EngineClosed: the loop has been closed.
+            Whatever `errand` raises.
+        """
+        future: Future = Future()
+        with self._changed:
+            if self._closing:
+                raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            self._errands.append((future, errand))
+        self.wake()
+        return future.result()
 
     def wake(self) -> None:
         """Make the loop look at its streams again. Never blocks for device work."""
@@ -119,9 +151,14 @@ class StepLoop:
 
     # ---- the loop --------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, build: Callable[[], Stages], stages: Future) -> None:
+        _settle(stages, lambda: self._take(build()))
+        if stages.exception():
+            return
         while not self._closing:
             self._news = False  # before looking: what happens from here on is seen next time
+            while self._errands:
+                _settle(*self._errands.popleft())
             self._drop_cancelled()
             self._admit()
             self._begin_parts()
@@ -134,6 +171,12 @@ class StepLoop:
                 with self._changed:
                     self._changed.wait_for(lambda: self._news or self._closing)
         self._abandon()
+
+    def _take(self, stages: Stages) -> Stages:
+        self._decoder, self._prompts = stages.decoder, stages.prompts
+        self._vocoder = stages.vocoder
+        self._slots = [None] * stages.decoder.num_slots
+        return stages
 
     def _active(self) -> list[Slot]:
         return [slot for slot in self._slots if slot]
@@ -367,8 +410,18 @@ class StepLoop:
 
     def _abandon(self) -> None:
         """The loop is being closed: nobody is left waiting."""
+        for future, _ in self._errands:
+            future.set_exception(EngineClosed("The engine was closed."))
         for state in self._waiting:
             self._finish(state, "cancelled")
         self._waiting.clear()
         for slot in self._active():
             self._release(slot, "cancelled")
+
+
+def _settle(future: Future, work: Callable[[], Any]) -> None:
+    """Give `future` the result of `work`, or what it raises."""
+    try:
+        future.set_result(work())
+    except BaseException as error:  # whoever waits for the future gets it
+        future.set_exception(error)

@@ -21,7 +21,7 @@ from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
-from qwen_megakernel.step_loop import StepLoop
+from qwen_megakernel.step_loop import Stages, StepLoop
 from qwen_megakernel.utterance import AudioChunk, SpeechRequest, Voice
 from qwen_megakernel.vocoder import Vocoder
 
@@ -68,23 +68,23 @@ class TTSEngine:
         self.files, self.max_frames = loaded.files, max_frames
         self._sampling = loaded.sampling
         self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
-        decoder = FrameDecoder(
-            loaded,
-            chosen,
-            num_slots=num_slots,
-            max_frames=max_frames,
-            dtype=DTYPES[dtype] if dtype else None,
-        )
-        self.dtype = decoder.dtype
-        self._prompts = PromptBuilder(loaded.config, decoder.embeddings)
-        self._vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder, chosen.device)
-        self._loop = StepLoop(
-            decoder,
-            self._prompts,
-            self._vocoder,
-            sample_rate=self.sample_rate,
-            on_finished=_dump_codes,
-        )
+
+        def build() -> Stages:
+            decoder = FrameDecoder(
+                loaded,
+                chosen,
+                num_slots=num_slots,
+                max_frames=max_frames,
+                dtype=DTYPES[dtype] if dtype else None,
+            )
+            return Stages(
+                decoder,
+                PromptBuilder(loaded.config, decoder.embeddings),
+                Vocoder(loaded.codec_config, loaded.codec_decoder, chosen.device),
+            )
+
+        self._loop = StepLoop(build, sample_rate=self.sample_rate, on_finished=_dump_codes)
+        self._prompts, self.dtype = self._loop.stages.prompts, self._loop.stages.decoder.dtype
         # Also runs when the engine is dropped, and before the interpreter takes its threads down.
         self._close = weakref.finalize(self, self._loop.close)
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
@@ -232,7 +232,8 @@ class TTSEngine:
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""
-        return self._vocoder.decode(codes)
+        vocoder = self._loop.stages.vocoder
+        return self._loop.run(lambda: vocoder.decode(codes))
 
     def close(self) -> None:
         """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
