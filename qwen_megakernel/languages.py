@@ -37,6 +37,16 @@ def supported_languages(checkpoint_languages: Iterable[str]) -> list[str]:
     return [AUTO, *sorted(name for name in checkpoint_languages if not is_dialect(name))]
 
 
+def code_of_language(name: str) -> str | None:
+    """The ISO 639 code of a language the releases speak; None for any other name, codes included.
+
+    Args:
+        name: as in the checkpoint, in any case ("Chinese").
+    """
+    wanted = name.strip().lower()
+    return next((code for code, known in _NAME_OF_CODE.items() if known == wanted), None)
+
+
 def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) -> str:
     """Find the checkpoint's name for a language.
 

@@ -1,0 +1,198 @@
+"""An engine that hums: the public face of `TTSEngine`, with faults that can be planted.
+
+Speech takes `letter_s` per letter, at a pitch of its own for each request, so a test can tell whose
+audio it hears and how much of the text was spoken.
+"""
+
+import asyncio
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, UsageError
+from qwen_megakernel.languages import resolve_language, supported_languages
+from qwen_megakernel.sentences import unspeakable
+from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest
+from qwen_megakernel.word_times import count_letters
+
+SAMPLE_RATE = 24000
+FRAME_S = 0.08
+FRAME_SAMPLES = 1920
+
+
+class FakeEngine:
+    """Speaks on `num_slots` slots; more requests wait their turn.
+
+    Args:
+        rtf: seconds to make a second of audio.
+        letter_s: seconds of audio per letter (word_times.count_letters).
+        first_delay_s: before the first chunk, for the prefill.
+        fail_after: frames after which a request fails with `error`.
+        stall_after: frames after which a request delivers nothing more, ever.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int = 8,
+        rtf: float = 0.02,
+        letter_s: float = 1 / 15,
+        first_delay_s: float = 0.0,
+        fail_after: int | None = None,
+        error: Exception | None = None,
+        stall_after: int | None = None,
+        voices: tuple[str, ...] = ("aiden", "vivian"),
+    ):
+        self.sample_rate = SAMPLE_RATE
+        self.files = SimpleNamespace(name="hum")
+        self.voices = list(voices)
+        self.languages = supported_languages(("chinese", "english", "german", "japanese"))
+        self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
+        self.fail_after, self.stall_after = fail_after, stall_after
+        self.error = error or GenerationError("planted")
+        self.streams: list[FakeStream] = []
+        self.speaking: set[FakeStream] = set()
+        self.closed = False
+        self._slots = asyncio.Semaphore(num_slots)
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        text_open: bool = False,
+        language: str = "auto",
+        seed: int | None = None,
+        **options: Any,
+    ) -> "FakeStream":
+        if self.closed:
+            raise EngineClosed("closed")
+        if (text is None) != text_open:
+            raise UsageError("text or text_open")
+        if text is not None and unspeakable(text):
+            raise EmptyText("empty")
+        resolve_language(language, self.languages)
+        knobs = {name: options.pop(name, None) for name in Sampling.__dataclass_fields__}
+        request = SpeechRequest(
+            text=text,
+            language=language,
+            sampling=Sampling().override(**knobs),
+            seed=7 if seed is None else seed,
+            **options,
+        )
+        stream = FakeStream(self, request)
+        self.streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        self.closed = True
+        for stream in self.streams:
+            stream.close()
+
+
+class FakeStream:
+    """One request."""
+
+    def __init__(self, engine: FakeEngine, request: SpeechRequest):
+        self.engine, self.request = engine, request
+        self.seed, self.finish_reason = request.seed, None
+        self.text = request.text or ""
+        self.text_ended = request.text is not None
+        self.sent = b""
+        self.num_frames = 0
+        self.cancelled = False
+        self.pitch = 200 + 37 * (len(engine.streams) % 40)
+        self._changed = asyncio.Event()
+        self._due: float | None = None  # loop time of the next chunk
+        self._chunk_frames = request.first_chunk_frames
+        self._over = False
+
+    def feed(self, text: str) -> None:
+        if self.text_ended:
+            raise UsageError("text has ended")
+        self.text += text
+        self._changed.set()
+
+    def end_text(self) -> None:
+        self.text_ended = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self.cancelled = True
+        self._changed.set()
+        self._leave()
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> AudioChunk:
+        if self._over:
+            raise StopAsyncIteration
+        if self._due is None:
+            await self._enter()
+        while not self.cancelled:
+            left = self._frames_in_text() - self.num_frames
+            if self.request.max_frames is not None:
+                left = min(left, self.request.max_frames - self.num_frames)
+                if not left:
+                    return self._last("length")
+            if self.engine.stall_after is not None and self.num_frames >= self.engine.stall_after:
+                left = 0
+            elif self.engine.fail_after is not None and self.num_frames >= self.engine.fail_after:
+                self._leave()
+                self._over = True
+                raise copy.copy(self.engine.error)
+            elif left <= 0 and self.text_ended:
+                if not self.num_frames:
+                    self._leave()
+                    self._over = True
+                    raise EmptyText("The text ended without a word.")
+                return self._last("eos")
+            if left > 0 and (self.text_ended or left >= self._chunk_frames):
+                return await self._make(min(left, self._chunk_frames))
+            self._changed.clear()
+            await self._changed.wait()
+            self._due = max(self._due, asyncio.get_running_loop().time())
+        return self._last("cancelled")
+
+    def _frames_in_text(self) -> int:
+        return round(count_letters(self.text) * self.engine.letter_s / FRAME_S)
+
+    async def _enter(self) -> None:
+        await self.engine._slots.acquire()
+        self.engine.speaking.add(self)
+        self._due = asyncio.get_running_loop().time() + self.engine.first_delay_s
+        if self.cancelled:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self in self.engine.speaking:
+            self.engine.speaking.remove(self)
+            self.engine._slots.release()
+
+    async def _make(self, num_frames: int) -> AudioChunk:
+        loop = asyncio.get_running_loop()
+        self._due += num_frames * FRAME_S * self.engine.rtf
+        while not self.cancelled and loop.time() < self._due:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._due - loop.time())
+            except TimeoutError:
+                break
+        if self.cancelled:
+            return self._last("cancelled")
+        first = self.num_frames
+        self.num_frames += num_frames
+        t = np.arange(first * FRAME_SAMPLES, self.num_frames * FRAME_SAMPLES) / SAMPLE_RATE
+        samples = (8000 * np.sin(2 * np.pi * self.pitch * t)).astype(np.int16)
+        self.sent += samples.tobytes()
+        self._chunk_frames = min(2 * self._chunk_frames, self.request.chunk_frames)
+        return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)
+
+    def _last(self, reason: str) -> AudioChunk:
+        self._leave()
+        self._over = True
+        self.finish_reason = reason
+        empty = np.empty(0, dtype=np.int16)
+        return AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason)

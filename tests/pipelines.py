@@ -1,0 +1,205 @@
+"""Runs real Pipecat pipelines and records what passes through them."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loguru import logger
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    MetricsFrame,
+    OutputAudioRawFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.transports.base_output import BaseOutputTransport
+from pipecat.transports.base_transport import TransportParams
+from pipecat.workers.runner import WorkerRunner
+
+logger.remove()  # Pipecat's default prints everything
+logger.add(sys.stderr, level="CRITICAL")
+
+
+class Recorder(FrameProcessor):
+    """Keeps every frame that passes, with the time it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[float, Frame, FrameDirection]] = []
+        self.news = asyncio.Event()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        self.log.append((time.monotonic(), frame, direction))
+        self.news.set()
+        await self.push_frame(frame, direction)
+
+
+class WavOutput(BaseOutputTransport):
+    """A loudspeaker: takes a chunk in the time it lasts, and keeps what was heard."""
+
+    def __init__(self, sample_rate: int = 24000, speed: float = 1.0):
+        super().__init__(
+            TransportParams(
+                audio_out_enabled=True,
+                audio_out_sample_rate=sample_rate,
+                audio_out_end_silence_secs=0,
+            )
+        )
+        self.heard = bytearray()
+        self._speed = speed
+        self._free_at = 0.0
+
+    async def start(self, frame: Any) -> None:
+        await super().start(frame)
+        await self.set_transport_ready(frame)
+
+    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        self.heard += frame.audio
+        now = time.monotonic()
+        self._free_at = max(now, self._free_at) + frame.num_frames / frame.sample_rate / self._speed
+        await asyncio.sleep(self._free_at - now)
+        return True
+
+
+class Run:
+    """`async with Run(tts) as run:` runs a pipeline and ends it.
+
+    Args:
+        tts: the service under test.
+        behind: processors after it.
+        ahead: processors before it.
+        sample_rate: of the pipeline's output.
+    """
+
+    def __init__(
+        self,
+        tts: FrameProcessor,
+        *behind: FrameProcessor,
+        ahead: tuple[FrameProcessor, ...] = (),
+        sample_rate: int = 24000,
+        **worker: Any,
+    ):
+        self.before, self.after, self.end = Recorder(), Recorder(), Recorder()
+        self.tts = tts
+        processors = [*ahead, self.before, tts, self.after, *behind, self.end]
+        self.worker = PipelineWorker(
+            Pipeline(processors),
+            params=PipelineParams(
+                enable_metrics=True,
+                enable_usage_metrics=True,
+                audio_out_sample_rate=sample_rate,
+            ),
+            enable_rtvi=False,
+            **worker,
+        )
+        self._runner = WorkerRunner(handle_sigint=False)
+        self._task: asyncio.Task | None = None
+
+    async def __aenter__(self) -> "Run":
+        await self._runner.add_workers(self.worker)
+        self._task = asyncio.create_task(self._runner.run())
+        return self
+
+    async def __aexit__(self, kind: Any, *_: object) -> None:
+        if kind is None and not self._task.done():
+            await self.finish()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def finish(self, timeout_s: float = 10.0) -> None:
+        """Queue an EndFrame and wait for the pipeline to end by itself."""
+        await self.send(EndFrame())
+        await self.ended(timeout_s)
+
+    async def ended(self, timeout_s: float = 10.0) -> None:
+        await asyncio.wait_for(asyncio.shield(self._task), timeout_s)
+
+    async def send(self, *frames: Frame) -> None:
+        await self.worker.queue_frames(list(frames))
+
+    async def say(self, text: str, *, interruptible: bool = True) -> None:
+        frame = TTSSpeakFrame(text)
+        frame.interruptible = interruptible
+        await self.send(frame)
+
+    async def turn(self, *pieces: str) -> None:
+        """What an LLM sends for one answer."""
+        await self.send(
+            LLMFullResponseStartFrame(), *map(LLMTextFrame, pieces), LLMFullResponseEndFrame()
+        )
+
+    async def interrupt(self) -> None:
+        """Barge in, as a user aggregator does: from in front of the service."""
+        await self.before.broadcast_interruption()
+
+    async def until(
+        self, seen: type[Frame] | Callable[[], Any], count: int = 1, timeout_s: float = 5.0
+    ) -> None:
+        """Wait until `count` frames of a type have passed the service, or until a condition."""
+        condition = (lambda: len(self.frames(seen)) >= count) if isinstance(seen, type) else seen
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    # ---- what happened -------------------------------------------------------------------------
+
+    def frames(self, *kinds: type[Frame]) -> list[Frame]:
+        """Frames of these types that the service pushed downstream, in order."""
+        return [
+            frame
+            for _, frame, direction in self.after.log
+            if isinstance(frame, kinds) and direction == FrameDirection.DOWNSTREAM
+        ]
+
+    def names(self, *kinds: type[Frame]) -> list[str]:
+        """Their types' names, runs of audio folded into one."""
+        names: list[str] = []
+        for frame in self.frames(*kinds):
+            name = type(frame).__name__
+            if not (name == "TTSAudioRawFrame" and names and names[-1] == name):
+                names.append(name)
+        return names
+
+    def when(self, kind: type[Frame]) -> list[float]:
+        """When each frame of a type left the service."""
+        return [at for at, frame, _ in self.after.log if isinstance(frame, kind)]
+
+    @property
+    def pcm(self) -> bytes:
+        return b"".join(frame.audio for frame in self.frames(TTSAudioRawFrame))
+
+    @property
+    def errors(self) -> list[ErrorFrame]:
+        return [frame for _, frame, _ in self.before.log if isinstance(frame, ErrorFrame)]
+
+    def metrics(self, kind: type) -> list[Any]:
+        """Measurements of a type that the service reported."""
+        return [
+            data
+            for frame in self.frames(MetricsFrame)
+            for data in frame.data
+            if isinstance(data, kind) and data.processor == self.tts.name
+        ]
+
+
+@contextlib.contextmanager
+def logged(level: str = "WARNING") -> Iterator[list[str]]:
+    """The lines that Pipecat's logger gets meanwhile."""
+    lines: list[str] = []
+    handler = logger.add(lines.append, level=level, format="{message}")
+    try:
+        yield lines
+    finally:
+        logger.remove(handler)

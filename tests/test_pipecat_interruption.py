@@ -1,0 +1,304 @@
+"""Barge-in: what stops, what goes on, what the conversation remembers; and shared engines."""
+
+import asyncio
+import time
+
+import pytest
+from fake_engine import FakeEngine
+from pipecat.frames.frames import (
+    BotStoppedSpeakingFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.metrics.metrics import TTFBMetricsData
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.services.tts_service import TextAggregationMode
+from pipelines import Run, WavOutput
+
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.word_times import count_letters
+
+BOTH = pytest.mark.parametrize(
+    "mode", [TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN], ids=str
+)
+STORY = (
+    "Once upon a time there was a very small house at the edge of a wood. ",
+    "In it lived a fox who could play the violin. ",
+    "Every evening the animals came and sat down in the grass to listen.",
+)
+
+
+def service(engine: FakeEngine, mode: TextAggregationMode) -> MegakernelTTSService:
+    return MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
+
+
+async def assert_quiet(run: Run, engine: FakeEngine) -> None:
+    """After the interruption no audio leaves and no slot is held."""
+    await run.until(InterruptionFrame)
+    assert not engine.speaking
+    num_audio = len(run.frames(TTSAudioRawFrame))
+    await asyncio.sleep(0.15)
+    assert len(run.frames(TTSAudioRawFrame)) == num_audio
+
+
+@BOTH
+async def test_interruption_before_the_first_audio(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(first_delay_s=5.0)
+    async with Run(service(engine, mode)) as run:
+        await run.turn(*STORY)
+        await run.until(lambda: engine.speaking)
+        await run.interrupt()
+        await assert_quiet(run, engine)
+        engine.first_delay_s = 0
+        await run.turn("What is it?")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == engine.streams[-1].sent and engine.streams[-1].sent
+    # The wait for the interruption is no time to first byte.
+    assert all(data.value < 1 for data in run.metrics(TTFBMetricsData))
+    assert len([data for data in run.metrics(TTFBMetricsData) if data.value]) == 1
+    assert run.errors == []
+
+
+@BOTH
+async def test_interruption_during_audio(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.3)
+    async with Run(service(engine, mode)) as run:
+        await run.turn(*STORY)
+        await run.until(TTSAudioRawFrame, 2)
+        at = time.monotonic()
+        await run.interrupt()
+        await assert_quiet(run, engine)
+        assert run.when(InterruptionFrame)[0] - at < 0.05
+        assert all(stream.cancelled for stream in engine.streams)
+        await run.turn("What is it?")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm.endswith(engine.streams[-1].sent) and engine.streams[-1].text == "What is it?"
+    contexts = [frame.context_id for frame in run.frames(TTSStartedFrame)]
+    assert len(set(contexts)) == 2
+    late = [frame for frame in run.frames(TTSAudioRawFrame) if frame.context_id == contexts[0]]
+    assert max(run.after.log.index(entry) for entry in run.after.log if entry[1] in late) < (
+        next(i for i, entry in enumerate(run.after.log) if isinstance(entry[1], InterruptionFrame))
+    )
+
+
+@BOTH
+async def test_interruption_after_audio_costs_nothing(mode: TextAggregationMode) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        await run.turn("Done.")
+        await run.until(LLMFullResponseEndFrame)
+        await run.interrupt()
+        await run.turn("And again.")
+        await run.until(TTSStoppedFrame, 2)
+    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert run.errors == []
+
+
+@BOTH
+async def test_interruption_while_the_llm_still_writes(mode: TextAggregationMode) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("It was a dark night. And "))
+        await run.until(TTSAudioRawFrame)
+        await run.interrupt()
+        await assert_quiet(run, engine)
+        await run.turn("New turn.")
+        await run.until(TTSStoppedFrame)
+    assert engine.streams[-1].text == "New turn."  # nothing of the old turn's text
+
+
+@BOTH
+async def test_uninterruptible_speech_is_spoken_to_its_end(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.3)
+    async with Run(service(engine, mode)) as run:
+        await run.say("This call may be recorded.", interruptible=False)
+        await run.until(TTSAudioRawFrame)
+        await run.interrupt()
+        await run.until(TTSStoppedFrame)
+    assert engine.streams[0].finish_reason == "eos" and run.pcm == engine.streams[0].sent
+    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame) == [
+        "TTSStartedFrame",
+        "TTSAudioRawFrame",
+        "TTSStoppedFrame",
+    ]
+
+
+@BOTH
+async def test_uninterruptible_speech_survives_in_front_of_interruptible(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine(rtf=0.3)
+    async with Run(service(engine, mode)) as run:
+        await run.say("Keep this one.", interruptible=False)
+        await run.say("Drop this one, please, it is long.")
+        await run.until(TTSAudioRawFrame)
+        await run.interrupt()
+        await run.until(TTSStoppedFrame)
+        await asyncio.sleep(0.1)
+    assert run.pcm == engine.streams[0].sent
+    assert not engine.speaking and engine.streams[0].finish_reason == "eos"
+
+
+async def test_a_turn_is_cancelled_while_settings_are_being_changed() -> None:
+    """The frame in process is then uninterruptible, so `run_tts` is not cancelled."""
+    engine = FakeEngine(rtf=0.5)
+    tts = service(engine, TextAggregationMode.TOKEN)
+    gate = asyncio.Event()
+
+    async def slow_update(delta: object) -> dict:
+        await gate.wait()
+        return {}
+
+    async with Run(tts) as run:
+        await run.turn(*STORY)
+        await run.until(TTSAudioRawFrame)
+        tts._update_settings = slow_update
+        await run.send(TTSUpdateSettingsFrame(delta=tts.Settings(seed=1)))
+        await asyncio.sleep(0.05)
+        await run.interrupt()
+        await assert_quiet(run, engine)
+        gate.set()
+
+
+@pytest.mark.parametrize("pace", [0.05, 0.1], ids=["fast voice", "slow voice"])
+@pytest.mark.parametrize("rtf", [0.1, 0.7])
+@BOTH
+async def test_the_conversation_remembers_what_was_heard_within_a_word(
+    mode: TextAggregationMode, rtf: float, pace: float
+) -> None:
+    engine = FakeEngine(rtf=rtf, letter_s=pace)
+    context = LLMContext()
+    assistant = LLMContextAggregatorPair(context).assistant()
+    output = WavOutput()
+    tts = service(engine, mode)
+    tts._pace = pace  # learned from earlier turns
+    async with Run(tts, output, assistant) as run:
+        await run.turn(*STORY)
+        await run.until(TTSAudioRawFrame)
+        await asyncio.sleep(1.6)
+        heard_s = len(output.heard) / 2 / 24000
+        await run.interrupt()
+        await run.until(lambda: context.messages)
+    words, truth = " ".join(STORY).split(), 0
+    while count_letters("".join(words[:truth])) * pace < heard_s:
+        truth += 1
+    remembered = context.messages[0]["content"].split()
+    assert remembered == words[: len(remembered)]
+    assert abs(len(remembered) - truth) <= 1
+
+
+async def test_an_unknown_pace_is_corrected_before_it_is_heard() -> None:
+    engine = FakeEngine(rtf=0.05, letter_s=0.11)  # the service expects 0.067
+    context = LLMContext()
+    output = WavOutput()
+    tts = service(engine, TextAggregationMode.SENTENCE)
+    async with Run(tts, output, LLMContextAggregatorPair(context).assistant()) as run:
+        await run.turn(*STORY)
+        await run.until(TTSAudioRawFrame)
+        await asyncio.sleep(1.8)
+        heard_s = len(output.heard) / 2 / 24000
+        await run.interrupt()
+        await run.until(lambda: context.messages)
+    words, truth = " ".join(STORY).split(), 0
+    while count_letters("".join(words[:truth])) * 0.11 < heard_s:
+        truth += 1
+    assert abs(len(context.messages[0]["content"].split()) - truth) <= 1
+
+
+async def test_speech_that_was_heard_is_remembered_whole() -> None:
+    engine = FakeEngine()
+    context = LLMContext()
+    output = WavOutput()
+    tts = service(engine, TextAggregationMode.SENTENCE)
+    async with Run(tts, output, LLMContextAggregatorPair(context).assistant()) as run:
+        await run.turn("Yes, of course. ", "I will.")
+        await run.until(lambda: context.messages)
+    assert [message["content"] for message in context.messages] == ["Yes, of course. I will."]
+
+
+# ---- many pipelines, one engine ------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("num_pipelines", [2, 4])
+async def test_pipelines_share_an_engine_without_hearing_each_other(
+    mode: TextAggregationMode, num_pipelines: int
+) -> None:
+    engine = FakeEngine(num_slots=4, rtf=0.2)
+    runs = [Run(service(engine, mode)) for _ in range(num_pipelines)]
+    async with asyncio.TaskGroup() as group:
+        for i, run in enumerate(runs):
+            group.create_task(_speak(run, f"This is number {i} speaking."))
+    by_text = {stream.text: stream.sent for stream in engine.streams}
+    for i, run in enumerate(runs):
+        assert run.pcm == by_text[f"This is number {i} speaking."]
+    assert not engine.closed and not engine.speaking
+
+
+async def _speak(run: Run, text: str) -> None:
+    async with run:
+        await run.turn(text)
+        await run.until(TTSStoppedFrame)
+
+
+@BOTH
+async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine(num_slots=4, rtf=0.25)
+    one, two, three, four = (Run(service(engine, mode)) for _ in range(4))
+    async with one, two, three, four:
+        for run in (one, two, three, four):
+            await run.turn(STORY[1])
+        await one.until(TTSAudioRawFrame, 2)
+        await one.interrupt()
+        await one.until(InterruptionFrame)
+        for run in (two, three, four):
+            await run.until(TTSStoppedFrame)
+    whole = engine.streams[1:]
+    assert len(one.pcm) < len(whole[0].sent)
+    for run in (two, three, four):
+        assert run.pcm in [stream.sent for stream in whole]
+        gaps = [
+            b - a
+            for a, b in zip(
+                run.when(TTSAudioRawFrame), run.when(TTSAudioRawFrame)[1:], strict=False
+            )
+        ]
+        assert max(gaps) < 0.25 * 0.8 + 0.1  # a chunk of ten frames, and no hole
+
+
+@BOTH
+async def test_an_interruption_frees_the_slot_for_the_next_pipeline(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine(num_slots=1, rtf=0.5)
+    async with Run(service(engine, mode)) as one, Run(service(engine, mode)) as two:
+        await one.turn(*STORY)
+        await one.until(TTSAudioRawFrame)
+        await two.turn("My turn.")
+        await one.interrupt()
+        await two.until(TTSAudioRawFrame, timeout_s=0.5)
+        await two.until(TTSStoppedFrame)
+
+
+async def test_the_transport_falls_silent_at_once() -> None:
+    engine = FakeEngine(rtf=0.1)
+    output = WavOutput()
+    async with Run(service(engine, TextAggregationMode.SENTENCE), output) as run:
+        await run.turn(*STORY)
+        await run.until(lambda: len(output.heard) > 24000)
+        await run.interrupt()
+        await asyncio.sleep(0.1)
+        num_heard = len(output.heard)
+        await asyncio.sleep(0.3)
+        assert len(output.heard) == num_heard
+        stopped = [f for _, f, _ in run.end.log if isinstance(f, BotStoppedSpeakingFrame)]
+        assert len(stopped) == 1

@@ -1,0 +1,270 @@
+"""Starting, ending and not leaking: the service from its constructor to its cleanup."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+from fake_engine import FakeEngine
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    StartFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+)
+from pipecat.services.tts_service import TextAggregationMode
+from pipelines import Run, WavOutput
+
+from qwen_megakernel.pipecat_tts import MegakernelTTSService, _Speech
+from qwen_megakernel.tts_engine import TTSEngine
+
+SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
+BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
+
+
+def service(engine: FakeEngine, mode: TextAggregationMode) -> MegakernelTTSService:
+    return MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_an_end_frame_waits_for_all_speech(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.2)
+    async with Run(service(engine, mode)) as run:
+        await run.turn("These are the last words. ", "Really.")
+        await run.finish(timeout_s=3)
+    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert run.names(TTSAudioRawFrame, TTSStoppedFrame, EndFrame) == [
+        "TTSAudioRawFrame",
+        "TTSStoppedFrame",
+        "EndFrame",
+    ]
+    assert all(stream.finish_reason == "eos" for stream in engine.streams)
+
+
+@BOTH
+async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode: TextAggregationMode) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
+        await run.until(TTSAudioRawFrame)
+        await run.finish(timeout_s=2)  # not stop_frame_timeout_s
+    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert not engine.speaking
+
+
+@BOTH
+@pytest.mark.parametrize("interruptible", [True, False])
+async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(
+    mode: TextAggregationMode, interruptible: bool
+) -> None:
+    """With Pipecat's own `stop` this hangs until somebody cancels the process."""
+    engine = FakeEngine(rtf=0.2)
+    async with Run(service(engine, mode)) as run:
+        await run.say("Goodbye and thank you for the call.", interruptible=interruptible)
+        await run.until(TTSAudioRawFrame)
+        await run.send(EndFrame())
+        await asyncio.sleep(0.05)
+        await run.interrupt()
+        await run.ended(timeout_s=3)
+    assert len(run.frames(EndFrame)) == 1
+    if not interruptible:
+        assert run.pcm == engine.streams[0].sent
+        assert engine.streams[0].finish_reason == "eos"
+
+
+async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline() -> None:
+    engine = FakeEngine(rtf=0.3)
+    async with Run(service(engine, TOKEN)) as run:
+        await run.say("Interrupt me.")
+        await run.say("You cannot interrupt me.", interruptible=False)
+        await run.until(lambda: len(engine.speaking) == 2)
+        await run.send(EndFrame())
+        for _ in range(4):
+            await run.interrupt()
+            await asyncio.sleep(0.03)
+        await run.ended(timeout_s=3)
+    assert run.pcm.endswith(engine.streams[1].sent)
+
+
+@BOTH
+async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.5)
+    async with Run(service(engine, mode)) as run:
+        await run.turn("This is a long sentence that nobody will hear to its end.")
+        await run.until(TTSAudioRawFrame)
+        await run.worker.cancel()
+        await run.ended(timeout_s=2)
+    assert not engine.speaking and engine.streams[0].cancelled
+
+
+@BOTH
+async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine(rtf=0.9)
+    async with Run(service(engine, mode)) as run:
+        await run.say("A long farewell that would take much too long to wait for.")
+        await run.until(TTSAudioRawFrame)
+        await run.send(EndFrame())
+        await asyncio.sleep(0.05)
+        await run.worker.pipeline.queue_frame(CancelFrame())
+        await run.ended(timeout_s=2)
+    assert not engine.speaking
+
+
+@BOTH
+async def test_an_interruption_of_nothing_harms_nothing(mode: TextAggregationMode) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        for _ in range(3):
+            await run.interrupt()
+        await run.until(InterruptionFrame, 3)
+        await run.turn("Hello.")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == engine.streams[0].sent
+
+
+@BOTH
+async def test_frames_keep_their_place_behind_speech(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.3)
+    async with Run(service(engine, mode), WavOutput(speed=50)) as run:
+        await run.turn("One.")
+        await run.turn("Two.")
+        await run.until(LLMFullResponseEndFrame, 2)
+    kinds = (LLMFullResponseStartFrame, TTSStartedFrame, TTSStoppedFrame, LLMFullResponseEndFrame)
+    assert run.names(*kinds) == 2 * [kind.__name__ for kind in kinds]
+
+
+# ---- engines -------------------------------------------------------------------------------------
+
+
+async def test_a_shared_engine_stays_open() -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, SENTENCE)) as run:
+        await run.say("Hello.")
+    assert not engine.closed
+
+
+async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    loaded = []
+
+    def from_pretrained(model: str) -> FakeEngine:
+        loaded.append(model)
+        return engine
+
+    monkeypatch.setattr(TTSEngine, "from_pretrained", from_pretrained)
+    tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)  # the seed's call
+    async with Run(tts) as run:
+        await run.say("Hello.")
+        await run.until(TTSStoppedFrame)
+        assert not engine.closed
+    assert loaded == ["tiny-random"] and engine.closed
+
+
+async def test_settings_that_fail_close_the_engine_that_was_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(TTSEngine, "from_pretrained", lambda model: engine)
+    with pytest.raises(ValueError, match="nobody"):
+        MegakernelTTSService(
+            model_path="tiny-random", settings=MegakernelTTSService.Settings(voice="nobody")
+        )
+    assert engine.closed
+
+
+async def test_cleanup_may_come_twice_and_without_a_start() -> None:
+    tts = service(FakeEngine(), SENTENCE)
+    await tts.cleanup()
+    await tts.cleanup()
+
+
+# ---- leaks ---------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_two_hundred_turns_leave_nothing_behind(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(num_slots=1, letter_s=0.02)
+    async with Run(tts := service(engine, mode)) as run:
+        await _turns(run, engine, 20)
+        before = _counts(run, engine)
+        await _turns(run, engine, 200)
+        await run.say("Last.")
+        stopped = len(run.frames(TTSStoppedFrame))
+        await run.until(TTSStoppedFrame, stopped + 1)
+        await asyncio.sleep(0.05)
+        after = _counts(run, engine)
+        assert tts._speeches == {} and tts.get_audio_contexts() == []
+    assert not engine.speaking and engine._slots._value == 1
+    assert after["tasks"] <= before["tasks"]
+    assert after["threads"] == before["threads"]
+    assert after["speeches"] <= 1  # the worker keeps the last frame upstream: an error, its frames
+
+
+async def _turns(run: Run, engine: FakeEngine, count: int) -> None:
+    """Turns that end in every way: to their end, by barge-in, by error, without sound."""
+    for i in range(count):
+        engine.fail_after = 1 if i % 7 == 3 else None
+        engine.rtf = 0.9 if i % 3 == 1 else 0.01
+        stopped = len(run.frames(TTSStoppedFrame))
+        await run.turn("One two. ", "🎉" if i % 5 == 2 else "Three four five six.")
+        if i % 3 == 1:
+            await run.until(lambda: engine.speaking)
+            await run.interrupt()
+            await run.until(lambda: not engine.speaking)
+        else:
+            await run.until(TTSStoppedFrame, stopped + 1)
+
+
+def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
+    engine.streams.clear()
+    for recorder in (run.before, run.after, run.end):
+        recorder.log.clear()  # errors in it hold on to where they were raised
+    gc.collect()
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "speeches": sum(type(thing) is _Speech for thing in gc.get_objects()),
+    }
+
+
+async def test_a_service_that_was_used_can_be_collected() -> None:
+    engine = FakeEngine()
+    tts = service(engine, TOKEN)
+    async with Run(tts) as run:
+        await run.turn("Hello.")
+        await run.until(TTSStoppedFrame)
+    gone = weakref.ref(tts)
+    del tts, run
+    await asyncio.sleep(0)
+    gc.collect()
+    assert gone() is None
+
+
+# ---- import --------------------------------------------------------------------------------------
+
+
+def test_importing_the_service_does_not_load_torch() -> None:
+    code = "import qwen_megakernel.pipecat_tts, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_the_first_frame_through_is_the_start_frame() -> None:
+    async with Run(service(FakeEngine(), SENTENCE)) as run:
+        await run.until(StartFrame)
+    assert isinstance(run.after.log[0][1], StartFrame)
