@@ -26,6 +26,8 @@ class MegakernelTTSSettings(TTSSettings):
         seed: The same seed and text give the same speech; None draws one per request.
         max_frames: Longest speech of one request (a sentence; in TOKEN mode a turn), in frames
             of 80 ms.
+        text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the prompt
+            (not in TOKEN mode); None or "auto" is the official choice for the model.
         do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
         temperature: Of code 0.
         top_k: Of code 0; 0 is off.
@@ -40,6 +42,7 @@ class MegakernelTTSSettings(TTSSettings):
     instruct: str | NotGiven | None = NOT_GIVEN
     seed: int | NotGiven | None = NOT_GIVEN
     max_frames: int | NotGiven | None = NOT_GIVEN
+    text_feed: str | NotGiven | None = NOT_GIVEN
     do_sample: bool | NotGiven | None = NOT_GIVEN
     temperature: float | NotGiven | None = NOT_GIVEN
     top_k: int | NotGiven | None = NOT_GIVEN

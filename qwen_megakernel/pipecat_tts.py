@@ -236,6 +236,7 @@ class MegakernelTTSService(InProcessTTSService):
             sampling=Sampling().override(**settings.sampling_knobs),
             seed=settings.seed or 0,
             max_frames=settings.max_frames,
+            text_feed=settings.text_feed or "auto",
             **self._chunking,
         )
         if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
@@ -361,6 +362,7 @@ class MegakernelTTSService(InProcessTTSService):
             instruct=settings.instruct,
             seed=settings.seed,
             max_frames=settings.max_frames,
+            text_feed=settings.text_feed or "auto",
             **self._chunking,
             **settings.sampling_knobs,
         )

@@ -1,0 +1,232 @@
+"""What the Pipecat service adds: engine chunk to pushed frame, event loop held up, barge-in to quiet.
+
+No model runs: a thread hands chunks to the service as the engine's thread does, at the pace of a
+GPU, so that the figures are those of the service.
+"""
+
+import argparse
+import asyncio
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+import numpy as np
+from loguru import logger
+
+from benchmarks import common
+from qwen_megakernel import options
+from qwen_megakernel.languages import supported_languages
+from qwen_megakernel.speech_stream import SpeechStream, StreamState
+from qwen_megakernel.utterance import AudioChunk, SpeechRequest
+
+TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
+FRAME_S, RATE = 0.08, 24000
+FRAME_SAMPLES = int(FRAME_S * RATE)
+SPEECH_FRAMES = 40  # of a sentence
+LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
+
+METRICS = {
+    "overhead_ms": ("ms", "engine's chunk to the frame behind the service"),
+    "loop_held_ms": ("ms", "longest callback of the event loop, per run"),
+    "quiet_ms": ("ms", "interruption in the service to the engine being told"),
+}
+
+
+class PacedEngine:
+    """Delivers chunks of silence from a thread, in the engine's sizes, at `rtf`."""
+
+    def __init__(self, rtf: float):
+        self.sample_rate, self.voices = RATE, []
+        self.languages = supported_languages(["english"])
+        self.files = SimpleNamespace(name="paced")
+        self.states: list[StreamState] = []
+        self.put_s: dict[int, float] = {}  # when a chunk was handed over, by the chunk's value
+        self._rtf = rtf
+        self._next: deque[tuple[float, StreamState, int, int]] = deque()
+        self._closed = False
+        self._value = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stream(self, text: str | None, *, text_open: bool, chunk_frames: int, **_: Any) -> Any:
+        """A request; its speech is `SPEECH_FRAMES` frames long, whatever the text."""
+        request = SpeechRequest(text=text, chunk_frames=chunk_frames)
+        state = StreamState(request, None, wake=lambda: None, text_closed=not text_open)
+        self.states.append(state)
+        self._next.append((time.perf_counter(), state, 0, 1))
+        return SpeechStream(state)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._closed = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            now = time.perf_counter()
+            for _ in range(len(self._next)):
+                due, state, first, size = self._next.popleft()
+                if state.cancelled:
+                    continue
+                if due > now:
+                    self._next.append((due, state, first, size))
+                    continue
+                size = min(size, SPEECH_FRAMES - first)
+                self._put(state, first, size)
+                if size:
+                    due += size * FRAME_S * self._rtf
+                    larger = min(2 * size, state.request.chunk_frames)
+                    self._next.append((due, state, first + size, larger))
+            time.sleep(0.001)
+
+    def _put(self, state: StreamState, first: int, size: int) -> None:
+        self._value = self._value % 30000 + 1
+        samples = np.full(size * FRAME_SAMPLES, self._value, np.int16)
+        reason = None if size else "eos"
+        state.finish_reason = reason
+        self.put_s[self._value] = time.perf_counter()
+        state.outbox.put(AudioChunk(samples, RATE, first, size, 0.0, not size, reason))
+
+
+async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Speak in all pipelines at once, then interrupt each."""
+    from pipecat.frames.frames import (
+        Frame,
+        InterruptionFrame,
+        TTSAudioRawFrame,
+        TTSSpeakFrame,
+        TTSStoppedFrame,
+    )
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.worker import PipelineWorker
+    from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+    from pipecat.services.tts_service import TextAggregationMode
+    from pipecat.workers.runner import WorkerRunner
+
+    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+    engine = PacedEngine(args.rtf)
+    found: dict[str, list[float]] = {"overhead_ms": [], "quiet_ms": []}
+
+    class Sink(FrameProcessor):
+        stopped = 0
+        audio = 0
+
+        async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+            now = time.perf_counter()
+            await super().process_frame(frame, direction)
+            if isinstance(frame, TTSAudioRawFrame):
+                value = int(np.frombuffer(frame.audio[:2], np.int16)[0])
+                found["overhead_ms"].append(1000 * (now - engine.put_s[value]))
+                self.audio += 1
+            self.stopped += isinstance(frame, TTSStoppedFrame)
+            await self.push_frame(frame, direction)
+
+    runner = WorkerRunner(handle_sigint=False, check_dangling_tasks=False)
+    mode = TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
+    pipelines = []
+    for _ in range(args.pipelines):
+        tts = MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
+        sink = Sink()
+        worker = PipelineWorker(Pipeline([tts, sink]), enable_rtvi=False)
+        await runner.add_workers(worker)
+        pipelines.append((tts, sink, worker))
+    running = asyncio.create_task(runner.run())
+    await asyncio.sleep(0.3)  # setting up is not what is measured
+    held = _watch_loop()
+    for turn in range(args.turns):
+        for _, _, worker in pipelines:
+            await worker.queue_frame(TTSSpeakFrame(TEXT))
+            await asyncio.sleep(0.01)
+        if args.token:  # `PacedEngine` does not wait for text
+            await asyncio.sleep(0)
+        while any(sink.stopped <= turn for _, sink, _ in pipelines):
+            await asyncio.sleep(0.005)
+    for tts, sink, worker in pipelines:
+        audio = sink.audio
+        await worker.queue_frame(TTSSpeakFrame(TEXT))
+        while sink.audio == audio:
+            await asyncio.sleep(0.001)
+        at = time.perf_counter()
+        await tts.queue_frame(InterruptionFrame())
+        while not engine.states[-1].cancelled:
+            await asyncio.sleep(0)
+        found["quiet_ms"].append(1000 * (time.perf_counter() - at))
+    found["loop_held_ms"] = [1000 * held()]
+    for _, _, worker in pipelines:
+        await worker.cancel()
+    await running
+    engine.close()
+    return found
+
+
+def _watch_loop() -> Any:
+    """Time every callback of the event loop from now on; call the result for the longest, in s."""
+    longest = 0.0
+    original = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        nonlocal longest
+        begin = time.perf_counter()
+        original(handle)
+        longest = max(longest, time.perf_counter() - begin)
+
+    def stop() -> float:
+        asyncio.Handle._run = original
+        return longest
+
+    asyncio.Handle._run = timed
+    return stop
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, report, hold against the limits."""
+    logger.remove()
+    asyncio.run(run_once(args))  # warm-up
+    runs = [asyncio.run(run_once(args)) for _ in range(args.runs)]
+    values = {name: [value for run in runs for value in run[name]] for name in METRICS}
+    summary = {
+        name: common.spread(each) | {"max": max(each), "count": len(each)}
+        for name, each in values.items()
+    }
+    found = {
+        **common.header(),
+        "settings": {
+            name: getattr(args, name) for name in ("pipelines", "turns", "rtf", "token", "runs")
+        },
+        "limits": LIMITS,
+        "summary": summary,
+    }
+    for name, (unit, meaning) in METRICS.items():
+        row = "".join(f"{key} {summary[name][key]:7.3f}  " for key in ("p50", "p95", "max"))
+        print(f"{name:14}{row}{unit:4}{meaning}")
+    common.write_json(args.json, found)
+    missed = [name for name, limit in LIMITS.items() if summary[name]["p95"] > limit]
+    for name in missed:
+        print(f"{name} p95 is above {LIMITS[name]} ms", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pipelines", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=5, help="of each pipeline, in a run")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--rtf", type=float, default=0.25, help="pace of the chunks")
+    parser.add_argument("--token", action="store_true", help="TOKEN mode")
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(quiet=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

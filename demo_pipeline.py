@@ -1,0 +1,308 @@
+"""Speak through a Pipecat pipeline: python demo_pipeline.py --text "Hello." --output out.wav
+
+Text source -> MegakernelTTSService -> file (and loudspeaker with --play). Every chunk is timed as it
+arrives, and the file is whole whenever the demo ends, also by Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import json
+import queue
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from qwen_megakernel import codes_file, options
+from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
+from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
+
+if TYPE_CHECKING:
+    from qwen_megakernel import TTSEngine
+
+# How fast --token feeds words: a fast LLM.
+WORDS_PER_S = 50
+CLIENT_BUFFERS_MS = (0, 100)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Speak, write the file, report."""
+    _need_packages(args)
+    from qwen_megakernel.text import validate
+
+    text = validate(options.read_text(args.text))
+    with (
+        options.load_engine(args) as engine,
+        WavWriter(args.output, engine.sample_rate) as file,
+        Speaker(engine.sample_rate, silent=not args.play) as speaker,
+    ):
+        heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
+        asyncio.run(speak(engine, text, args, heard))
+    if args.dump_codes:
+        for codes in heard.codes:
+            codes_file.append(Path(args.dump_codes), codes)
+    if heard.errors:
+        raise heard.errors[0]
+    if not heard.ended:
+        print(f"interrupted; {args.output} has {heard.audio_s:.2f} s", file=sys.stderr)
+        return options.INTERRUPTED
+    facts = summary(heard, engine, args)
+    if args.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print_summary(facts, args.output)
+    return 0
+
+
+async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard: "Heard") -> None:
+    """Run a pipeline that speaks `text` and ends."""
+    from pipecat.frames.frames import (
+        EndFrame,
+        ErrorFrame,
+        Frame,
+        LLMFullResponseEndFrame,
+        LLMFullResponseStartFrame,
+        LLMTextFrame,
+        TTSAudioRawFrame,
+        TTSSpeakFrame,
+    )
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.worker import PipelineWorker
+    from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+    from pipecat.services.tts_service import TextAggregationMode
+    from pipecat.workers.runner import WorkerRunner
+
+    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+    class Sink(FrameProcessor):
+        async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+            await super().process_frame(frame, direction)
+            if isinstance(frame, TTSAudioRawFrame):
+                heard.take(np.frombuffer(frame.audio, "<i2"))
+            heard.ended = heard.ended or isinstance(frame, EndFrame)
+            await self.push_frame(frame, direction)
+
+    tts = MegakernelTTSService(
+        engine=engine,
+        text_aggregation_mode=(
+            TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
+        ),
+        settings=MegakernelTTSService.Settings(**options.speech_options(args)),
+    )
+    worker = PipelineWorker(Pipeline([tts, Sink()]), enable_rtvi=False, idle_timeout_secs=None)
+
+    @tts.event_handler("on_speech_ended")
+    async def on_speech_ended(_: MegakernelTTSService, context_id: str, stream: Any) -> None:
+        heard.finish_reasons.append(stream.finish_reason)
+        heard.seeds.append(stream.seed)
+        heard.codes.append(stream.codes)
+
+    @tts.event_handler("on_error")
+    async def on_error(_: MegakernelTTSService, frame: ErrorFrame) -> None:
+        known = isinstance(frame.exception, QwenTTSError)
+        heard.errors.append(frame.exception if known else GenerationError(frame.error))
+
+    async def feed() -> None:
+        heard.start()
+        if not args.token:
+            await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+            return
+        await worker.queue_frame(LLMFullResponseStartFrame())
+        for word in re.findall(r"\s*\S+", text):
+            await worker.queue_frame(LLMTextFrame(word))
+            await asyncio.sleep(1 / WORDS_PER_S)
+        await worker.queue_frames([LLMFullResponseEndFrame(), EndFrame()])
+
+    @worker.event_handler("on_pipeline_started")
+    async def on_pipeline_started(*_: object) -> None:
+        await feed()
+
+    runner = WorkerRunner()  # on Ctrl-C it cancels the worker and returns
+    await runner.add_workers(worker)
+    await runner.run()
+
+
+@dataclass
+class Heard:
+    """What has come out of the pipeline, and when."""
+
+    sample_rate: int
+    file: WavWriter
+    speaker: "Speaker"
+    log: bool
+    chunks: list[np.ndarray] = field(default_factory=list)  # each [num_samples] int16
+    times_ms: list[float] = field(default_factory=list)
+    codes: list[np.ndarray] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    errors: list[QwenTTSError] = field(default_factory=list)
+    ended: bool = False
+    started: float = 0.0
+
+    def start(self) -> None:
+        """The text is about to be sent: time zero."""
+        self.started = time.perf_counter()
+
+    def take(self, samples: np.ndarray) -> None:
+        """A chunk has arrived."""
+        self.times_ms.append(1000 * (time.perf_counter() - self.started))
+        self.chunks.append(samples)
+        self.file.write(samples)
+        self.speaker.play(samples)
+        if self.log:
+            print(
+                f"chunk {len(self.chunks):3}  at {self.times_ms[-1]:8.1f} ms"
+                f"  {1000 * len(samples) / self.sample_rate:6.0f} ms of audio"
+                f"  {self.audio_s:6.2f} s in all"
+            )
+
+    @property
+    def durations_ms(self) -> list[float]:
+        return [1000 * len(samples) / self.sample_rate for samples in self.chunks]
+
+    @property
+    def audio_s(self) -> float:
+        return sum(self.durations_ms) / 1000
+
+
+def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a run; names as in benchmarks/common.py where they mean the same."""
+    silence_ms = leading_silence_ms(np.concatenate(heard.chunks), engine.sample_rate)
+    times, durations = heard.times_ms, heard.durations_ms
+    return {
+        "model": engine.files.name,
+        "is_synthetic": engine.files.is_synthetic,
+        "backend": engine.backend,
+        "device": str(engine.device),
+        "mode": "token" if args.token else "sentence",
+        "seeds": heard.seeds,
+        "finish_reasons": heard.finish_reasons,
+        "ttfb_ms": times[0],
+        "leading_silence_ms": silence_ms,
+        "first_audible_ms": times[0] + silence_ms,
+        "max_gap_ms": max(np.diff(times), default=0.0),
+        "total_ms": times[-1],
+        "audio_s": heard.audio_s,
+        "rtf": times[-1] / 1000 / heard.audio_s,
+        "underruns": {
+            f"{buffer_ms}ms": len(playback_gaps(times, durations, buffer_ms))
+            for buffer_ms in CLIENT_BUFFERS_MS
+        },
+        "chunks": [
+            {"at_ms": at, "audio_ms": duration}
+            for at, duration in zip(times, durations, strict=True)
+        ],
+    }
+
+
+def print_summary(facts: dict[str, Any], output: str) -> None:
+    """The same for a person."""
+    reasons = ", ".join(dict.fromkeys(facts["finish_reasons"]))
+    seeds = ", ".join(map(str, facts["seeds"]))
+    print(
+        f"{output}: {facts['audio_s']:.2f} s of speech in {facts['total_ms'] / 1000:.2f} s "
+        f"(RTF {facts['rtf']:.3f}), {reasons}, seed {seeds}"
+    )
+    print(
+        f"first byte after {facts['ttfb_ms']:.0f} ms, first audible sample after "
+        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence)"
+    )
+    underruns = facts["underruns"]
+    print(
+        f"underruns: {underruns['0ms']} without a buffer, {underruns['100ms']} with 100 ms; "
+        f"longest wait for a chunk {facts['max_gap_ms']:.0f} ms"
+    )
+
+
+class Speaker:
+    """The loudspeaker, fed from a thread of its own. Leaving the block waits for the last sample.
+
+    Args:
+        silent: plays nothing.
+    """
+
+    def __init__(self, rate: int, *, silent: bool):
+        self._queue: queue.Queue[bytes | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        if silent:
+            return
+        import sounddevice
+
+        try:
+            self._stream = sounddevice.RawOutputStream(rate, channels=1, dtype="int16")
+        except sounddevice.PortAudioError as error:
+            raise OutputError(f"--play finds no loudspeaker: {error}.") from error
+        self._thread = threading.Thread(target=self._run, name="speaker", daemon=True)
+
+    def play(self, samples: np.ndarray) -> None:
+        """Queue [num_samples] int16; returns at once."""
+        if self._thread:
+            self._queue.put(samples.tobytes())
+
+    def _run(self) -> None:
+        with self._stream:  # starts it; stopping plays what is queued in the device
+            while (pcm := self._queue.get()) is not None:
+                self._stream.write(pcm)
+
+    def __enter__(self) -> Self:
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread:
+            self._queue.put(None)
+            self._thread.join()
+
+
+def _need_packages(args: argparse.Namespace) -> None:
+    """Refuse before the model is loaded; quieten Pipecat before it greets."""
+    try:
+        from loguru import logger
+
+        logger.remove()
+        logger.add(sys.stderr, level="DEBUG" if args.debug else "CRITICAL")
+        import pipecat.services.tts_service  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"This demo needs pipecat-ai 1.14 ({error}).",
+            cure='pip install "qwen_megakernel[pipecat]"',
+        ) from error
+    if args.play:
+        try:
+            import sounddevice  # noqa: F401
+        except (ImportError, OSError) as error:  # OSError: the PortAudio library is missing
+            raise MissingPackageError(
+                f"--play needs sounddevice and PortAudio ({error}).",
+                cure='pip install "qwen_megakernel[play]"',
+            ) from error
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", required=True, help="what to say; - reads standard input")
+    parser.add_argument("--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")
+    parser.add_argument("--play", action="store_true", help="on the loudspeaker, too")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--dump-codes", metavar="FILE", help="append the codes, one row a frame")
+    options.add_model_options(parser)
+    options.add_speech_options(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

@@ -1,0 +1,339 @@
+"""A voice agent that needs no network, no key and no microphone: python examples/offline_agent.py
+
+A user who asks, listens, and then talks over the answer; with a scripted recogniser and a scripted
+LLM, so that everything between them is real: voice activity detection, turns, barge-in, context,
+Qwen3-TTS, and a loudspeaker that plays in real time. What the loudspeaker played goes to a file.
+
+    python examples/offline_agent.py --model demo-voice --output agent.wav
+    python examples/offline_agent.py --model demo-voice --token --vad silero --user question.wav
+"""
+
+import argparse
+import asyncio
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from loguru import logger
+from pipecat.audio.vad.vad_analyzer import VADAnalyzer, VADParams
+from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    Frame,
+    InputAudioRawFrame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    OutputAudioRawFrame,
+    StartFrame,
+    TranscriptionFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import (
+    LLMContextAggregatorPair,
+    LLMUserAggregatorParams,
+)
+from pipecat.processors.frame_processor import FrameDirection
+from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings, STTSettings
+from pipecat.services.stt_service import SegmentedSTTService
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.transports.base_input import BaseInputTransport
+from pipecat.transports.base_output import BaseOutputTransport
+from pipecat.transports.base_transport import TransportParams
+from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
+from pipecat.utils.time import time_now_iso8601
+from pipecat.workers.runner import WorkerRunner
+
+from qwen_megakernel import options
+from qwen_megakernel.audio import WavWriter
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+IN_RATE = 16000
+OUT_RATE = 24000
+FRAME_S = 0.02
+WORDS_PER_S = 50  # of the LLM
+
+QUESTIONS = ("Tell me a story.", "Stop. What time is it?")
+ANSWERS = (
+    "Once upon a time there was a very small house at the edge of a wood. In it lived a fox who "
+    "could play the violin. Every evening the animals came to listen.",
+    "It is half past nine.",
+)
+
+
+class EnergyVAD(VADAnalyzer):
+    """Takes any sound for speech. Silero, which hears words, needs a recording of some."""
+
+    def num_frames_required(self) -> int:
+        """Samples that are judged at a time."""
+        return int(self.sample_rate * FRAME_S)
+
+    def voice_confidence(self, buffer: bytes) -> float:
+        """1 for sound, 0 for silence."""
+        return float(np.abs(np.frombuffer(buffer, np.int16).astype(int)).mean() > 500)
+
+
+class User(BaseInputTransport):
+    """Asks; listens to the answer for a while; asks the next thing into it.
+
+    Args:
+        speech: [num_samples] int16 at 16 kHz, what a question sounds like.
+        num_questions: how many there are.
+        patience_s: how long an answer is listened to.
+    """
+
+    def __init__(self, speech: np.ndarray, num_questions: int, patience_s: float):
+        super().__init__(TransportParams(audio_in_enabled=True, audio_in_sample_rate=IN_RATE))
+        self.spoken: list[tuple[float, float]] = []  # from, until
+        self._speech, self._num_questions, self._patience_s = speech, num_questions, patience_s
+        self._answered = asyncio.Event()
+        self._talking: asyncio.Task | None = None
+
+    async def start(self, frame: StartFrame) -> None:
+        """Start to talk."""
+        await super().start(frame)
+        await self.set_transport_ready(frame)
+        self._talking = self.create_task(self._talk())
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Hear when the bot begins."""
+        if isinstance(frame, BotStartedSpeakingFrame):
+            self._answered.set()
+        await super().process_frame(frame, direction)
+
+    async def cleanup(self) -> None:
+        """Fall silent for good."""
+        if self._talking:
+            await self.cancel_task(self._talking)
+        await super().cleanup()
+
+    async def _talk(self) -> None:
+        ask_at: float | None = time.monotonic() + 0.3
+        samples_per_frame = int(IN_RATE * FRAME_S)
+        silence, left = np.zeros(samples_per_frame, np.int16), self._speech[:0]
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if ask_at is None and self._answered.is_set():
+                ask_at = now + self._patience_s
+            elif ask_at is not None and now > ask_at and len(self.spoken) < self._num_questions:
+                self._answered.clear()
+                self.spoken.append((now, now + len(self._speech) / IN_RATE))
+                ask_at, left = None, self._speech
+            samples, left = left[:samples_per_frame], left[samples_per_frame:]
+            audio = samples if len(samples) == samples_per_frame else silence
+            await self.push_audio_frame(InputAudioRawFrame(audio.tobytes(), IN_RATE, 1))
+            due += FRAME_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+class ScriptedSTT(SegmentedSTTService):
+    """Understands the script's next question, whatever it hears."""
+
+    def __init__(self, questions: Sequence[str]):
+        super().__init__(
+            sample_rate=IN_RATE,
+            ttfs_p99_latency=0.25,
+            settings=STTSettings(model="script", language=None),
+        )
+        self._questions = iter(questions)
+
+    async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
+        """Transcribe a segment."""
+        yield TranscriptionFrame(next(self._questions), "user", time_now_iso8601())
+
+
+class ScriptedLLM(LLMService):
+    """Answers with the script's next answer, a word at a time."""
+
+    def __init__(self, answers: Sequence[str]):
+        settings = {name: None for name in LLMSettings.__dataclass_fields__ if name[0] != "_"}
+        super().__init__(settings=LLMSettings(**settings | {"model": "script", "extra": {}}))
+        self._answers = iter(answers)
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Answer a context; pass everything else on."""
+        await super().process_frame(frame, direction)
+        if not isinstance(frame, LLMContextFrame):
+            await self.push_frame(frame, direction)
+            return
+        await self.push_frame(LLMFullResponseStartFrame())
+        for piece in re.findall(r"\s*\S+", next(self._answers)):
+            await self._push_llm_text(piece)
+            await asyncio.sleep(1 / WORDS_PER_S)
+        await self.push_frame(LLMFullResponseEndFrame())
+
+
+class Loudspeaker(BaseOutputTransport):
+    """Plays each chunk in the time it lasts, and keeps what was played and when."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            TransportParams(
+                audio_out_enabled=True,
+                audio_out_sample_rate=OUT_RATE,
+                audio_out_end_silence_secs=0,
+            )
+        )
+        self.played: list[tuple[float, np.ndarray]] = []  # from, [num_samples] int16
+        self._free_at = 0.0
+
+    async def start(self, frame: StartFrame) -> None:
+        """Get ready to play."""
+        await super().start(frame)
+        await self.set_transport_ready(frame)
+
+    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        """Play a chunk."""
+        now = time.monotonic()
+        begin = max(now, self._free_at)
+        self.played.append((begin, np.frombuffer(frame.audio, np.int16)))
+        self._free_at = begin + frame.num_frames / frame.sample_rate
+        await asyncio.sleep(self._free_at - now)
+        return True
+
+
+@dataclass
+class Conversation:
+    """What was said, and when; times in seconds of one clock."""
+
+    messages: list[dict[str, str]] = field(default_factory=list)
+    spoken: list[tuple[float, float]] = field(default_factory=list)  # each question: from, until
+    played: list[tuple[float, np.ndarray]] = field(default_factory=list)  # each chunk of answers
+
+    def answer_after_s(self, question: int) -> float:
+        """From the end of a question to the first chunk of its answer."""
+        until = self.spoken[question][1]
+        return min(begin for begin, _ in self.played if begin > until) - until
+
+    def talked_over_s(self, question: int) -> float:
+        """How long the bot went on into a question."""
+        begin, until = self.spoken[question]
+        ends = [at + len(pcm) / OUT_RATE for at, pcm in self.played if begin < at < until]
+        return max(ends, default=begin) - begin
+
+    def timeline(self) -> np.ndarray:
+        """[num_samples] int16: what the loudspeaker played, with its silences."""
+        start = self.spoken[0][0]
+        end = max(at + len(pcm) / OUT_RATE for at, pcm in self.played)
+        samples = np.zeros(int((end - start) * OUT_RATE) + 1, np.int16)
+        for at, pcm in self.played:
+            first = int((at - start) * OUT_RATE)
+            samples[first : first + len(pcm)] = pcm[: len(samples) - first]
+        return samples
+
+
+async def converse(
+    tts: MegakernelTTSService,
+    *,
+    vad: VADAnalyzer | None = None,
+    speech: np.ndarray | None = None,
+    patience_s: float = 1.5,
+) -> Conversation:
+    """Let the script's user and the agent talk.
+
+    Args:
+        tts: the agent's voice.
+        vad: hears the user; default: by energy.
+        speech: [num_samples] int16 at 16 kHz, what the user's questions sound like; default: a hum.
+        patience_s: when the user talks over the first answer.
+    """
+    if speech is None:
+        t = np.arange(int(0.7 * IN_RATE)) / IN_RATE
+        speech = (9000 * np.sin(2 * np.pi * 180 * t)).astype(np.int16)
+    vad = vad or EnergyVAD(params=VADParams(start_secs=0.1, stop_secs=0.2, min_volume=0.0))
+    user, loudspeaker = User(speech, len(QUESTIONS), patience_s), Loudspeaker()
+    context = LLMContext()
+    stop = SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.2)
+    aggregators = LLMContextAggregatorPair(
+        context,
+        user_params=LLMUserAggregatorParams(
+            vad_analyzer=vad, user_turn_strategies=UserTurnStrategies(stop=[stop])
+        ),
+    )
+    pipeline = Pipeline(
+        [
+            user,
+            ScriptedSTT(QUESTIONS),
+            aggregators.user(),
+            ScriptedLLM(ANSWERS),
+            tts,
+            loudspeaker,
+            aggregators.assistant(),
+        ]
+    )
+    worker = PipelineWorker(
+        pipeline,
+        params=PipelineParams(audio_in_sample_rate=IN_RATE, audio_out_sample_rate=OUT_RATE),
+        enable_rtvi=False,
+    )
+    num_answers = 0
+
+    @aggregators.assistant().event_handler("on_assistant_turn_stopped")
+    async def on_assistant_turn_stopped(*_: Any) -> None:
+        nonlocal num_answers
+        num_answers += 1
+        if num_answers == len(ANSWERS):
+            await worker.stop_when_done()
+
+    runner = WorkerRunner()
+    await runner.add_workers(worker)
+    await runner.run()
+    return Conversation(list(context.messages), user.spoken, loudspeaker.played)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the conversation, report, write what was heard."""
+    logger.remove()
+    logger.add(sys.stderr, level="DEBUG" if args.debug else "ERROR")
+    speech, vad = None, None
+    if args.user:
+        import soundfile
+        import soxr
+
+        audio, rate = soundfile.read(args.user, dtype="float32", always_2d=True)
+        speech = (soxr.resample(audio.mean(axis=1), rate, IN_RATE) * 32767).astype(np.int16)
+    if args.vad == "silero":
+        from pipecat.audio.vad.silero import SileroVADAnalyzer
+
+        vad = SileroVADAnalyzer()
+    mode = TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
+    with options.load_engine(args) as engine, WavWriter(args.output, OUT_RATE) as file:
+        tts = MegakernelTTSService(
+            engine=engine,
+            text_aggregation_mode=mode,
+            settings=MegakernelTTSService.Settings(voice=args.voice, seed=args.seed),
+        )
+        said = asyncio.run(converse(tts, vad=vad, speech=speech))
+        file.write(said.timeline())
+    for message in said.messages:
+        print(f"{message['role']:>9}: {message['content']}")
+    for i, question in enumerate(QUESTIONS):
+        print(f"answer {1000 * said.answer_after_s(i):.0f} ms after the end of {question!r}")
+    print(f"silent {1000 * said.talked_over_s(1):.0f} ms after the user talked over it")
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="agent.wav", help="what the loudspeaker played")
+    parser.add_argument("--token", action="store_true", help="one request a turn, fed by the word")
+    parser.add_argument("--vad", default="energy", choices=("energy", "silero"))
+    parser.add_argument("--user", metavar="WAV", help="a recording to ask with (default: a hum)")
+    parser.add_argument("--voice", help="a speaker of the model")
+    parser.add_argument("--seed", type=int)
+    options.add_model_options(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

@@ -1,0 +1,138 @@
+"""A voice agent to talk to in the browser: python examples/voice_agent.py
+
+Microphone and loudspeaker are the browser's (WebRTC, http://localhost:7860), speech is recognised
+by Whisper in this process, answered by any LLM with an OpenAI-compatible server, and spoken by
+Qwen3-TTS in this process. Interrupt it whenever you like.
+
+    pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
+    export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
+    python examples/voice_agent.py
+
+Environment:
+    LLM_BASE_URL, LLM_MODEL, LLM_API_KEY   the LLM; without them OpenAI with OPENAI_API_KEY
+    TTS_MODEL, TTS_VOICE, TTS_LANGUAGE     default: the 0.6B CustomVoice model, aiden, auto
+    TTS_MODE                               sentence (default) or token
+    STT_MODEL                              default: small
+"""
+
+import functools
+import os
+
+from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.frames.frames import LLMRunFrame
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import (
+    LLMContextAggregatorPair,
+    LLMUserAggregatorParams,
+)
+from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.runner.types import RunnerArguments
+from pipecat.runner.utils import create_transport
+from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.transports.base_transport import BaseTransport, TransportParams
+from pipecat.workers.runner import WorkerRunner
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+INSTRUCTION = (
+    "You are on the phone with the user. Answer in one to three short spoken sentences, without "
+    "lists, headings or emoji."
+)
+
+transport_params = {
+    "webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True),
+}
+
+
+@functools.cache
+def load_engine() -> TTSEngine:
+    """The model, loaded once and shared by all calls of this process."""
+    model = os.environ.get("TTS_MODEL", "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+    return TTSEngine.from_pretrained(model, num_slots=4)
+
+
+def make_stt() -> FrameProcessor:
+    """Speech recognition in this process."""
+    from pipecat.services.whisper.stt import WhisperSTTService
+
+    model = os.environ.get("STT_MODEL", "small")
+    return WhisperSTTService(settings=WhisperSTTService.Settings(model=model))
+
+
+def make_llm() -> FrameProcessor:
+    """Any server that speaks OpenAI's chat completions."""
+    settings = OpenAILLMService.Settings(system_instruction=INSTRUCTION)
+    if "LLM_MODEL" in os.environ:
+        settings.model = os.environ["LLM_MODEL"]
+    base_url = os.environ.get("LLM_BASE_URL")
+    key = os.environ.get("LLM_API_KEY") or (
+        "none" if base_url else os.environ.get("OPENAI_API_KEY")
+    )
+    return OpenAILLMService(base_url=base_url, api_key=key, settings=settings)
+
+
+def make_tts(engine: TTSEngine) -> MegakernelTTSService:
+    """The voice. One service a call, one engine a process."""
+    voice = os.environ.get("TTS_VOICE", "aiden" if "aiden" in engine.voices else None)
+    return MegakernelTTSService(
+        engine=engine,
+        text_aggregation_mode=TextAggregationMode(os.environ.get("TTS_MODE", "sentence")),
+        settings=MegakernelTTSService.Settings(
+            voice=voice, language=os.environ.get("TTS_LANGUAGE", "auto")
+        ),
+    )
+
+
+def make_worker(
+    transport: BaseTransport, stt: FrameProcessor, llm: FrameProcessor, tts: MegakernelTTSService
+) -> PipelineWorker:
+    """The pipeline of one call."""
+    context = LLMContext()
+    aggregators = LLMContextAggregatorPair(
+        context, user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
+    )
+    pipeline = Pipeline(
+        [
+            transport.input(),
+            stt,
+            aggregators.user(),
+            llm,
+            tts,
+            transport.output(),
+            aggregators.assistant(),
+        ]
+    )
+    worker = PipelineWorker(
+        pipeline, params=PipelineParams(enable_metrics=True, enable_usage_metrics=True)
+    )
+
+    @transport.event_handler("on_client_connected")
+    async def on_client_connected(*_: object) -> None:
+        context.add_message({"role": "user", "content": "Greet me in one short sentence."})
+        await worker.queue_frames([LLMRunFrame()])
+
+    @transport.event_handler("on_client_disconnected")
+    async def on_client_disconnected(*_: object) -> None:
+        await worker.cancel()
+
+    return worker
+
+
+async def bot(runner_args: RunnerArguments) -> None:
+    """One call; Pipecat's runner calls this."""
+    transport = await create_transport(runner_args, transport_params)
+    worker = make_worker(transport, make_stt(), make_llm(), make_tts(load_engine()))
+    runner = WorkerRunner(handle_sigint=runner_args.handle_sigint)
+    await runner.add_workers(worker)
+    await runner.run()
+
+
+if __name__ == "__main__":
+    from pipecat.runner.run import main
+
+    load_engine()  # before the first call, not in it
+    main()

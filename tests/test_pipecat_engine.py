@@ -1,0 +1,213 @@
+"""The Pipecat service on the real engine, with random weights: what it says is noise, but it is
+the engine's noise, bit for bit.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pipecat.frames.frames import (
+    InterruptionFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TTSAudioRawFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.services.tts_service import TextAggregationMode
+from pipelines import Run
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import EngineClosed, TaskError
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.utterance import Voice
+
+SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
+BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
+OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 12}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained("tiny-random", num_slots=4, warmup=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def base_engine() -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained("tiny-random-base", num_slots=1, warmup=False) as engine:
+        yield engine
+
+
+def service(
+    engine: TTSEngine, mode: TextAggregationMode = SENTENCE, **settings: object
+) -> MegakernelTTSService:
+    return MegakernelTTSService(
+        engine=engine,
+        text_aggregation_mode=mode,
+        settings=MegakernelTTSService.Settings(**OPTIONS | settings),
+    )
+
+
+def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
+    """What the engine says by itself, without Pipecat."""
+    return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS | options))
+
+
+async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
+    async with Run(service(engine)) as run:
+        await run.turn("Hello there. ", "How are ", "you?")
+        await run.until(TTSStoppedFrame)
+    expected = pcm_of(engine, "Hello there.") + pcm_of(engine, "How are you?")
+    assert run.pcm == expected and run.errors == []
+
+
+async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
+    engine: TTSEngine,
+) -> None:
+    text = "Hello there, how are you today? I am well."
+    async with Run(service(engine, TOKEN)) as run:
+        await run.send(LLMFullResponseStartFrame())
+        for start in range(0, len(text), 3):
+            await run.send(LLMTextFrame(text[start : start + 3]))
+            await asyncio.sleep(0.01)
+        await run.turn()  # ends it
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == pcm_of(engine, text, text_feed="stepwise")
+    assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
+
+
+@BOTH
+async def test_the_first_audio_leaves_while_the_engine_works(
+    engine: TTSEngine, mode: TextAggregationMode
+) -> None:
+    async with Run(service(engine, mode)) as run:
+        await run.turn("One sentence of some length for this.")
+        await run.until(TTSAudioRawFrame)
+        assert engine._loop.num_active == 1
+        await run.until(TTSStoppedFrame)
+    assert engine._loop.num_active == 0
+
+
+@BOTH
+async def test_an_interruption_frees_the_slot_within_a_frame(
+    engine: TTSEngine, mode: TextAggregationMode
+) -> None:
+    async with Run(service(engine, mode, max_frames=500, seed=2)) as run:
+        await run.turn("This is a sentence that goes on and on, as far as it is known.")
+        await run.until(TTSAudioRawFrame, 2)
+        longest_step_s = max(np.diff(run.when(TTSAudioRawFrame)))  # a chunk of two frames
+        await run.interrupt()
+        await run.until(InterruptionFrame)
+        num_audio, at = len(run.frames(TTSAudioRawFrame)), time.monotonic()
+        await run.until(lambda: engine._loop.num_active == 0)
+        assert time.monotonic() - at < longest_step_s + 0.05
+        await asyncio.sleep(0.1)
+        assert len(run.frames(TTSAudioRawFrame)) == num_audio
+
+
+@BOTH
+async def test_four_pipelines_on_one_engine_each_say_their_own(
+    engine: TTSEngine, mode: TextAggregationMode
+) -> None:
+    texts = [f"This is voice number {i}." for i in range(4)]
+    runs = [Run(service(engine, mode, seed=i)) for i in range(4)]
+
+    async def speak(run: Run, text: str) -> None:
+        async with run:
+            await run.turn(text)
+            await run.until(TTSStoppedFrame, timeout_s=20)
+
+    async with asyncio.TaskGroup() as group:
+        for run, text in zip(runs, texts, strict=True):
+            group.create_task(speak(run, text))
+    feed = "stepwise" if mode is TOKEN else "auto"
+    for i, (run, text) in enumerate(zip(runs, texts, strict=True)):
+        said, expected = (
+            np.frombuffer(pcm, np.int16).astype(int)
+            for pcm in (run.pcm, pcm_of(engine, text, seed=i, text_feed=feed))
+        )
+        # The vocoder batches streams, and a batch of another size rounds differently.
+        np.testing.assert_allclose(said, expected, atol=2)
+
+
+async def test_new_settings_are_what_the_engine_gets(engine: TTSEngine) -> None:
+    async with Run(service(engine)) as run:
+        delta = MegakernelTTSService.Settings(voice="vivian", language="zh-CN", seed=4)
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
+        await run.turn("Hello there.")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == pcm_of(engine, "Hello there.", voice="vivian", language="chinese", seed=4)
+
+
+async def test_a_turn_without_a_word_leaves_no_request(engine: TTSEngine) -> None:
+    async with Run(service(engine, TOKEN)) as run:
+        await run.turn("🎉 ... ", "!")
+        await run.until(TTSStoppedFrame)
+    assert engine._loop.num_active == 0 and run.errors == [] and not any(run.pcm)
+
+
+async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -> None:
+    tts = MegakernelTTSService(
+        engine=engine,
+        voices={"me": Voice("me", np.zeros(8, np.float32))},
+        settings=MegakernelTTSService.Settings(voice="me"),
+    )
+    async with Run(tts) as run:
+        await run.say("Hello.")
+        await run.until(TTSStoppedFrame)
+        assert not tts.is_usable
+    assert [type(frame.exception) for frame in run.errors] == [TaskError]
+
+
+async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEngine) -> None:
+    config = base_engine.config
+    voice = Voice(
+        "mario",
+        np.full(config.speaker_encoder.enc_dim, 0.1, np.float32),
+        codes=np.arange(5 * config.talker.num_code_groups).reshape(5, -1) % 64,
+        transcript="It is me.",
+    )
+    tts = MegakernelTTSService(
+        engine=base_engine,
+        text_aggregation_mode=TOKEN,
+        voices={"mario": voice},
+        settings=MegakernelTTSService.Settings(voice="mario", seed=1, max_frames=4),
+    )
+    async with Run(tts) as run:
+        await run.turn("Hello the", "re. Good", "bye.")
+        await run.until(TTSStoppedFrame)
+    options = {"voice": voice, "seed": 1, "max_frames": 4}
+    assert run.errors == []
+    assert run.pcm == pcm_of(base_engine, "Hello there.", **options) + pcm_of(
+        base_engine, "Goodbye.", **options
+    )
+
+
+@BOTH
+async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMode) -> None:
+    engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
+    tts = service(engine, mode, max_frames=500, seed=2)
+    async with Run(tts) as run:
+        await run.turn("This sentence is cut short by the end of its engine.")
+        await run.until(TTSAudioRawFrame)
+        await asyncio.to_thread(engine.close)
+        await run.until(TTSStoppedFrame)
+        assert not tts.is_usable
+    assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
+
+
+async def test_the_service_loads_and_closes_a_model_of_its_own() -> None:
+    tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)
+    async with Run(tts) as run:
+        await run.send(
+            TTSUpdateSettingsFrame(delta=MegakernelTTSService.Settings(voice="aiden", max_frames=3))
+        )
+        await run.say("Hello.")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm and run.errors == []
+    with pytest.raises(EngineClosed):
+        tts._engine.stream("More.", voice="aiden")
