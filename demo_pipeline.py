@@ -1,7 +1,7 @@
 """Speak through a Pipecat pipeline: python demo_pipeline.py --text "Hello." --output out.wav
 
-Text source -> MegakernelTTSService -> file (and loudspeaker with --play). Every chunk is timed as it
-arrives, and the file is whole whenever the demo ends, also by Ctrl-C.
+Text source -> MegakernelTTSService -> file (and loudspeaker with --play). Every chunk is timed as
+it arrives, and the file is whole whenever the demo ends, also by Ctrl-C.
 """
 
 import argparse

@@ -113,15 +113,8 @@ def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, 
 
 def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
     """A result object from runs that have the figures of `METRICS`, or some of them."""
-    facts = report()
     names = [name for name in METRICS if name in runs[0]]
-    return {
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "machine": {key: facts[key] for key in ("processor", "cores", "gpu", "platform", "python")}
-        | {"load_1min": os.getloadavg()[0], "torch": facts["packages"]["torch"]},
+    return header() | {
         "model": tts.files.name,
         "is_synthetic": tts.files.is_synthetic,
         "backend": tts.backend,
@@ -131,6 +124,19 @@ def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any])
         "peak_memory_mb": peak_memory_mb(),
         "summary": {name: spread([run[name] for run in runs]) for name in names},
         "runs": runs,
+    }
+
+
+def header() -> dict[str, Any]:
+    """How any result object begins: when, from which commit, by which command, on what machine."""
+    facts = report()
+    return {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": {key: facts[key] for key in ("processor", "cores", "gpu", "platform", "python")}
+        | {"load_1min": os.getloadavg()[0], "torch": facts["packages"]["torch"]},
     }
 
 

@@ -294,7 +294,7 @@ class MegakernelTTSService(InProcessTTSService):
             return
         try:
             speech.stream = self._open_stream(text)
-        except QwenTTSError as error:
+        except Exception as error:  # run_tts must not raise: that would leave the context open
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
@@ -321,7 +321,7 @@ class MegakernelTTSService(InProcessTTSService):
                 speech.stream.feed(text)
                 speech.timer.add(text)
                 self._extend_deadline(speech)
-        except QwenTTSError as error:
+        except Exception as error:  # run_tts must not raise, see above
             self._end_text(speech)
             for frame in await self._failure(context_id, speech, error):
                 yield frame
@@ -383,7 +383,7 @@ class MegakernelTTSService(InProcessTTSService):
                 await self._tell_words(context_id, due)
             if stream.finish_reason == "cancelled" and not speech.cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
-        except Exception as error:  # run_tts must not raise: that would leave the context open
+        except Exception as error:  # run_tts must not raise, see above
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
