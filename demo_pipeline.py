@@ -44,9 +44,8 @@ def main(args: argparse.Namespace) -> int:
     ):
         heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
         asyncio.run(speak(engine, text, args, heard))
-    if args.dump_codes:
-        for codes in heard.codes:
-            codes_file.append(Path(args.dump_codes), codes)
+    if args.dump_codes and heard.codes:
+        codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
         raise heard.errors[0]
     if not heard.ended:
@@ -71,6 +70,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
         LLMTextFrame,
         TTSAudioRawFrame,
         TTSSpeakFrame,
+        TTSStoppedFrame,
     )
     from pipecat.pipeline.pipeline import Pipeline
     from pipecat.pipeline.worker import PipelineWorker
@@ -85,6 +85,9 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await super().process_frame(frame, direction)
             if isinstance(frame, TTSAudioRawFrame):
                 heard.take(np.frombuffer(frame.audio, "<i2"))
+            elif isinstance(frame, TTSStoppedFrame):
+                # Not before: a pipeline that has its EndFrame no longer listens to Ctrl-C.
+                await worker.queue_frame(EndFrame())
             heard.ended = heard.ended or isinstance(frame, EndFrame)
             await self.push_frame(frame, direction)
 
@@ -108,20 +111,17 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
         known = isinstance(frame.exception, QwenTTSError)
         heard.errors.append(frame.exception if known else GenerationError(frame.error))
 
-    async def feed() -> None:
+    @worker.event_handler("on_pipeline_started")
+    async def on_pipeline_started(*_: object) -> None:
         heard.start()
         if not args.token:
-            await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+            await worker.queue_frame(TTSSpeakFrame(text))
             return
         await worker.queue_frame(LLMFullResponseStartFrame())
         for word in re.findall(r"\s*\S+", text):
             await worker.queue_frame(LLMTextFrame(word))
             await asyncio.sleep(1 / WORDS_PER_S)
-        await worker.queue_frames([LLMFullResponseEndFrame(), EndFrame()])
-
-    @worker.event_handler("on_pipeline_started")
-    async def on_pipeline_started(*_: object) -> None:
-        await feed()
+        await worker.queue_frame(LLMFullResponseEndFrame())
 
     runner = WorkerRunner()  # on Ctrl-C it cancels the worker and returns
     await runner.add_workers(worker)
@@ -150,7 +150,9 @@ class Heard:
         self.started = time.perf_counter()
 
     def take(self, samples: np.ndarray) -> None:
-        """A chunk has arrived."""
+        """A chunk has arrived. Behind an error there is only the silence that stands for speech."""
+        if self.errors:
+            return
         self.times_ms.append(1000 * (time.perf_counter() - self.started))
         self.chunks.append(samples)
         self.file.write(samples)
@@ -297,7 +299,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")
     parser.add_argument("--play", action="store_true", help="on the loudspeaker, too")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--dump-codes", metavar="FILE", help="append the codes, one row a frame")
+    parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, one row a frame")
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

@@ -20,6 +20,7 @@ from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import is_given
 
+from qwen_megakernel.audio import leading_silence_ms
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
@@ -371,13 +372,18 @@ class MegakernelTTSService(InProcessTTSService):
         self, context_id: str, speech: _Speech, timer: WordTimer
     ) -> AsyncGenerator[Frame, None]:
         """Frames of the speech's request, while it runs; tells the context its words."""
-        stream = speech.stream
+        stream, is_silent = speech.stream, True
         try:
             while (chunk := await self._next_chunk(speech)) is not None:
                 if not len(chunk.samples):
                     continue  # a last chunk may carry only the reason
                 await self.stop_ttfb_metrics()
-                speech.audio_s += len(chunk.samples) / chunk.sample_rate
+                duration_s = len(chunk.samples) / chunk.sample_rate
+                if is_silent:  # the first word begins where something can be heard
+                    silence_s = leading_silence_ms(chunk.samples, chunk.sample_rate) / 1000
+                    timer.start_s = speech.audio_s + silence_s
+                    is_silent = silence_s >= duration_s
+                speech.audio_s += duration_s
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
                 due = timer.due(speech.audio_s, self._heard_s(context_id))
                 await self._tell_words(context_id, due)

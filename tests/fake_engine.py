@@ -29,6 +29,7 @@ class FakeEngine:
         rtf: seconds to make a second of audio.
         letter_s: seconds of audio per letter (word_times.count_letters).
         first_delay_s: before the first chunk, for the prefill.
+        silent_frames: without a sound, before the first word.
         fail_after: frames after which a request fails with `error`.
         stall_after: frames after which a request delivers nothing more, ever.
     """
@@ -40,6 +41,7 @@ class FakeEngine:
         rtf: float = 0.02,
         letter_s: float = 1 / 15,
         first_delay_s: float = 0.0,
+        silent_frames: int = 0,
         fail_after: int | None = None,
         error: Exception | None = None,
         stall_after: int | None = None,
@@ -50,6 +52,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
+        self.silent_frames = silent_frames
         self.fail_after, self.stall_after = fail_after, stall_after
         self.error = error or GenerationError("planted")
         self.streams: list[FakeStream] = []
@@ -157,7 +160,8 @@ class FakeStream:
         return self._last("cancelled")
 
     def _frames_in_text(self) -> int:
-        return round(count_letters(self.text) * self.engine.letter_s / FRAME_S)
+        spoken = round(count_letters(self.text) * self.engine.letter_s / FRAME_S)
+        return spoken + self.engine.silent_frames if spoken else 0
 
     async def _enter(self) -> None:
         await self.engine._slots.acquire()
@@ -185,7 +189,8 @@ class FakeStream:
         first = self.num_frames
         self.num_frames += num_frames
         t = np.arange(first * FRAME_SAMPLES, self.num_frames * FRAME_SAMPLES) / SAMPLE_RATE
-        samples = (8000 * np.sin(2 * np.pi * self.pitch * t)).astype(np.int16)
+        sound = t >= self.engine.silent_frames * FRAME_S
+        samples = (8000 * sound * np.sin(2 * np.pi * self.pitch * t)).astype(np.int16)
         self.sent += samples.tobytes()
         self._chunk_frames = min(2 * self._chunk_frames, self.request.chunk_frames)
         return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)

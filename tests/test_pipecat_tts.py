@@ -16,6 +16,7 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    StartFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
@@ -270,6 +271,18 @@ async def test_every_word_is_told_once_in_order_at_its_time(mode: TextAggregatio
     assert times == sorted(times)
     spoken_s = len(run.pcm) / 2 / 24000
     assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
+
+
+@BOTH
+async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(silent_frames=5)
+    async with Run(service(engine, mode)) as run:
+        await run.say("Hello there my friend.")
+        await run.until(TTSStoppedFrame)
+    words = run.frames(TTSTextFrame)
+    assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=0.1)
+    told_late_s = words[0].pts / 1e9 - (run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0])
+    assert told_late_s == pytest.approx(5 * 0.08, abs=0.1)
 
 
 @BOTH

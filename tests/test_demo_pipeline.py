@@ -1,0 +1,125 @@
+"""demo_pipeline.py as a user runs it: the file, the figures, the exit codes, Ctrl-C."""
+
+import io
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.audio import to_int16
+
+SCRIPT = Path(__file__).parent.parent / "demo_pipeline.py"
+TEXT = "Hello there, friend. How are you?"
+TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-frames", "8")
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
+    """demo(*arguments): run the script in this process; exit code, stdout, stderr."""
+
+    def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(
+    demo: Callable, tmp_path: Path
+) -> None:
+    code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
+    assert code == 0, err
+    with TTSEngine.from_pretrained("tiny-random", warmup=False) as engine:
+        speech = engine.synthesize(TEXT, voice="aiden", seed=3, max_frames=8, first_chunk_frames=1)
+    samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
+    np.testing.assert_array_equal(samples, to_int16(speech.audio))
+    times = [float(at) for at in re.findall(r"^chunk .* at +([\d.]+) ms", out, re.MULTILINE)]
+    assert len(times) >= 3 and times == sorted(times) and rate == 24000
+    for fact in ("RTF", "seed 3", "first byte after", "first audible sample", "underruns: "):
+        assert fact in out
+
+
+def test_token_mode_dumps_codes_and_prints_one_json_object(demo: Callable, tmp_path: Path) -> None:
+    dump = tmp_path / "codes.tsv"
+    arguments = ("--token", "--json", "--dump-codes", dump, "--output", tmp_path / "a.wav", *TINY)
+    code, out, err = demo("--text", "-", *arguments, stdin=TEXT)
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["mode"], facts["seeds"], facts["model"]) == ("token", [3], "tiny-random")
+    assert set(facts["underruns"]) == {"0ms", "100ms"}
+    assert 0 < facts["ttfb_ms"] <= facts["first_audible_ms"]
+    assert sum(chunk["audio_ms"] for chunk in facts["chunks"]) == pytest.approx(
+        1000 * facts["audio_s"]
+    )
+    codes = np.loadtxt(dump, dtype=int, ndmin=2)
+    assert len(codes) * 1920 == len(soundfile.read(tmp_path / "a.wav")[0])
+
+
+def test_control_c_leaves_a_whole_file_of_what_was_spoken(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    text = "This is a long text about a house at the edge of a wood. " * 8
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "--text", text, "--output", path, "--model", "demo-voice"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout.readline().startswith("chunk   1")
+    assert process.stdout.readline().startswith("chunk   2")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
+    assert len(soundfile.read(path)[0]) >= 3 * 1920
+    assert [file.name for file in tmp_path.iterdir()] == ["a.wav"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--text", "...", *TINY), 2, "nothing to speak"),
+        (("--text", "Hi.", "--model", "tiny-random", "--voice", "nobody"), 2, "Unknown voice"),
+        (("--text", "Hi.", "--language", "Klingon", *TINY), 2, "Unknown language"),
+        (("--text", "Hi.", "--temperature", "0", *TINY), 2, "temperature is 0"),
+        (("--text", "Hi.", "--model", "/nowhere/at/all"), 4, "/nowhere/at/all"),
+        (("--text", "Hi.", "--output", "/nowhere/a.wav", *TINY), 5, "/nowhere/a.wav"),
+        (("--text", "Hi.", "--instruct", "x", "--model", "tiny-random-base"), 2, "instruct"),
+    ],
+)
+def test_errors_of_the_catalogue_are_told_without_a_traceback(
+    demo: Callable, arguments: tuple[str, ...], code: int, message: str, tmp_path: Path
+) -> None:
+    if "--output" not in arguments:
+        arguments = (*arguments, "--output", str(tmp_path / "a.wav"))
+    returned, _, err = demo(*arguments)
+    assert returned == code, err
+    assert message in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_its_cure(tmp_path: Path) -> None:
+    blocked = tmp_path / "pipecat.py"
+    blocked.write_text("raise ImportError('blocked')")
+    process = subprocess.run(
+        [sys.executable, SCRIPT, "--text", "Hi.", *TINY],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=SCRIPT.parent,
+        check=False,
+    )
+    assert process.returncode == 3
+    assert 'pip install "qwen_megakernel[pipecat]"' in process.stderr
