@@ -37,10 +37,13 @@ def check(agent: SimpleNamespace, said: object) -> None:
         assert 0 < said.answer_after_s(question) < 2
 
 
-@pytest.mark.parametrize("mode", list(TextAggregationMode), ids=str)
-async def test_the_agent_answers_and_lets_itself_be_interrupted(
-    agent: SimpleNamespace, mode: TextAggregationMode
-) -> None:
+async def test_the_agent_answers_and_lets_itself_be_interrupted(agent: SimpleNamespace) -> None:
+    async with asyncio.TaskGroup() as group:
+        for mode in TextAggregationMode:
+            group.create_task(_converse(agent, mode))
+
+
+async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
     engine = FakeEngine(rtf=0.3)
     tts = MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
     said = await asyncio.wait_for(agent.converse(tts, patience_s=1.0), 20)

@@ -239,8 +239,13 @@ async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode() -> N
 # ---- sample rates --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 24000, 48000])
-async def test_transports_of_every_rate_play_all_audio_at_its_pitch(rate: int) -> None:
+async def test_transports_of_every_rate_play_all_audio_at_its_pitch() -> None:
+    async with asyncio.TaskGroup() as group:
+        for rate in (8000, 16000, 24000, 48000):
+            group.create_task(_play(rate))
+
+
+async def _play(rate: int) -> None:
     engine = FakeEngine()
     output = WavOutput(rate, speed=20)
     async with Run(service(engine), output, sample_rate=rate) as run:
@@ -248,7 +253,7 @@ async def test_transports_of_every_rate_play_all_audio_at_its_pitch(rate: int) -
         await run.until(TTSStoppedFrame)
     heard = np.frombuffer(bytes(output.heard), np.int16).astype(float)
     seconds = len(run.pcm) / 2 / 24000
-    assert seconds <= len(heard) / rate < seconds + 0.1  # the last chunk is padded
+    assert seconds <= len(heard) / rate < seconds + 0.1, rate  # the last chunk is padded
     spectrum = np.abs(np.fft.rfft(heard[: int(seconds * rate)]))
     assert np.argmax(spectrum) / seconds == pytest.approx(engine.streams[0].pitch, rel=0.02)
 
@@ -304,11 +309,11 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
     async with Run(service(engine)) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Short one. And "))
         await run.until(lambda: engine.streams and engine.streams[0].finish_reason)
-        await asyncio.sleep(1.5)  # the LLM pauses until long after the first sentence was heard
+        await asyncio.sleep(1.2)  # the LLM pauses until long after the first sentence was heard
         await run.send(LLMTextFrame("now more."), LLMFullResponseEndFrame())
         await run.until(LLMFullResponseEndFrame)
     words = {word.text: word.pts for word in run.frames(TTSTextFrame)}
-    assert (words["And"] - words["Short"]) / 1e9 > 1.4
+    assert (words["And"] - words["Short"]) / 1e9 > 1.1
     assert (words["more."] - words["And"]) / 1e9 == pytest.approx(6 / 15, abs=0.1)
 
 
