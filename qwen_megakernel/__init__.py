@@ -17,7 +17,7 @@ _HOMES = {
     "TTSEngine": "tts_engine",
     "SpeechStream": "speech_stream",
     "Speech": "speech_stream",
-    "Voice": "utterance",
+    "Voice": "voice",
     "Sampling": "utterance",
     "AudioChunk": "utterance",
     "QwenTTSError": "errors",

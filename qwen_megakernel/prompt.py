@@ -40,7 +40,8 @@ from qwen_megakernel.errors import (
     VoiceMismatch,
 )
 from qwen_megakernel.languages import AUTO, resolve_language, supported_languages
-from qwen_megakernel.utterance import Prefill, SpeechRequest, TextIds, Voice
+from qwen_megakernel.utterance import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
 
@@ -305,7 +306,7 @@ class PromptBuilder:
             raise VoiceMismatch(
                 f"Voice {voice.name!r} is {len(voice.x_vector)}-dim; the loaded model "
                 f"({self._config.model_size}) is {hidden_size}-dim.",
-                cure="Re-create the voice from its recording with this model.",
+                cure="Re-create it: qwen-megakernel voices create RECORDING -o FILE --model ...",
             )
         if not np.isfinite(voice.x_vector).all():
             raise ReferenceError_(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")

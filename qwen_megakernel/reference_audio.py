@@ -135,7 +135,8 @@ def check_transcript(transcript: str, seconds: float) -> None:
             "The transcript of the reference is empty.",
             cure="Give what is said in the recording, or none at all (x-vector only).",
         )
-    found = f"Transcript has {num_words} words for {seconds:.1f} s of speech"
+    words = "word" if num_words == 1 else "words"
+    found = f"Transcript has {num_words} {words} for {seconds:.1f} s of speech"
     slowest, fastest = WORDS_PER_SECOND_REFUSED
     if not slowest <= num_words / seconds <= fastest:
         raise ReferenceError_(

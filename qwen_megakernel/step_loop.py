@@ -23,8 +23,9 @@ from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP, FrameDecoder
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_stream import StreamState, TextPart
-from qwen_megakernel.utterance import AudioChunk, FinishReason, Voice
+from qwen_megakernel.utterance import AudioChunk, FinishReason
 from qwen_megakernel.vocoder import Vocoder, VocoderState
+from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,10 @@ from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
 from qwen_megakernel.step_loop import Stages, StepLoop
-from qwen_megakernel.utterance import AudioChunk, SpeechRequest, Voice
+from qwen_megakernel.utterance import AudioChunk, SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.voice import Voice
+from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Voices
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class TTSEngine:
         dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
+        voices: a folder of voice files, which requests name without their ending.
         warmup: speak a word, so that the first request is as fast as the tenth.
     """
 
@@ -57,6 +60,7 @@ class TTSEngine:
         dtype: str | None = None,
         num_slots: int = 1,
         max_frames: int = 1000,
+        voices: str | Path | None = None,
         warmup: bool = True,
     ):
         if dtype is not None and dtype not in DTYPES:
@@ -67,6 +71,7 @@ class TTSEngine:
         self._frame_seconds = loaded.codec_config.frame_seconds
         self.files, self.max_frames = loaded.files, max_frames
         self._sampling = loaded.sampling
+        self._voices = Voices(loaded, voices)
         self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
 
         def build() -> Stages:
@@ -107,7 +112,7 @@ class TTSEngine:
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
             options: backend ("auto", "kernel", "torch", "emulation"), device, dtype ("float32",
-                "bfloat16"), num_slots, max_frames (per part of a text), warmup.
+                "bfloat16"), num_slots, max_frames (per part of a text), voices (a folder), warmup.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.
@@ -120,8 +125,8 @@ class TTSEngine:
 
     @property
     def voices(self) -> list[str]:
-        """Speakers of this checkpoint; empty for Base and VoiceDesign."""
-        return sorted(self.config.talker.speakers)
+        """Names `voice=` accepts: speakers of this checkpoint, then presets and voice files."""
+        return self._voices.speakers + self._voices.presets
 
     @property
     def spent_ms(self) -> dict[str, float]:
@@ -168,8 +173,8 @@ class TTSEngine:
 
         Args:
             text_: what to say; None with `text_open=True`, whose text comes through `feed`.
-            voice: a speaker of the checkpoint, a `Voice`, or None for `default_voice` (a Base
-                checkpoint has none and then speaks without a speaker row).
+            voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
+                `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
             language: name, BCP-47 code or "auto".
             instruct: how to speak, where the checkpoint takes it.
             seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
@@ -186,9 +191,10 @@ class TTSEngine:
         """
         if text_open and text_feed == "auto":
             text_feed = "stepwise"  # however much of the text is there when its prompt is built
+        voice = self.default_voice if voice is None else self._voices.resolve(voice)
         request = SpeechRequest(
             text=text_,
-            voice=self.default_voice if voice is None else voice,
+            voice=voice,
             language=language,
             instruct=instruct,
             sampling=self._sampling.override(**sampling),
@@ -229,6 +235,35 @@ class TTSEngine:
         """Speak `text_` and wait for all of it; options as in `stream`."""
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
         return Speech.collect(self.stream(text_, **options))
+
+    def create_voice(
+        self,
+        audio: str | Path | np.ndarray,
+        text: str | None = None,
+        *,
+        rate: int | None = None,
+        name: str | None = None,
+        silence_tail: float = SILENCE_TAIL_SECONDS,
+    ) -> Voice:
+        """Clone a voice from 1 to 60 s of one speaker; see `voices.Voices.create`.
+
+        With `text`, exactly what is said, the voice is used in context, else by its x-vector alone.
+        The last few recordings are remembered: asking again costs a hash.
+        """
+        return self._voices.create(audio, text, rate=rate, name=name, silence_tail=silence_tail)
+
+    def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
+        """A recording's codec frames, [num_frames, num_code_groups] int32; undone by `decode`."""
+        return self._voices.encode(audio, rate)
+
+    @property
+    def reference_cache_hits(self) -> int:
+        """How often `create_voice` found the recording's figures ready."""
+        return self._voices.cache.hits
+
+    def clear_reference_cache(self) -> None:
+        """Forget every recording; voices that were made stay usable."""
+        self._voices.cache.clear()
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""

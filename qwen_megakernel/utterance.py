@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from qwen_megakernel.errors import ReferenceError_, UsageError
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,42 +67,6 @@ class Sampling:
         names = {name: name for name in Sampling.__dataclass_fields__}
         names["subtalker_do_sample"] = "subtalker_dosample"
         return Sampling().override(**{ours: values.get(theirs) for ours, theirs in names.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A cloned voice, or the name of a speaker that the checkpoint knows.
-
-    `x_vector` is [enc_dim] f32. With `codes` ([num_frames, num_code_groups] int) and `transcript`
-    the voice is used in context (ICL): the model continues the reference recording.
-    """
-
-    name: str
-    x_vector: np.ndarray | None = None
-    codes: np.ndarray | None = None
-    transcript: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.x_vector is not None and np.ndim(self.x_vector) != 1:
-            raise ReferenceError_(
-                f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
-            )
-        if (self.codes is None) != (self.transcript is None):
-            raise ReferenceError_(
-                f"Voice {self.name!r} has {'codes' if self.transcript is None else 'a transcript'} "
-                f"but no {'transcript' if self.transcript is None else 'codes'}.",
-                "In-context cloning needs both; an x-vector alone needs neither.",
-            )
-        if self.codes is not None and (np.ndim(self.codes) != 2 or not len(self.codes)):
-            raise ReferenceError_(
-                f"Voice {self.name!r}: codes have shape {np.shape(self.codes)}; "
-                "need [num_frames, num_code_groups]."
-            )
-
-    @property
-    def in_context(self) -> bool:
-        """True when reference codes and transcript are part of the prompt."""
-        return self.codes is not None
 
 
 @dataclass(frozen=True, slots=True)

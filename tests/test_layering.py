@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 # From the ground up. Modules of one floor do not know each other.
 FLOORS = [
     {"errors"},
+    {"voice"},
     {"config", "utterance", "audio", "languages", "sentences"},
     {"inventory", "synthetic_config", "sampling", "guard", "codes_file", "reference_audio"},
     {"build_tts", "kernel_library", "packing"},

@@ -24,7 +24,8 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import SpeechRequest, Voice
+from qwen_megakernel.utterance import SpeechRequest
+from qwen_megakernel.voice import Voice
 
 TEXT, TRANSCRIPT, INSTRUCT = "Hi, you!", "Was it?", "Speak slowly."
 FEEDS = {"stepwise": False, "full": True}  # text_feed -> non_streaming_mode

@@ -1,0 +1,211 @@
+"""Who speaks: the record of a voice, and the files it is kept in.
+
+A voice file `NAME.voice.safetensors` holds the x-vector, of an in-context voice also the codes, and
+in its metadata name, transcript and the fingerprint of the checkpoint that made it.
+
+`voice_presets.bin` is an older format of x-vectors alone, little-endian: int32 number of voices;
+for each 64 bytes of name, padded with zeros, and the x-vector in float32.
+Source: rmtew/local-ai-server, tts_voice_presets.h.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from qwen_megakernel.errors import OutputError, ReferenceError_, UnknownVoice, UsageError
+
+VOICE_SUFFIX = ".voice.safetensors"
+PRESETS_FILE = "voice_presets.bin"
+
+_FORMAT = "qwen_megakernel voice 1"
+_PRESET_NAME_BYTES = 64
+_COUNT_BYTES = 4
+
+# A name is also a file name: one component of a path, and not a hidden one.
+_NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
+
+
+class MakesVoices(Protocol):
+    """What `Voice.from_audio` needs of an engine."""
+
+    def create_voice(self, *args: Any, **options: Any) -> Voice:
+        """Clone a voice from a recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A cloned voice, or the name of a speaker that the checkpoint knows.
+
+    `x_vector` is [enc_dim] f32. With `codes` ([num_frames, num_code_groups] int) and `transcript`
+    the voice is used in context (ICL): the model continues the reference recording.
+    `fingerprint` tells the encoders it came from; None: not known.
+    """
+
+    name: str
+    x_vector: np.ndarray | None = None
+    codes: np.ndarray | None = None
+    transcript: str | None = None
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(
+                f"{self.name!r} cannot be the name of a voice.",
+                "Names are file names: up to 80 characters, no slash, no colon, no leading dot.",
+            )
+        if self.x_vector is not None and np.ndim(self.x_vector) != 1:
+            raise ReferenceError_(
+                f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
+            )
+        if (self.codes is None) != (self.transcript is None):
+            raise ReferenceError_(
+                f"Voice {self.name!r} has {'codes' if self.transcript is None else 'a transcript'} "
+                f"but no {'transcript' if self.transcript is None else 'codes'}.",
+                "In-context cloning needs both; an x-vector alone needs neither.",
+            )
+        if self.codes is not None and (np.ndim(self.codes) != 2 or not len(self.codes)):
+            raise ReferenceError_(
+                f"Voice {self.name!r}: codes have shape {np.shape(self.codes)}; "
+                "need [num_frames, num_code_groups]."
+            )
+
+    @property
+    def in_context(self) -> bool:
+        """True when reference codes and transcript are part of the prompt."""
+        return self.codes is not None
+
+    @staticmethod
+    def from_audio(tts: MakesVoices, *args: Any, **options: Any) -> Voice:
+        """`tts.create_voice(...)`: clone a voice from a recording."""
+        return tts.create_voice(*args, **options)
+
+    def save(self, path: str | Path) -> None:
+        """Write a voice file; one of that name is replaced at once or not at all.
+
+        Raises:
+            UsageError: the path does not end in ".voice.safetensors", or the voice is a speaker's
+                name without an x-vector.
+            OutputError: the file cannot be written.
+        """
+        from safetensors.numpy import save
+
+        if not str(path).endswith(VOICE_SUFFIX):
+            raise UsageError(f"{path} is no name for a voice file; it must end in {VOICE_SUFFIX}.")
+        if self.x_vector is None:
+            raise UsageError(
+                f"Voice {self.name!r} is a speaker of a checkpoint; there is nothing to save."
+            )
+        tensors = {"x_vector": np.ascontiguousarray(self.x_vector, dtype=np.float32)}
+        metadata = {"format": _FORMAT, "name": self.name}
+        if self.in_context:
+            tensors["codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
+            metadata["transcript"] = self.transcript
+        if self.fingerprint is not None:
+            metadata["fingerprint"] = self.fingerprint
+        _write(Path(path), save(tensors, metadata))
+
+    @staticmethod
+    def load(path: str | Path) -> Voice:
+        """Read a voice file.
+
+        Raises:
+            UnknownVoice: there is no such file.
+            ReferenceError_: it is damaged, or holds something else.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise UnknownVoice(f"There is no voice file {path}.")
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+                names = set(file.keys())
+                if metadata.get("format") != _FORMAT or "x_vector" not in names:
+                    raise ReferenceError_(f"{path} is no voice file.")
+                return Voice(
+                    name=metadata["name"],
+                    x_vector=file.get_tensor("x_vector"),
+                    codes=file.get_tensor("codes") if "codes" in names else None,
+                    transcript=metadata.get("transcript"),
+                    fingerprint=metadata.get("fingerprint"),
+                )
+        except (SafetensorError, OSError, KeyError) as error:
+            raise ReferenceError_(
+                f"{path} is damaged: {error}.",
+                cure="Make it again: qwen-megakernel voices create RECORDING -o FILE",
+            ) from error
+
+    @staticmethod
+    def load_presets(path: str | Path) -> dict[str, Voice]:
+        """Read a `voice_presets.bin`; the width of its x-vectors follows from its size.
+
+        Raises:
+            UnknownVoice: there is no such file.
+            ReferenceError_: it is cut short, or holds something else.
+        """
+        if not Path(path).is_file():
+            raise UnknownVoice(f"There is no presets file {path}.")
+        data = Path(path).read_bytes()
+        count = int.from_bytes(data[:_COUNT_BYTES], "little", signed=True)
+        if count == 0 and len(data) == _COUNT_BYTES:
+            return {}
+        entry_bytes, rest = divmod(len(data) - _COUNT_BYTES, count) if count > 0 else (0, 1)
+        vector_bytes = entry_bytes - _PRESET_NAME_BYTES
+        damaged = ReferenceError_(
+            f"{path} is damaged: {len(data)} bytes do not hold {count} voices.",
+            "Each has a name of 64 bytes and an x-vector in float32, all of one width.",
+        )
+        if rest or vector_bytes <= 0 or vector_bytes % np.dtype(np.float32).itemsize:
+            raise damaged
+        voices = {}
+        for start in range(_COUNT_BYTES, len(data), entry_bytes):
+            name, _, padding = data[start : start + _PRESET_NAME_BYTES].partition(b"\0")
+            x_vector = np.frombuffer(
+                data, "<f4", vector_bytes // 4, start + _PRESET_NAME_BYTES
+            ).astype(np.float32)
+            # A file cut at a lucky place still divides evenly; its names do not end in zeros.
+            if padding.strip(b"\0") or not np.isfinite(x_vector).all():
+                raise damaged
+            try:
+                voice = Voice(name.decode(), x_vector)
+            except (UnicodeDecodeError, UsageError) as error:
+                raise damaged from error
+            voices[voice.name] = voice
+        return voices
+
+
+def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
+    """Write the x-vectors of `voices` as a `voice_presets.bin`; codes and transcripts are left out.
+
+    Raises:
+        UsageError: a name is too long, a voice has no x-vector, or they differ in width.
+        OutputError: the file cannot be written.
+    """
+    voices = list(voices)
+    data = len(voices).to_bytes(_COUNT_BYTES, "little", signed=True)
+    for voice in voices:
+        name = voice.name.encode()
+        if len(name) >= _PRESET_NAME_BYTES:
+            raise UsageError(f"{voice.name!r} has {len(name)} bytes; presets allow 63.")
+        if voice.x_vector is None or len(voice.x_vector) != len(voices[0].x_vector):
+            raise UsageError(f"{voice.name!r} has no x-vector of the same width as the others.")
+        data += name.ljust(_PRESET_NAME_BYTES, b"\0") + voice.x_vector.astype("<f4").tobytes()
+    _write(Path(path), data)
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error

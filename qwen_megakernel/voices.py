@@ -1,0 +1,291 @@
+"""Voices of one checkpoint: cloned from recordings, found by name, remembered while in use."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel import reference_audio
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.codec_encoder import CodecEncoder
+from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
+from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
+from qwen_megakernel.speaker_encoder import SpeakerEncoder
+from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice
+
+# Silence after the reference, in context. The model goes on from its last frame: with the recording
+# cut in the middle of a sound, that sound would begin the new speech.
+SILENCE_TAIL_SECONDS = 0.5
+
+CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
+
+
+@dataclass(slots=True)
+class _Reference:
+    """What has been computed of one recording."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while something is computed
+    values: dict[object, np.ndarray] = field(default_factory=dict)
+
+
+class ReferenceCache:
+    """Remembers what was computed of the last recordings, whoever asks.
+
+    Of requests that race for one recording the first computes, the others wait for it.
+    """
+
+    def __init__(self, capacity: int = CACHE_CAPACITY):
+        self.capacity = capacity
+        self.hits, self.misses = 0, 0  # requests that found everything, and those that did not
+        self._lock = threading.Lock()
+        self._references: OrderedDict[bytes, _Reference] = OrderedDict()
+
+    def get(
+        self, samples: np.ndarray, rate: int, wanted: dict[object, Callable[[], np.ndarray]]
+    ) -> dict[object, np.ndarray]:
+        """Look up, or compute, values of a recording.
+
+        Args:
+            samples, rate: the recording; its hash is the key.
+            wanted: by name, what computes each value.
+        """
+        key = hashlib.sha256(rate.to_bytes(8, "little") + samples.tobytes()).digest()
+        with self._lock:
+            reference = self._references.setdefault(key, _Reference())
+            self._references.move_to_end(key)
+            if len(self._references) > self.capacity:
+                self._references.popitem(last=False)
+        with reference.lock:
+            missing = [name for name in wanted if name not in reference.values]
+            for name in missing:
+                reference.values[name] = wanted[name]()
+            found = {name: reference.values[name] for name in wanted}
+        with self._lock:
+            self.hits += not missing
+            self.misses += bool(missing)
+        return found
+
+    def clear(self) -> None:
+        """Forget every recording; the counters go on."""
+        with self._lock:
+            self._references.clear()
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
+class Voices:
+    """Makes voices for a checkpoint and finds the ones it can speak with.
+
+    Args:
+        loaded: encoders are read from it when they are first needed.
+        folder: of voice files and, maybe, a `voice_presets.bin`; None: there is none. Looked at
+            again by every request, so files may come and go.
+    Raises:
+        UsageError: `folder` is no folder.
+    """
+
+    def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
+        if folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"There is no voices folder {folder}.")
+        self.cache = ReferenceCache()
+        self._loaded = loaded
+        self._folder = None if folder is None else Path(folder)
+        self._speakers = {name.lower(): name for name in loaded.config.talker.speakers}
+
+    # ---- finding ---------------------------------------------------------------------------------
+
+    @property
+    def speakers(self) -> list[str]:
+        """Speakers that the checkpoint itself knows."""
+        return sorted(self._speakers.values())
+
+    @property
+    def presets(self) -> list[str]:
+        """Names of the voices in the voices folder and beside the model's weights."""
+        names = set(self._read_presets())
+        if self._folder is not None:
+            files = self._folder.glob(f"[!.]*{VOICE_SUFFIX}")
+            names |= {path.name.removesuffix(VOICE_SUFFIX) for path in files}
+        return sorted(names)
+
+    def resolve(self, voice: str | Voice) -> str | Voice:
+        """Find out who is meant.
+
+        Args:
+            voice: a `Voice`; or a speaker of the checkpoint (in any case), a preset's name, or the
+                path of a voice file, tried in this order.
+        Returns:
+            A speaker's name, or a `Voice`.
+        Raises:
+            UnknownVoice: nothing of that name; lists what there is.
+            VoiceMismatch: it was made with other encoders than this checkpoint's.
+            ReferenceError_: its file is damaged.
+        """
+        if isinstance(voice, str) and voice.lower() in self._speakers:
+            return self._speakers[voice.lower()]
+        found = voice if isinstance(voice, Voice) else self._find(voice)
+        fingerprint = found.fingerprint
+        if fingerprint is not None and self._can_clone and fingerprint != self.fingerprint:
+            raise VoiceMismatch(
+                f"Voice {found.name!r} was made with {fingerprint}; the loaded model is "
+                f"{self.fingerprint}.",
+                "An x-vector means something only to the checkpoint whose encoder made it.",
+                f"Re-create it: qwen-megakernel voices create RECORDING -o {found.name}"
+                f"{VOICE_SUFFIX} --model {self._loaded.files.name}",
+            )
+        return found
+
+    def _find(self, name: str) -> Voice:
+        presets = self.presets
+        if name in presets:
+            path = None if self._folder is None else self._folder / f"{name}{VOICE_SUFFIX}"
+            return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
+        if name.endswith(VOICE_SUFFIX):
+            return Voice.load(name)
+        cures = {
+            "base": "Leave voice out, or clone one from a recording.",
+            "voice_design": "Leave voice out and describe it with instruct.",
+        }
+        raise UnknownVoice(
+            f'Unknown voice "{name}". This model has: {", ".join(self.speakers) or "(none)"}. '
+            f"Presets: {', '.join(presets) or '(none)'}.",
+            cure=cures.get(self._loaded.config.model_type, ""),
+        )
+
+    def _read_presets(self) -> dict[str, Voice]:
+        presets: dict[str, Voice] = {}
+        for folder in (self._loaded.files.folder, self._folder):
+            if folder is not None and (folder / PRESETS_FILE).is_file():
+                presets |= Voice.load_presets(folder / PRESETS_FILE)
+        return presets
+
+    # ---- making ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        audio: str | Path | np.ndarray,
+        text: str | None = None,
+        *,
+        rate: int | None = None,
+        name: str | None = None,
+        silence_tail: float = SILENCE_TAIL_SECONDS,
+    ) -> Voice:
+        """Clone a voice.
+
+        Args:
+            audio: 1 to 60 s of one speaker: a file, or [num_samples] or [num_samples, channels].
+            text: exactly what is said, for in-context cloning; None: the x-vector alone.
+            rate: samples a second of an array; files know theirs.
+            name: of the voice; None: the file's name.
+            silence_tail: seconds of silence put after the recording, in context only.
+        Raises:
+            TaskError: the checkpoint cannot clone, or its codec cannot listen.
+            ReferenceError_: the recording or its transcript cannot serve.
+        """
+        self._require_cloning(text is not None)
+        label = str(audio) if isinstance(audio, str | Path) else "The recording"
+        samples, rate = _samples_of(audio, rate)
+        reference_audio.check(samples, rate, label)
+        wanted: dict[object, Callable[[], np.ndarray]] = {
+            "x_vector": lambda: self._x_vector(samples, rate)
+        }
+        if text is not None:
+            reference_audio.check_transcript(text, len(samples) / rate)
+            codes = ("codes", silence_tail)
+            wanted[codes] = lambda: self._codes(samples, rate, silence_tail)
+        found = self.cache.get(samples, rate, wanted)
+        if name is None:
+            name = Path(audio).stem if isinstance(audio, str | Path) else "reference"
+        return Voice(
+            name,
+            x_vector=found["x_vector"],
+            codes=None if text is None else found[codes],
+            transcript=text,
+            fingerprint=self.fingerprint,
+        )
+
+    def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
+        """Codec frames of a recording of any length: [num_frames, num_code_groups] int32.
+
+        Raises:
+            TaskError: the codec cannot listen.
+            ReferenceError_: not audio, or empty.
+        """
+        self._require_codec()
+        return self._codes(*_samples_of(audio, rate), silence_tail=0)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names what gives voices their meaning: the model's size, and a hash of tensors.
+
+        Last layer of the speaker encoder and first codebook: training moves them as it moves all,
+        and they are read in milliseconds.
+        """
+        tensors = (
+            self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX)["fc.weight"],
+            self._loaded.codec_decoder["quantizer.rvq_first.vq.layers.0._codebook.embedding_sum"],
+        )
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.float().numpy().tobytes())
+        return f"{self._loaded.config.model_size}-{digest.hexdigest()[:16]}"
+
+    def _x_vector(self, samples: np.ndarray, rate: int) -> np.ndarray:
+        encoder = self._speaker_encoder
+        return encoder.encode(reference_audio.resample(samples, rate, encoder.config.sample_rate))
+
+    def _codes(self, samples: np.ndarray, rate: int, silence_tail: float) -> np.ndarray:
+        codec_rate = self._loaded.codec_config.sample_rate
+        samples = reference_audio.resample(samples, rate, codec_rate)
+        return self._codec_encoder.encode(np.pad(samples, (0, round(silence_tail * codec_rate))))
+
+    @cached_property
+    def _speaker_encoder(self) -> SpeakerEncoder:
+        config = self._loaded.config.speaker_encoder
+        return SpeakerEncoder(config, self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX))
+
+    @cached_property
+    def _codec_encoder(self) -> CodecEncoder:
+        tensors = self._loaded.load_prefix(CODEC_ENCODER_PREFIX)
+        return CodecEncoder(self._loaded.codec_config, tensors)
+
+    @property
+    def _can_clone(self) -> bool:
+        return self._loaded.config.speaker_encoder is not None
+
+    def _require_cloning(self, in_context: bool) -> None:
+        if not self._can_clone:
+            config, name = self._loaded.config, self._loaded.files.name
+            raise TaskError(
+                f"{name} ({config.model_type}) cannot clone; it has no speaker encoder.",
+                "Cloning needs a Base model.",
+                "Load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+            )
+        if in_context:
+            self._require_codec()
+
+    def _require_codec(self) -> None:
+        if not self._loaded.has_codec_encoder:
+            raise TaskError(
+                f"The codec of {self._loaded.files.name} has no encoder: it speaks, but cannot "
+                "listen.",
+                "In-context cloning needs the codes of the recording.",
+                "Leave the transcript out (x-vector only), or load a released Base model.",
+            )
+
+
+def _samples_of(audio: str | Path | np.ndarray, rate: int | None) -> tuple[np.ndarray, int]:
+    """[num_samples] float32 mono and its rate."""
+    if isinstance(audio, str | Path):
+        if rate is not None:
+            raise UsageError(f"rate is {rate}, but {audio} is a file, which knows its own.")
+        return reference_audio.read(audio)
+    if rate is None:
+        raise UsageError("Samples need their rate.", cure="Pass rate=24000, or what it is.")
+    return reference_audio.to_mono(audio), rate

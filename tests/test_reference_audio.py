@@ -1,0 +1,116 @@
+"""Recordings of any kind come in as the official package would hear them; bad ones are refused."""
+
+import logging
+
+import librosa
+import numpy as np
+import pytest
+import signals
+import soundfile
+
+from qwen_megakernel import reference_audio
+from qwen_megakernel.errors import ReferenceError_
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".ogg", ".mp3"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
+    path = tmp_path / f"reference{suffix}"
+    soundfile.write(path, signals.noise(1, 16000, channels=channels), 16000)
+    samples, rate = reference_audio.read(path)
+    expected, expected_rate = librosa.load(path, sr=None, mono=True)
+    assert rate == expected_rate == 16000 and samples.dtype == np.float32
+    # MP3 is decoded in blocks of another length there: the last bit of some samples differs.
+    assert np.abs(samples - expected).max() <= (1e-7 if suffix == ".mp3" else 0)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])
+def test_resampling_is_librosas(rate):
+    samples = signals.voice_like(0.71, rate)
+    expected = librosa.resample(samples, orig_sr=rate, target_sr=24000)
+    ours = reference_audio.resample(samples, rate, 24000)
+    assert ours.dtype == np.float32 and np.array_equal(ours, expected)
+
+
+def test_integers_are_scaled_and_channels_averaged():
+    samples = np.array([[16384, 0], [-32768, -32768]], dtype=np.int16)
+    assert reference_audio.to_mono(samples).tolist() == [0.25, -1.0]
+    for bad in (np.zeros((2, 2, 2)), np.array(["a"])):
+        with pytest.raises(ReferenceError_, match="shape"):
+            reference_audio.to_mono(bad)
+
+
+def test_what_is_no_audio_is_refused(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("not audio")
+    for path, reason in ((text, "cannot be read"), (tmp_path / "absent.wav", "no such file")):
+        with pytest.raises(ReferenceError_, match=reason) as caught:
+            reference_audio.read(path)
+        assert str(path) in caught.value.what
+    with pytest.raises(ReferenceError_, match="cannot be read"):
+        reference_audio.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (signals.noise(0.2, 24000), "0.2 s long"),
+        (signals.noise(0.99, 24000), "1 to 60 s"),
+        (signals.noise(60.1, 24000), "1 to 60 s"),
+        (np.zeros(48000, np.float32), "silent"),
+        (1e-4 * signals.noise(2, 24000), "silent"),
+        (np.full(48000, np.nan, np.float32), "NaN"),
+        (np.r_[signals.noise(2, 24000), np.float32(np.inf)], "sample 48000"),
+        (np.empty(0, np.float32), "0.0 s long"),
+    ],
+)
+def test_what_holds_no_voice_is_refused(samples, message):
+    with pytest.raises(ReferenceError_, match=message):
+        reference_audio.check(samples, 24000, "a.wav")
+
+
+def test_clipping_is_told_but_taken(caplog):
+    with caplog.at_level(logging.WARNING):
+        reference_audio.check(signals.voice_like(2, 24000), 24000, "good.wav")
+    assert not caplog.records
+    reference_audio.check(np.clip(20 * signals.noise(2, 24000), -1, 1), 24000, "loud.wav")
+    assert "loud.wav is clipped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("transcript", "seconds"),
+    [
+        ("Three words only.", 12.4),
+        ("It goes on and on. " * 30, 3),
+        ("", 3),
+        ("...", 3),
+        ("你好", 12),
+    ],
+)
+def test_transcripts_of_something_else_are_refused(transcript, seconds):
+    with pytest.raises(ReferenceError_, match=r"Transcript has|empty"):
+        reference_audio.check_transcript(transcript, seconds)
+
+
+def test_the_message_is_the_catalogues():
+    with pytest.raises(ReferenceError_) as caught:
+        reference_audio.check_transcript("Just three words.", 12.4)
+    assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
+    assert caught.value.cure == "Give the full transcript or use --xvector."
+
+
+@pytest.mark.parametrize(
+    ("transcript", "seconds", "doubted"),
+    [
+        ("Your table for two is ready, and we will meet you there.", 4, False),
+        ("Hello there.", 1.2, False),
+        ("今天天气很好,我们去公园散步吧。", 3.5, False),
+        ("おはようございます、お元気ですか。", 3, False),
+        ("We meet again.", 5, True),
+        ("Your table for two is ready, and we will meet you there.", 1.5, True),
+    ],
+)
+def test_unlikely_transcripts_are_doubted(transcript, seconds, doubted, caplog):
+    with caplog.at_level(logging.WARNING):
+        reference_audio.check_transcript(transcript, seconds)
+    assert bool(caplog.records) == doubted

@@ -1,0 +1,114 @@
+"""The files voices are kept in: whole, damaged, of other programs."""
+
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from qwen_megakernel import Voice
+from qwen_megakernel.errors import OutputError, ReferenceError_, UnknownVoice, UsageError
+from qwen_megakernel.voice import save_presets
+
+
+def make(name="mario", in_context=True, dim=128):
+    rng = np.random.default_rng(len(name))
+    return Voice(
+        name,
+        x_vector=rng.standard_normal(dim).astype(np.float32),
+        codes=rng.integers(0, 2048, (7, 16)).astype(np.int32) if in_context else None,
+        transcript="It’s-a me, 你好!" if in_context else None,
+        fingerprint="0b6-0123456789abcdef",
+    )
+
+
+@pytest.mark.parametrize("in_context", [False, True])
+def test_a_voice_survives_its_file(tmp_path, in_context):
+    voice, path = make(in_context=in_context), tmp_path / "other.voice.safetensors"
+    voice.save(path)
+    loaded = Voice.load(path)
+    assert np.array_equal(loaded.x_vector, voice.x_vector)
+    assert in_context == loaded.in_context
+    assert not in_context or np.array_equal(loaded.codes, voice.codes)
+    assert (loaded.name, loaded.transcript, loaded.fingerprint) == (
+        voice.name,
+        voice.transcript,
+        voice.fingerprint,
+    )
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_a_truncated_voice_file_is_refused(tmp_path, size):
+    path = tmp_path / "mario.voice.safetensors"
+    make().save(path)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ReferenceError_, match="damaged"):
+        Voice.load(path)
+
+
+def test_what_is_no_voice_file_is_refused(tmp_path):
+    path = tmp_path / "weights.voice.safetensors"
+    save_file({"x_vector": np.zeros(4, np.float32)}, path)
+    with pytest.raises(ReferenceError_, match="no voice file"):
+        Voice.load(path)
+    with pytest.raises(UnknownVoice, match="no voice file"):
+        Voice.load(tmp_path / "absent.voice.safetensors")
+
+
+def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):
+    for voice, path, error in (
+        (make(), tmp_path / "mario.bin", UsageError),
+        (Voice("ryan"), tmp_path / "ryan.voice.safetensors", UsageError),
+        (make(), tmp_path / "no" / "mario.voice.safetensors", OutputError),
+    ):
+        with pytest.raises(error):
+            voice.save(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../mario", "a/b", "a\\b", ".hidden", "a\0b", "x" * 81, "c:d"]
+)
+def test_names_that_are_paths_are_refused(name):
+    with pytest.raises(UsageError, match="name of a voice"):
+        Voice(name)
+
+
+@pytest.mark.parametrize("dim", [128, 1024, 2048])
+def test_presets_are_written_and_read_in_the_old_format(tmp_path, dim):
+    path = tmp_path / "voice_presets.bin"
+    voices = [make("alloy", dim=dim), make("Élise", in_context=False, dim=dim)]
+    save_presets(path, voices)
+    expected = struct.pack("<i", 2)
+    for voice in voices:
+        expected += struct.pack(f"<64s{dim}f", voice.name.encode(), *voice.x_vector)
+    assert path.read_bytes() == expected
+    loaded = Voice.load_presets(path)
+    assert list(loaded) == ["alloy", "Élise"]
+    for voice in voices:
+        assert np.array_equal(loaded[voice.name].x_vector, voice.x_vector)
+        assert not loaded[voice.name].in_context
+
+
+def test_damaged_presets_are_refused(tmp_path):
+    path = tmp_path / "voice_presets.bin"
+    save_presets(path, [make("a", dim=128), make("b", dim=128)])
+    whole = path.read_bytes()
+    evenly = 2 * 4 * 16  # as many bytes from each of the two voices: no longer told by the size
+    traversal = whole.replace(b"a\0\0\0\0\0\0\0\0\0", b"../../../a")
+    nan = whole[:-4] + struct.pack("<f", float("nan"))
+    for data in (whole[:-1], whole[:3], b"", whole[:-evenly], b"\xff" * 100, traversal, nan):
+        path.write_bytes(data)
+        with pytest.raises(ReferenceError_, match="damaged"):
+            Voice.load_presets(path)
+    path.write_bytes(struct.pack("<i", 0))
+    assert Voice.load_presets(path) == {}
+
+
+def test_presets_that_cannot_be_written_are_refused(tmp_path):
+    path = tmp_path / "voice_presets.bin"
+    for voices in ([make("n" * 64)], [make(dim=4), make(dim=8)], [Voice("ryan")]):
+        with pytest.raises(UsageError):
+            save_presets(path, voices)
+    assert not path.exists()

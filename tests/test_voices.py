@@ -1,0 +1,332 @@
+"""From a recording to speech in its voice, against the official wrappers; names; the cache."""
+
+import logging
+import struct
+import threading
+
+import numpy as np
+import pytest
+import signals
+import soundfile
+from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
+
+from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.errors import (
+    QwenTTSError,
+    ReferenceError_,
+    TaskError,
+    UnknownVoice,
+    UsageError,
+    VoiceMismatch,
+)
+from qwen_megakernel.voice import save_presets
+from qwen_megakernel.voices import ReferenceCache, Voices
+
+TRANSCRIPT = "It is cold today, and we are late."
+TEXT = "Hello there, how are you?"
+GREEDY = {"do_sample": False, "subtalker_do_sample": False}
+SECONDS, RATE, FRAME = 2.31, 44100, 1920
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """A stereo file at a rate that is not the model's, of no whole number of frames."""
+    path = tmp_path_factory.mktemp("recordings") / "mario.wav"
+    left, right = (signals.voice_like(SECONDS, RATE, seed) for seed in (1, 2))
+    soundfile.write(path, np.stack([left, right], axis=1), RATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(cache_folder):
+    with TTSEngine.from_pretrained(
+        "tiny-random-base", backend="torch", dtype="float32", warmup=False
+    ) as tts:
+        yield tts
+
+
+@pytest.fixture(scope="module")
+def voices(load_checkpoint):
+    return Voices(load_checkpoint("tiny-random-base"))
+
+
+# ---- cloning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("in_context", [False, True])
+def test_a_file_becomes_the_official_speech(engine, official_model, recording, in_context, full):
+    official = official_model("tiny-random-base")
+    text = TRANSCRIPT if in_context else None
+    wavs, _ = official.generate_voice_clone(
+        TEXT,
+        language="english",
+        ref_audio=str(recording),
+        ref_text=text,
+        x_vector_only_mode=not in_context,
+        non_streaming_mode=full,
+        do_sample=False,
+        subtalker_dosample=False,
+        max_new_tokens=13,
+    )
+    voice = engine.create_voice(recording, text, silence_tail=0)
+    feed = "full" if full else "stepwise"
+    speech = engine.synthesize(
+        TEXT, voice=voice, language="english", text_feed=feed, max_frames=12, **GREEDY
+    )
+    assert len(speech.audio) == len(speech.codes) * FRAME
+    lost = len(speech.audio) - len(wavs[0])  # the official cut is a float product
+    assert 0 <= lost <= in_context
+    assert np.abs(speech.audio[lost:] - wavs[0]).max() <= PCM16
+
+
+def test_a_voice_is_the_official_x_vector_and_codes(engine, official_model, recording):
+    item = official_model("tiny-random-base").create_voice_clone_prompt(
+        str(recording), ref_text=TRANSCRIPT
+    )[0]
+    voice = Voice.from_audio(engine, recording, TRANSCRIPT, silence_tail=0)
+    assert (voice.name, voice.transcript) == ("mario", TRANSCRIPT)
+    assert np.abs(voice.x_vector - item.ref_spk_embedding.numpy()).max() <= X_VECTOR_F32
+    assert np.array_equal(voice.codes, item.ref_code.numpy())
+
+
+def test_half_a_second_of_silence_follows_the_reference(engine, official_model, recording):
+    """Not in the x-vector: it describes the speaker, not the pause."""
+    samples, _ = soundfile.read(recording, dtype="float32")
+    with_tail = np.concatenate([samples.mean(axis=1), np.zeros(RATE // 2, np.float32)])
+    item = official_model("tiny-random-base").create_voice_clone_prompt(
+        (with_tail, RATE), ref_text=TRANSCRIPT
+    )[0]
+    voice = engine.create_voice(recording, TRANSCRIPT)
+    assert voice.codes.shape == item.ref_code.shape == (36, 16)
+    # Resampled after, not before the silence is put on: the filter rings over the last frames.
+    num_equal = int(SECONDS * 12.5) - 1
+    assert np.array_equal(voice.codes[:num_equal], item.ref_code.numpy()[:num_equal])
+    plain = engine.create_voice(recording)
+    assert np.array_equal(voice.x_vector, plain.x_vector) and plain.codes is None
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 5])
+def test_no_sample_of_the_reference_is_heard_and_none_is_lost(engine, recording, num_frames):
+    """Reference and speech decoded in one go, cut between the two, are what the stream plays."""
+    voice = engine.create_voice(recording, TRANSCRIPT)
+    chunks = list(engine.stream(TEXT, voice=voice, max_frames=num_frames, chunk_frames=2, seed=1))
+    speech = np.concatenate([chunk.samples for chunk in chunks]) / 32768
+    codes = engine.synthesize(TEXT, voice=voice, max_frames=num_frames, seed=1).codes
+    whole = engine.decode(np.concatenate([voice.codes, codes]))
+    assert len(speech) == len(codes) * FRAME
+    assert np.abs(speech - whole[len(voice.codes) * FRAME :]).max() <= PCM16
+    cold = engine.decode(codes)
+    assert np.abs(speech - cold).max() > 100 * AUDIO_F32  # so the reference did warm the vocoder
+
+
+def test_a_recording_encoded_has_the_official_codes(engine, official_model, recording):
+    official = official_model("tiny-random-base").model.speech_tokenizer
+    expected = official.encode(str(recording)).audio_codes[0].numpy()
+    codes = engine.encode(recording)
+    assert np.array_equal(codes, expected)
+    assert engine.decode(codes).shape == (len(codes) * FRAME,)
+    assert len(engine.encode(signals.noise(0.3, 8000), 8000)) == 4
+
+
+def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
+    (tmp_path / "junk.wav").write_bytes(b"RIFFjunk")
+    bad = [
+        (tmp_path / "junk.wav", {}),
+        (tmp_path / "absent.wav", {}),
+        (recording, {"text": ""}),
+        (recording, {"text": TRANSCRIPT * 9}),
+        (recording, {"rate": 16000}),
+        (signals.noise(2, RATE), {}),
+        (signals.noise(0.2, RATE), {"rate": RATE}),
+        (signals.noise(61, 8000), {"rate": 8000}),
+        (np.zeros(2 * RATE), {"rate": RATE}),
+        (np.full(2 * RATE, np.nan), {"rate": RATE}),
+        (signals.noise(2, RATE), {"rate": 0}),
+    ]
+    for audio, options in bad:
+        with pytest.raises(UsageError):
+            engine.create_voice(audio, **options)
+    voice = engine.create_voice(recording)
+    assert len(engine.synthesize("Hi.", voice=voice, max_frames=2).codes) == 2
+
+
+def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
+    with pytest.raises(TaskError, match="cannot clone") as caught:
+        Voices(load_checkpoint("tiny-random")).create(recording)
+    assert "Qwen3-TTS-12Hz-0.6B-Base" in caught.value.cure
+    demo = Voices(load_checkpoint("demo-voice"))
+    with pytest.raises(TaskError, match="cannot clone"):
+        demo.create(recording)
+    with pytest.raises(TaskError, match="cannot listen"):
+        demo.encode(recording)
+
+
+def test_speakers_of_the_checkpoint_take_no_clone(cache_folder, voices, recording):
+    with (
+        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
+        pytest.raises(TaskError, match="cannot clone"),
+    ):
+        tts.stream("Hi.", voice=voices.create(recording))
+
+
+# ---- names and files -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, voices, recording):
+    voices.create(recording, TRANSCRIPT).save(tmp_path / "mario.voice.safetensors")
+    rng = np.random.default_rng(0)
+    save_presets(tmp_path / "voice_presets.bin", [Voice("luigi", rng.standard_normal(128))])
+    return tmp_path
+
+
+def test_voices_of_a_folder_are_called_by_name(load_checkpoint, folder, voices, recording):
+    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    assert named.presets == ["luigi", "mario"]
+    made, found = voices.create(recording, TRANSCRIPT), named.resolve("mario")
+    assert np.array_equal(found.x_vector, made.x_vector) and found.transcript == TRANSCRIPT
+    assert len(named.resolve("luigi").x_vector) == 128
+    (folder / "mario.voice.safetensors").unlink()
+    assert named.presets == ["luigi"]
+    with pytest.raises(UsageError, match="no voices folder"):
+        Voices(load_checkpoint("tiny-random-base"), folder / "absent")
+
+
+def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
+    path = folder / "mario.voice.safetensors"
+    options = {"max_frames": 5, **GREEDY}
+    with TTSEngine.from_pretrained(
+        "tiny-random-base", backend="torch", dtype="float32", voices=folder, warmup=False
+    ) as tts:
+        assert tts.voices == ["luigi", "mario"]
+        by_name, by_path, by_voice, other, none = (
+            tts.synthesize(TEXT, voice=voice, **options).codes
+            for voice in ("mario", str(path), Voice.load(path), "luigi", None)
+        )
+    assert np.array_equal(by_name, by_path) and np.array_equal(by_name, by_voice)
+    assert not np.array_equal(by_name, other) and not np.array_equal(other, none)
+
+
+@pytest.mark.parametrize("name", ["alloy", "../mario", "/etc/passwd", "..", "mario/", ""])
+def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "peach.voice.safetensors").touch()
+    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    with pytest.raises(UnknownVoice) as caught:
+        named.resolve(name)
+    assert "This model has: (none). Presets: luigi, mario." in caught.value.what
+    custom = Voices(load_checkpoint("tiny-random"))
+    assert custom.resolve("Ryan") == "ryan"
+    with pytest.raises(UnknownVoice, match=r"aiden, dylan.*Presets: \(none\)"):
+        custom.resolve(name)
+
+
+def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint, voices, recording):
+    voice = voices.create(recording)
+    with pytest.raises(VoiceMismatch, match=r"0b6-.*1b7-") as caught:
+        Voices(load_checkpoint("tiny-random-base-1.7b")).resolve(voice)
+    assert "qwen-megakernel voices create" in caught.value.cure
+    preset = Voice("mario", voice.x_vector)  # of a format without fingerprint: the width tells
+    with (
+        TTSEngine.from_pretrained("tiny-random-base-1.7b", backend="torch", warmup=False) as tts,
+        pytest.raises(VoiceMismatch, match=r"128-dim.*192-dim"),
+    ):
+        tts.stream("Hi.", voice=preset)
+
+
+def test_presets_beside_the_weights_are_found(tmp_path, model_folder, load_checkpoint):
+    from qwen_megakernel import checkpoint
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in model_folder("tiny-random-base").iterdir():
+        (folder / path.name).symlink_to(path)
+    rng = np.random.default_rng(0)
+    save_presets(folder / "voice_presets.bin", [Voice("peach", rng.standard_normal(128))])
+    assert Voices(checkpoint.load(checkpoint.resolve(str(folder)))).presets == ["peach"]
+    (folder / "voice_presets.bin").write_bytes(struct.pack("<i", 7))
+    with pytest.raises(ReferenceError_, match="damaged"):
+        Voices(checkpoint.load(checkpoint.resolve(str(folder)))).resolve("peach")
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def counting(calls, name):
+    return {name: lambda: calls.append(name) or np.zeros(1)}
+
+
+def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
+    cache, calls = ReferenceCache(), []
+    clips = [np.full(10, i, np.float32) for i in range(5)]
+    for clip in clips[:4]:
+        cache.get(clip, 16000, counting(calls, "a"))
+    cache.get(clips[0].copy(), 16000, counting(calls, "a"))
+    assert (cache.hits, cache.misses, len(cache), len(calls)) == (1, 4, 4, 4)
+    cache.get(clips[4], 16000, counting(calls, "a"))  # pushes out 1, the longest unused
+    cache.get(clips[0], 16000, counting(calls, "a"))
+    assert (cache.hits, len(calls)) == (2, 5)
+    cache.get(clips[1], 16000, counting(calls, "a"))
+    assert (cache.hits, len(calls)) == (2, 6)
+    cache.get(clips[1], 24000, counting(calls, "a"))  # the rate is part of the key
+    cache.get(clips[1], 24000, counting(calls, "b"))  # and values are kept one by one
+    assert (cache.hits, cache.misses, len(calls), len(cache)) == (2, 8, 8, 4)
+    cache.clear()
+    cache.get(clips[1], 24000, counting(calls, "b"))
+    assert (len(cache), len(calls)) == (1, 9)
+
+
+def test_a_failure_is_not_remembered():
+    cache = ReferenceCache()
+
+    def fail():
+        raise ReferenceError_("planted")
+
+    with pytest.raises(ReferenceError_):
+        cache.get(np.zeros(3), 1, {"a": fail})
+    assert cache.get(np.zeros(3), 1, {"a": lambda: np.ones(1)})["a"] == 1
+
+
+def test_requests_racing_for_one_recording_compute_once():
+    cache, calls, found = ReferenceCache(), [], []
+    started = threading.Barrier(8)
+
+    def request():
+        started.wait()
+        slow = lambda: calls.append(threading.Event().wait(0.05)) or np.ones(1)  # noqa: E731
+        found.append(cache.get(np.zeros(3), 1, {"a": slow})["a"])
+
+    threads = [threading.Thread(target=request) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1 and len(found) == 8 and (cache.hits, cache.misses) == (7, 1)
+
+
+def test_the_engine_remembers_recordings(engine, recording):
+    engine.clear_reference_cache()
+    before = engine.reference_cache_hits
+    first = engine.create_voice(recording, TRANSCRIPT)
+    again = engine.create_voice(recording, TRANSCRIPT)
+    samples, rate = soundfile.read(recording, dtype="float32")
+    by_samples = engine.create_voice(samples, rate=rate)
+    assert engine.reference_cache_hits == before + 2
+    assert again.codes is first.codes and by_samples.x_vector is first.x_vector
+    engine.clear_reference_cache()
+    assert engine.create_voice(recording).x_vector is not first.x_vector
+    assert engine.reference_cache_hits == before + 2
+
+
+def test_errors_are_the_catalogues():
+    for error in (ReferenceError_, TaskError, UnknownVoice, VoiceMismatch):
+        assert issubclass(error, QwenTTSError)
+        assert (error.exit_code, error.http_status) == (2, 400)
+
+
+def test_a_voice_without_fingerprint_is_taken(voices, recording, caplog):
+    with caplog.at_level(logging.WARNING):
+        voice = Voice("x", voices.create(recording).x_vector)
+        assert voices.resolve(voice) is voice
+    assert not caplog.records
