@@ -104,6 +104,7 @@ class Attention {
       const int num_splits = (num_positions + length - 1) / length;
       // Items are dealt to the blocks in turn, over all rows.
       const int first = (block_idx() + num_blocks() - num_items % num_blocks()) % num_blocks();
+#pragma unroll 1
       for (int item = first; item < Dims::kNumKvHeads * num_splits; item += num_blocks()) {
         const int split = item / Dims::kNumKvHeads;
         attend(row, item % Dims::kNumKvHeads, split, num_splits, split * length,
@@ -198,6 +199,7 @@ class Attention {
       maximum[g] = -INFINITY;
       total[g] = 0;
     }
+#pragma unroll 1
     for (int position = begin + warp_idx(); position < end; position += kNumWarps) {
       float key[kLaneDims] = {}, value[kLaneDims] = {};
       if (active && position >= first_fresh) {
@@ -247,13 +249,16 @@ class Attention {
 
   // Warps that saw no position have maximum -inf and weigh nothing.
   __device__ void merge_warps(int row, int head, int split, int num_splits) {
+#pragma unroll 1
     for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
       const int g = item / kHeadDim, i = item % kHeadDim;
       const int query_head = head * kHeadsPerKv + g;
       float maximum = -INFINITY, total = 0, mixed = 0;
+#pragma unroll 4
       for (int warp = 0; warp < kNumWarps; ++warp) {
         maximum = fmaxf(maximum, smem_.maximum[warp][g]);
       }
+#pragma unroll 4
       for (int warp = 0; warp < kNumWarps; ++warp) {
         const float weight = expf(smem_.maximum[warp][g] - maximum);
         total += smem_.total[warp][g] * weight;
@@ -274,13 +279,16 @@ class Attention {
 
   // By the block that finished a head last; in the order of the splits, whoever computed them.
   __device__ void merge_splits(int row, int head, int num_splits) {
+#pragma unroll 1
     for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
       const int g = item / kHeadDim, i = item % kHeadDim;
       const int query_head = head * kHeadsPerKv + g;
       float maximum = -INFINITY, total = 0, mixed = 0;
+#pragma unroll 1
       for (int split = 0; split < num_splits; ++split) {
         maximum = fmaxf(maximum, load_activation(partial(row, query_head, split)));
       }
+#pragma unroll 1
       for (int split = 0; split < num_splits; ++split) {
         const float* part = partial(row, query_head, split);
         const float weight = expf(load_activation(part) - maximum);

@@ -10,7 +10,7 @@ template <class Dims>
 __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const void* table,
                              Context& c) {
   constexpr int kHidden = Dims::kHidden;
-  c.ahead.prime(qkv_slice<Dims>(stack, 0));
+  prime(c.smem.rings, qkv_slice<Dims>(stack, 0));
   for (int first = 0; first < p.num_rows; first += kMaxRows) {
     const int count = min(kMaxRows, p.num_rows - first);
     if (thread_idx() < count) {

@@ -25,6 +25,7 @@ __device__ __forceinline__ size_t table_row(int group, int code) {
 template <int kHidden>
 __device__ void copy_embedding(float* x, const void* table, size_t row) {
   const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
+#pragma unroll 1
   for (int i = thread_idx(); i < kHidden; i += kNumThreads) x[i] = to_float(embedding[i]);
 }
 
@@ -35,35 +36,45 @@ class FrameLoop {
   // All threads of all blocks.
   __device__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
-    num_rows_ = p_.num_streams;
+    if (thread_idx() == 0) c_.smem.num_rows = p_.num_streams;
     __syncthreads();
-    c_.ahead.prime(qkv_slice<Talker>(c_.model.talker, 0));
-    for (frame_ = 0; frame_ < p_.num_frames; ++frame_) {
+    prime(c_.smem.rings, qkv_slice<Talker>(c_.model.talker, 0));
+    for (int i = 0; i < p_.num_frames; ++i) {
+      if (thread_idx() == 0) c_.smem.frame = i;
+      __syncthreads();
       const bool cancelled = block_idx() == 0 && thread_idx() == 0 &&
                              load_from_host(&c_.workspace.control->cancel) != 0;
-      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame_);
+      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
       if (!talker_step() || !draw_code_0()) return;
       if (all_ended()) return;
       for (int group = 1; group < kNumCodeGroups; ++group) {
         if (!predictor_step(group) || !draw_code(group)) return;
       }
       drop_ended();
-      if (num_rows_ == 0) return;
+      if (num_rows() == 0) return;
     }
   }
 
  private:
+  __device__ int frame() const { return c_.smem.frame; }        // of this launch
+  __device__ int num_rows() const { return c_.smem.num_rows; }  // streams that still decode
   __device__ const Stream& stream(int row) const { return p_.streams[c_.smem.streams[row]]; }
-  __device__ int frame_of(int row) const { return stream(row).frame + frame_; }
+  __device__ int frame_of(int row) const { return stream(row).frame + frame(); }
   __device__ int32_t* codes(int row) const {
     return c_.slots.codes + static_cast<size_t>(stream(row).slot) * kNumCodeGroups;
   }
   __device__ float* hidden(int row) const {
     return c_.slots.hidden + static_cast<size_t>(stream(row).slot) * Talker::kHidden;
   }
-  // Where frame `frame_` of a row's stream lies in the launch's outputs.
+  // Where a row's logits of one code lie: in the same place for every code, unless a test keeps
+  // them.
+  __device__ float* logits(int row, int group) const {
+    const size_t step = static_cast<size_t>(frame()) * kNumCodeGroups + group;
+    return c_.workspace.logits + step * p_.logits_step + c_.smem.streams[row] * kMaxVocab;
+  }
+  // Where the current frame of a row's stream lies in the launch's outputs.
   __device__ size_t output(int row) const {
-    return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame_;
+    return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame();
   }
 
   // The previous frame through the talker, for every stream that has one; then everybody's hidden
@@ -73,14 +84,14 @@ class FrameLoop {
     const Workspace& w = c_.workspace;
     const WeightSlice head = weight_slice<kTalkerVocab, Talker::kHidden>(c_.model.codec_head);
     if (num_steps) {
-      for (int row = 0; row < num_rows_; ++row) {
+      for (int row = 0; row < num_rows(); ++row) {
         if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
       }
-      if (!c_.barrier.sync(Stage::kInput, frame_)) return false;
+      if (!c_.barrier.sync(Stage::kInput, frame())) return false;
       const Stack& talker = c_.model.talker;
       if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, head, c_)) return false;
     }
-    for (int row = 0; row < num_rows_; ++row) {
+    for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       const int talker_row = c_.smem.talker_row[row];
       float* target = w.hidden + static_cast<size_t>(row) * Talker::kHidden;
@@ -90,21 +101,22 @@ class FrameLoop {
                                   static_cast<const Weight*>(c_.model.talker.final_norm),
                                   c_.model.talker.rms_norm_eps, c_.smem.stage.norm);
       }
+#pragma unroll 1
       for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) target[i] = hidden(row)[i];
     }
-    return c_.barrier.sync(Stage::kFinalNorm, frame_);
+    return c_.barrier.sync(Stage::kFinalNorm, frame());
   }
 
   // Fills smem.pass and smem.talker_row; returns the number of rows in the talker's pass.
   __device__ int plan_talker_pass() {
     int num_steps = 0;
-    for (int row = 0; row < num_rows_; ++row) {
+    for (int row = 0; row < num_rows(); ++row) {
       const bool steps = frame_of(row) > 0;
       if (thread_idx() == 0) {
         const Stream& s = stream(row);
         c_.smem.talker_row[row] = steps ? num_steps : -1;
         // A stream that began this launch with frame 0 made no step then.
-        const int position = s.position + frame_ - (s.frame == 0);
+        const int position = s.position + frame() - (s.frame == 0);
         if (steps) {
           c_.smem.pass.rows[num_steps] = {
               s.slot, position, num_steps, {position, position, position}};
@@ -129,8 +141,10 @@ class FrameLoop {
             : slots.pad_embed + slot * Talker::kHidden;
     const Weight* table = static_cast<const Weight*>(c_.model.frame_table);
     float* x = c_.workspace.x + static_cast<size_t>(c_.smem.talker_row[row]) * Talker::kHidden;
+#pragma unroll 1
     for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) {
       float sum = 0;
+#pragma unroll 1
       for (int group = 0; group < kNumCodeGroups; ++group) {
         const int code = __ldcg(codes(row) + group);
         sum += to_float(table[table_row(group, code) * Talker::kHidden + i]);
@@ -142,17 +156,17 @@ class FrameLoop {
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
   __device__ bool draw_code_0() {
     const Workspace& w = c_.workspace;
-    const Rows rows{w.hidden, Talker::kHidden, num_rows_};
+    const Rows rows{w.hidden, Talker::kHidden, num_rows()};
     const WeightSlice predictor = qkv_slice<Predictor>(c_.model.predictor, 0);
     const auto store_logits = [&](int row, int i, float2 sum) {
-      *reinterpret_cast<float2*>(&w.logits[static_cast<size_t>(row) * kTalkerVocab + i]) = sum;
+      *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
     MatvecSmem& smem = c_.smem.stage.matvec;
     if constexpr (kHasProjection) {
       matvec<kTalkerVocab, Talker::kHidden>(
           c_.model.codec_head,
           weight_slice<Predictor::kHidden, Talker::kHidden>(c_.model.projection), rows,
-          store_logits, smem, c_.ahead);
+          store_logits, smem, c_.smem.rings);
       const float* bias = c_.model.projection_bias;
       matvec<Predictor::kHidden, Talker::kHidden>(
           c_.model.projection, predictor, rows,
@@ -160,25 +174,23 @@ class FrameLoop {
             float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
             *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
           },
-          smem, c_.ahead);
+          smem, c_.smem.rings);
     } else {
       matvec<kTalkerVocab, Talker::kHidden>(c_.model.codec_head, predictor, rows, store_logits,
-                                            smem, c_.ahead);
+                                            smem, c_.smem.rings);
     }
-    if (!c_.barrier.sync(Stage::kCodecHead, frame_)) return false;
+    if (!c_.barrier.sync(Stage::kCodecHead, frame())) return false;
 
-    for (int row = 0; row < num_rows_; ++row) {
+    for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
-      const float* logits = w.logits + static_cast<size_t>(row) * kTalkerVocab;
       uint32_t* seen = c_.slots.seen + static_cast<size_t>(stream(row).slot) * (kTalkerVocab / 32);
       const TokenRules rules{seen, stream(row).talker.repetition_penalty, c_.model.suppressed_from,
                              c_.model.codec_eos_id, frame_of(row) < c_.model.min_frames};
-      const int code = draw(row, 0, logits, kTalkerVocab, stream(row).talker, rules);
-      if (p_.talker_logits)
-        tap(p_.talker_logits + output(row) * kTalkerVocab, logits, kTalkerVocab);
+      const int code = draw(row, 0, kTalkerVocab, stream(row).talker, rules);
       // The predictor's positions 0 and 1. An ended stream keeps its rows until the frame is over.
       float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden;
       if constexpr (!kHasProjection) {
+#pragma unroll 1
         for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) x[i] = hidden(row)[i];
       }
       copy_embedding<Predictor::kHidden>(x + Predictor::kHidden, c_.model.predictor_table,
@@ -188,12 +200,12 @@ class FrameLoop {
         const bool ended = !p_.forced && code == c_.model.codec_eos_id;
         p_.ended[idx] = ended;
         if (!ended) {
-          p_.num_done[idx] = frame_ + 1;
+          p_.num_done[idx] = frame() + 1;
           seen[code / 32] |= 1u << (code % 32);
         }
       }
     }
-    return c_.barrier.sync(Stage::kSampleCode0, frame_);
+    return c_.barrier.sync(Stage::kSampleCode0, frame());
   }
 
   // Predictor positions up to `group`, and the logits of that code.
@@ -203,9 +215,9 @@ class FrameLoop {
     const Weight* head = static_cast<const Weight*>(c_.model.lm_heads) + (group - 1) * head_size;
     const WeightSlice head_slice = weight_slice<kPredictorVocab, Predictor::kHidden>(head);
     const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 comes along with position 1
-    const int num_rows = num_rows_ * rows_per_stream;
-    for (int first = 0; first < num_rows; first += kMaxRows) {
-      const int count = min(kMaxRows, num_rows - first);
+    const int pass_rows = num_rows() * rows_per_stream;
+    for (int first = 0; first < pass_rows; first += kMaxRows) {
+      const int count = min(kMaxRows, pass_rows - first);
       if (thread_idx() < count) {
         const int i = thread_idx(), row = (first + i) / rows_per_stream;
         const int position = group == 1 ? i % 2 : group;
@@ -214,7 +226,7 @@ class FrameLoop {
       }
       if (thread_idx() == 0) c_.smem.pass.num_rows = count;
       __syncthreads();
-      const bool more = first + count < num_rows;
+      const bool more = first + count < pass_rows;
       if (!decoder_layers<Predictor>(
               c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
               predictor.num_layers, more ? qkv_slice<Predictor>(predictor, 0) : head_slice, c_)) {
@@ -223,7 +235,7 @@ class FrameLoop {
     }
     // The last position of every stream.
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
-    const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows_,
+    const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
                           static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
     const bool frame_ends = group + 1 == kNumCodeGroups;
     matvec<kPredictorVocab, Predictor::kHidden>(
@@ -231,23 +243,16 @@ class FrameLoop {
         frame_ends ? qkv_slice<Talker>(c_.model.talker, 0) : qkv_slice<Predictor>(predictor, 0),
         rows,
         [&](int row, int i, float2 sum) {
-          float* logits = c_.workspace.logits + static_cast<size_t>(row) * kPredictorVocab + i;
-          *reinterpret_cast<float2*>(logits) = sum;
+          *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
         },
-        c_.smem.stage.matvec, c_.ahead);
+        c_.smem.stage.matvec, c_.smem.rings);
     return c_.barrier.sync(Stage::kLmHead, group);
   }
 
   __device__ bool draw_code(int group) {
-    for (int row = 0; row < num_rows_; ++row) {
+    for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
-      const float* logits = c_.workspace.logits + static_cast<size_t>(row) * kPredictorVocab;
-      const int code =
-          draw(row, group, logits, kPredictorVocab, stream(row).predictor, TokenRules{});
-      if (p_.predictor_logits) {
-        const size_t index = output(row) * (kNumCodeGroups - 1) + group - 1;
-        tap(p_.predictor_logits + index * kPredictorVocab, logits, kPredictorVocab);
-      }
+      const int code = draw(row, group, kPredictorVocab, stream(row).predictor, TokenRules{});
       if (group + 1 < kNumCodeGroups) {
         copy_embedding<Predictor::kHidden>(
             c_.workspace.x + static_cast<size_t>(row) * Predictor::kHidden,
@@ -258,12 +263,13 @@ class FrameLoop {
   }
 
   // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
-  __device__ int draw(int row, int group, const float* logits, int vocab,
-                      const SamplingParams& sampling, const TokenRules& rules) {
+  __device__ int draw(int row, int group, int vocab, const SamplingParams& sampling,
+                      const TokenRules& rules) {
     const Stream& s = stream(row);
     const DrawAddress address{s.seed_low, s.seed_high, static_cast<uint32_t>(s.part),
                               static_cast<uint32_t>(frame_of(row)), static_cast<uint32_t>(group)};
-    int code = draw_token(logits, vocab, sampling, rules, address, c_.smem.stage.sampling);
+    int code =
+        draw_token(logits(row, group), vocab, sampling, rules, address, c_.smem.stage.sampling);
     if (code < 0) {
       if (thread_idx() == 0) {
         c_.barrier.report(LaunchStatus::kBadLogits,
@@ -279,36 +285,29 @@ class FrameLoop {
     return code;
   }
 
-  __device__ void tap(float* out, const float* logits, int vocab) {
-    for (int i = thread_idx(); i < vocab; i += kNumThreads) out[i] = load_activation(logits + i);
-  }
-
   __device__ bool row_ended(int row) const { return __ldcg(p_.ended + c_.smem.streams[row]) != 0; }
 
   __device__ bool all_ended() const {
-    for (int row = 0; row < num_rows_; ++row) {
+    for (int row = 0; row < num_rows(); ++row) {
       if (!row_ended(row)) return false;
     }
     return true;
   }
 
+  // Closes the gaps that ended streams leave. Ends with everybody seeing the new rows.
   __device__ void drop_ended() {
-    int num_left = 0;
-    for (int row = 0; row < num_rows_; ++row) {
-      if (row_ended(row)) continue;
-      const int idx = c_.smem.streams[row];
-      __syncthreads();  // everybody has read this entry
-      if (thread_idx() == 0) c_.smem.streams[num_left] = idx;
-      ++num_left;
+    if (thread_idx() == 0) {
+      int num_left = 0;
+      for (int row = 0; row < num_rows(); ++row) {
+        if (!row_ended(row)) c_.smem.streams[num_left++] = c_.smem.streams[row];
+      }
+      c_.smem.num_rows = num_left;
     }
-    num_rows_ = num_left;
     __syncthreads();
   }
 
   const StepParams& p_;
   Context& c_;
-  int num_rows_ = 0;  // streams that still decode
-  int frame_ = 0;     // of this launch
 };
 
 }  // namespace qwen_tts

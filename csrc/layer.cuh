@@ -16,19 +16,21 @@ union StageSmem {
   NormSmem norm;
 };
 
-// What the look-ahead takes: what the stages leave of SMEM_BYTES, the most that a block may have.
+// The weight rings get what the stages leave of SMEM_BYTES, the most that a block may have.
 constexpr int kSlotBytes = kNumWarps * kLaneVectors * kWarpSize * static_cast<int>(sizeof(uint4));
 constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + 2048;
 static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit shared memory");
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
-constexpr int kAheadSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;
+constexpr int kRingSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;
 
 // What a block keeps in shared memory.
 struct BlockSmem {
   StageSmem stage;
-  uint4 ahead[kNumWarps][kAheadSlots * kLaneVectors * kWarpSize];
+  WeightRings<kRingSlots> rings;
   Pass pass;
-  int streams[kMaxRows];     // the streams that are still decoding, by row
+  int frame;                 // of this launch
+  int num_rows;              // streams that still decode
+  int streams[kMaxRows];     // which they are, by row
   int talker_row[kMaxRows];  // row of such a stream in the talker's pass, -1: not in it
   int barrier_verdict;
 };
@@ -41,7 +43,6 @@ struct Context {
   const Workspace& workspace;
   BlockSmem& smem;
   GridBarrier barrier;
-  WeightAhead ahead;
 
   __device__ Context(const Model& model_, const Slots& slots_, const Workspace& workspace_,
                      uint64_t timeout_ns, unsigned char* smem_bytes)
@@ -49,13 +50,13 @@ struct Context {
         slots(slots_),
         workspace(workspace_),
         smem(*reinterpret_cast<BlockSmem*>(smem_bytes)),
-        barrier(workspace_.control, timeout_ns, &smem.barrier_verdict),
-        ahead(smem.ahead[warp_idx()], kAheadSlots) {}
+        barrier(workspace_.control, timeout_ns, &smem.barrier_verdict) {}
 };
 
 // One layer's weights, one after another in this order; matrices are packed.
 template <class Dims>
-struct LayerWeights {
+class LayerWeights {
+ public:
   static constexpr size_t kQkv = size_t{Dims::kQkvSize} * Dims::kHidden;
   static constexpr size_t kO = size_t{Dims::kHidden} * Dims::kQSize;
   static constexpr size_t kGateUp = size_t{2} * Dims::kIntermediate * Dims::kHidden;
@@ -63,30 +64,28 @@ struct LayerWeights {
   static constexpr size_t kSize =
       kQkv + kO + kGateUp + kDown + 2 * Dims::kHidden + 2 * Dims::kHeadDim;
 
-  const Weight* qkv_proj;      // [q_size + 2 kv_size, hidden]: q_proj, k_proj, v_proj
-  const Weight* o_proj;        // [hidden, q_size]
-  const Weight* gate_up_proj;  // [2 intermediate, hidden]: rows gate 0, up 0, gate 1, up 1, ...
-  const Weight* down_proj;     // [hidden, intermediate]
-  const Weight* input_norm;    // [hidden]
-  const Weight* post_norm;     // [hidden]
-  const Weight* q_norm;        // [head_dim]
-  const Weight* k_norm;        // [head_dim]
-
   __device__ LayerWeights(const Stack& stack, int layer)
-      : qkv_proj(static_cast<const Weight*>(stack.layers) + layer * kSize),
-        o_proj(qkv_proj + kQkv),
-        gate_up_proj(o_proj + kO),
-        down_proj(gate_up_proj + kGateUp),
-        input_norm(down_proj + kDown),
-        post_norm(input_norm + Dims::kHidden),
-        q_norm(post_norm + Dims::kHidden),
-        k_norm(q_norm + Dims::kHeadDim) {}
+      : first_(static_cast<const Weight*>(stack.layers) + layer * kSize) {}
+
+  // Functions, not members: eight addresses kept in registers through a layer are too many.
+  __device__ const Weight* qkv_proj() const { return first_; }       // [kQkvSize, kHidden]: q, k, v
+  __device__ const Weight* o_proj() const { return first_ + kQkv; }  // [kHidden, kQSize]
+  // [2 kIntermediate, kHidden]: rows gate 0, up 0, gate 1, up 1, ...
+  __device__ const Weight* gate_up_proj() const { return o_proj() + kO; }
+  __device__ const Weight* down_proj() const { return gate_up_proj() + kGateUp; }
+  __device__ const Weight* input_norm() const { return down_proj() + kDown; }  // [kHidden]
+  __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
+  __device__ const Weight* q_norm() const { return post_norm() + Dims::kHidden; }  // [kHeadDim]
+  __device__ const Weight* k_norm() const { return q_norm() + Dims::kHeadDim; }
+
+ private:
+  const Weight* first_;
 };
 
 // This block's share of the first matrix of a layer.
 template <class Dims>
 __device__ WeightSlice qkv_slice(const Stack& stack, int layer) {
-  return weight_slice<Dims::kQkvSize, Dims::kHidden>(LayerWeights<Dims>(stack, layer).qkv_proj);
+  return weight_slice<Dims::kQkvSize, Dims::kHidden>(LayerWeights<Dims>(stack, layer).qkv_proj());
 }
 
 template <class Dims>
@@ -121,41 +120,42 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
 
-    const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm, eps};
+    const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec<Dims::kQkvSize, kHidden>(
-        weights.qkv_proj, weight_slice<kHidden, Dims::kQSize>(weights.o_proj), normed_input,
+        weights.qkv_proj(), weight_slice<kHidden, Dims::kQSize>(weights.o_proj()), normed_input,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(&w.qkv[static_cast<size_t>(row) * Dims::kQkvSize + i]) = sum;
         },
-        smem, c.ahead);
+        smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kQkvProj, layer)) return false;
 
     Attention<Dims>(w.attention, static_cast<Cache*>(stack.keys) + layer * layer_cache,
-                    static_cast<Cache*>(stack.values) + layer * layer_cache, w.qkv, weights.q_norm,
-                    weights.k_norm, stack, pass, w, attention_smem<Dims>(c.smem))
+                    static_cast<Cache*>(stack.values) + layer * layer_cache, w.qkv,
+                    weights.q_norm(), weights.k_norm(), stack, pass, w,
+                    attention_smem<Dims>(c.smem))
         .run();
     if (!c.barrier.sync(Stage::kAttention, layer)) return false;
 
     const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
-    matvec<kHidden, Dims::kQSize>(weights.o_proj,
-                                  weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj),
-                                  attention_rows, add_to_residual, smem, c.ahead);
+    matvec<kHidden, Dims::kQSize>(weights.o_proj(),
+                                  weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj()),
+                                  attention_rows, add_to_residual, smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kOProj, layer)) return false;
 
-    const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm, eps};
+    const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm(), eps};
     matvec<2 * kIntermediate, kHidden>(
-        weights.gate_up_proj, weight_slice<kHidden, kIntermediate>(weights.down_proj),
+        weights.gate_up_proj(), weight_slice<kHidden, kIntermediate>(weights.down_proj()),
         normed_middle,
         [&](int row, int i, float2 gate_up) {
           w.mlp[static_cast<size_t>(row) * kIntermediate + i / 2] = silu(gate_up.x) * gate_up.y;
         },
-        smem, c.ahead);
+        smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kGateUpProj, layer)) return false;
 
     const Rows mlp_rows{w.mlp, kIntermediate, pass.num_rows};
-    matvec<kHidden, kIntermediate>(weights.down_proj,
+    matvec<kHidden, kIntermediate>(weights.down_proj(),
                                    last ? after : qkv_slice<Dims>(stack, layer + 1), mlp_rows,
-                                   add_to_residual, smem, c.ahead);
+                                   add_to_residual, smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kDownProj, layer)) return false;
   }
   return true;

@@ -78,6 +78,7 @@ template <class Input>
 __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
   const int num_segments = (end - begin + kSegment - 1) / kSegment;
   const int stride = row_stride(end - begin);
+#pragma unroll 1
   for (int item = warp_idx(); item < rows.num_rows * num_segments; item += kNumWarps) {
     const int row = item / num_segments;
     const int col = begin + item % num_segments * kSegment + 4 * lane_idx();
@@ -100,14 +101,14 @@ __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& sme
 
 // partials[tile][row] += this warp's part of one chunk: lane 4g+t adds up columns 8t .. 8t+7 of
 // weight row g, then the four lanes of g are summed.
-__device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* tile,
-                                int num_chunk_tiles, const float* activations, int stride,
-                                int num_rows, bool first_chunk, WeightAhead& ahead) {
+template <class Stream>
+__device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_chunk_tiles,
+                         const float* activations, int stride, int num_rows, bool first_chunk) {
   float sums[kMaxRows] = {};
+
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
-    const LaneTile weights = ahead.read(tile + col * kWarpSize);
-    ahead.fetch();
-    const float* w = reinterpret_cast<const float*>(&weights);
+    const LaneTile tile = weights.read();
+    const float* w = reinterpret_cast<const float*>(&tile);
     const float* x = activations + col * kTileCols + lane_idx() % 4 * kLaneWeights;
 #pragma unroll
     for (int row = 0; row < kMaxRows; ++row) {
@@ -135,9 +136,9 @@ __device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* ti
 // weight row g; it gets the sums of rows g and g+8 with weight rows 2t and 2t+1. A dot product does
 // not care in which order its columns come, so both sides simply use the order of their 16-byte
 // pieces.
-__device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* tile,
-                                int num_chunk_tiles, const float* activations, int stride,
-                                int num_rows, bool first_chunk, WeightAhead& ahead) {
+template <class Stream>
+__device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_chunk_tiles,
+                         const float* activations, int stride, int num_rows, bool first_chunk) {
   const int group = lane_idx() / 4, pair = lane_idx() % 4;
   const bool one_product = num_rows <= kMaxRows / 2;
   const bool has_upper = group < num_rows;
@@ -147,18 +148,17 @@ __device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* ti
   const bf16* lower = one_product ? upper + num_rows * stride : upper + 8 * stride;
   const uint4 zero = make_uint4(0, 0, 0, 0);
   float sums_hi[4] = {}, sums_lo[4] = {};
+
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
-    const LaneTile weights = ahead.read(tile + col * kWarpSize);
-    ahead.fetch();
+    const LaneTile tile = weights.read();
     const int offset = col * kTileCols;
     const auto piece = [&](const bf16* row, bool exists) {
       return exists ? *reinterpret_cast<const uint4*>(row + offset) : zero;
     };
-    mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), weights.vector[0]);
+    mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), tile.vector[0]);
     if (!one_product) {
       const int lo = num_rows * stride;
-      mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower),
-               weights.vector[0]);
+      mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower), tile.vector[0]);
     }
   }
   if (one_product) {
@@ -180,19 +180,19 @@ __device__ inline void multiply(float (*partials)[kTileRows], const LaneTile* ti
 // For every output row o of this block's slice and every input row r:
 //   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block.
 // All threads. No grid barrier inside: what the epilogue writes is visible to other blocks after
-// the caller's GridBarrier::sync(). `packed` is the matrix that `ahead` was told about before;
-// `next` is what the same blocks will multiply by after it.
-template <int kOut, int kIn, class Input, class Epilogue>
+// the caller's GridBarrier::sync().
+//   packed  the matrix W [kOut, kIn]
+//   next    this block's share of the matrix that it will multiply by after it
+template <int kOut, int kIn, class Input, class Epilogue, int kSlots>
 __device__ void matvec(const void* packed, const WeightSlice& next, const Input& rows,
-                       const Epilogue& epilogue, MatvecSmem& smem, WeightAhead& ahead) {
+                       const Epilogue& epilogue, MatvecSmem& smem, WeightRings<kSlots>& rings) {
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
   constexpr int kColTiles = kIn / kTileCols;
   const WeightSlice slice = weight_slice<kOut, kIn>(packed);
-  const LaneTile* tiles = reinterpret_cast<const LaneTile*>(slice.tiles) + lane_idx();
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
   const bool resident = rows.num_rows * row_stride(kIn) <= kMaxRows * kChunkStride;
   bool loaded = false;
-  ahead.start(slice, next);
+  WeightStream<kSlots> weights(rings, slice, next);
   for (int round = slice.begin; round < slice.end; round += kRoundTiles) {
     const int num_tiles = min(kRoundTiles, slice.end - round);
     for (int chunk = 0; chunk < kColTiles; chunk += kChunkTiles) {
@@ -222,9 +222,8 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
       activations += skipped / 2;
 #endif
       for (int tile = 0; tile < num_tiles; ++tile) {
-        const size_t offset = (static_cast<size_t>(round + tile) * kColTiles + chunk) * kWarpSize;
-        multiply(smem.partials[warp_idx()][tile], tiles + offset, chunk_end - chunk, activations,
-                 row_stride(end - begin), rows.num_rows, chunk == 0, ahead);
+        multiply(smem.partials[warp_idx()][tile], weights, chunk_end - chunk, activations,
+                 row_stride(end - begin), rows.num_rows, chunk == 0);
       }
     }
     __syncthreads();  // partials and norm_scale are complete
@@ -234,6 +233,7 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
       const int tile = item / (kTileRows / 2) % num_tiles;
       const int row = item / (kTileRows / 2) / num_tiles;
       float2 sum = make_float2(0.f, 0.f);
+#pragma unroll 4
       for (int warp = 0; warp < kNumWarps; ++warp) {
         const float2 partial =
             *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);
@@ -247,7 +247,7 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
     }
     __syncthreads();  // partials have been read
   }
-  ahead.fetch();
+  weights.save();
 }
 
 }  // namespace qwen_tts

@@ -15,6 +15,7 @@ template <int kSize>
 __device__ void rms_norm(float* out, const float* x, const Weight* weight, float eps,
                          NormSmem& smem) {
   float squares = 0;
+#pragma unroll 1
   for (int i = thread_idx(); i < kSize; i += kNumThreads) {
     const float value = load_activation(x + i);
     squares += value * value;
@@ -23,8 +24,10 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   if (lane_idx() == 0) smem.warp_sums[warp_idx()] = squares;
   __syncthreads();
   float total = 0;
+#pragma unroll 4
   for (int warp = 0; warp < kNumWarps; ++warp) total += smem.warp_sums[warp];
   const float scale = rsqrtf(total / kSize + eps);
+#pragma unroll 1
   for (int i = thread_idx(); i < kSize; i += kNumThreads) {
     out[i] = load_activation(x + i) * scale * to_float(weight[i]);
   }

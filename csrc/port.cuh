@@ -66,16 +66,7 @@ __device__ __forceinline__ uint64_t clock_ns() {
   return now;
 }
 
-// ---- Loads
-// Weights: constant for the whole launch, used once per pass. No place in L1, 256 bytes at a time
-// into L2; there is no intrinsic with these hints.
-__device__ __forceinline__ uint4 load_weights(const void* address) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address));
-  return value;
-}
+// ---- Copies
 // 16 bytes from global to shared memory without registers and without waiting; PTX because the
 // pipeline intrinsics cannot ask for the L2 prefetch.
 __device__ __forceinline__ void copy_async(void* smem, const void* global) {
@@ -84,9 +75,13 @@ __device__ __forceinline__ void copy_async(void* smem, const void* global) {
                "l"(global)
                : "memory");
 }
-// The copies that this thread started have landed.
-__device__ __forceinline__ void copy_async_wait_all() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
+// Copies come in groups; waiting leaves at most the youngest kGroupsLeft of this thread under way.
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kGroupsLeft>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
 // ---- Warps
@@ -171,9 +166,12 @@ inline unsigned load_from_host(const unsigned* word) {
 inline void pause(EMULATION_HERE) { emulation::pause(where); }
 inline uint64_t clock_ns() { return emulation::now_ns(); }
 
-inline uint4 load_weights(const void* address) { return *static_cast<const uint4*>(address); }
 inline void copy_async(void* smem, const void* global) { emulation::async_copy(smem, global, 16); }
-inline void copy_async_wait_all() { emulation::async_wait_all(); }
+inline void copy_async_commit() { emulation::async_commit(); }
+template <int kGroupsLeft>
+inline void copy_async_wait() {
+  emulation::async_wait(kGroupsLeft);
+}
 
 inline float warp_reduce(float value, emulation::Collective kind, emulation::Where where) {
   std::memcpy(emulation::current->deposit, &value, sizeof value);

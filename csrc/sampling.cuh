@@ -76,6 +76,7 @@ __device__ inline unsigned long long block_best(unsigned long long mine, Samplin
   __syncthreads();  // an earlier result has been read
   if (lane_idx() == 0) smem.warp_best[warp_idx()] = mine;
   __syncthreads();
+#pragma unroll 4
   for (int warp = 0; warp < kNumWarps; ++warp) {
     mine = smem.warp_best[warp] > mine ? smem.warp_best[warp] : mine;
   }
@@ -88,6 +89,7 @@ __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem)
   for (int shift = 24; shift >= 0; shift -= 8) {
     for (int i = thread_idx(); i < 256; i += kNumThreads) smem.histogram[i] = 0;
     __syncthreads();
+#pragma unroll 1
     for (int i = thread_idx(); i < vocab; i += kNumThreads) {
       const unsigned key = order_key(smem.scores[i]);
       const bool same_prefix = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
@@ -127,6 +129,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
                                  const TokenRules& rules, const DrawAddress& at,
                                  SamplingSmem& smem) {
   unsigned long long best = 0;
+#pragma unroll 1
   for (int i = thread_idx(); i < vocab; i += kNumThreads) {
     float score = load_activation(logits + i);
     if (rules.seen) {
@@ -153,6 +156,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   const auto kept = [&](float score) { return score > -INFINITY && order_key(score) >= least_key; };
   unsigned long long drawn = 0;
   if (params.top_p >= 1.0f) {
+#pragma unroll 1
     for (int i = thread_idx(); i < vocab; i += kNumThreads) {
       const float score = smem.scores[i];
       if (!kept(score)) continue;
@@ -163,6 +167,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   }
 
   float total = 0;
+#pragma unroll 1
   for (int i = thread_idx(); i < vocab; i += kNumThreads) {
     const float score = smem.scores[i];
     smem.weights[i] = kept(score) ? expf(score - best_score) : 0.f;
@@ -172,12 +177,15 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   if (lane_idx() == 0) smem.warp_sums[warp_idx()] = total;
   __syncthreads();
   total = 0;
+#pragma unroll 4
   for (int warp = 0; warp < kNumWarps; ++warp) total += smem.warp_sums[warp];
   // One warp per kept token weighs the strictly more probable ones.
+#pragma unroll 1
   for (int i = warp_idx(); i < vocab; i += kNumWarps) {
     const float score = smem.scores[i];
     if (!kept(score)) continue;
     float above = 0;
+#pragma unroll 1
     for (int j = lane_idx(); j < vocab; j += kWarpSize) {
       if (smem.scores[j] > score) above += smem.weights[j];
     }

@@ -123,13 +123,12 @@ struct StepParams {
   Stream streams[16];
   int32_t num_streams;
   int32_t num_frames;
-  const int32_t* forced;    // [num_streams, num_frames, num_code_groups] or null
-  int32_t* codes;           // out [num_streams, num_frames, num_code_groups]
-  int32_t* num_done;        // out [num_streams] frames drawn
-  int32_t* ended;           // out [num_streams] 1: EOS was drawn
-  float* talker_logits;     // tap [num_streams, num_frames, talker vocab], or null
-  float* predictor_logits;  // tap [num_streams, num_frames, groups - 1, predictor vocab], or null
-  uint64_t timeout_ns;      // of one grid barrier
+  const int32_t* forced;  // [num_streams, num_frames, num_code_groups] or null
+  int32_t* codes;         // out [num_streams, num_frames, num_code_groups]
+  int32_t* num_done;      // out [num_streams] frames drawn
+  int32_t* ended;         // out [num_streams] 1: EOS was drawn
+  int64_t logits_step;    // floats from one code's logits to the next; 0: each overwrites the last
+  uint64_t timeout_ns;    // of one grid barrier
 };
 
 // Rows through one stack, without sampling: prefill, and driving the layers one step at a time.

@@ -1,13 +1,13 @@
-// How a block walks through its share of a packed matrix, and how it fetches the next one early.
+// How a block walks through its share of a packed matrix, and how the bytes get there in time.
 //
 // A block owns a contiguous run of 8-row tiles. Its warps share every tile: warp w takes the column
 // tiles w, w + kNumWarps, ... Which warp adds which products therefore depends on the matrix alone,
 // never on the grid, and a sum has the same bits on every GPU of one build.
 //
-// Look-ahead. Weights do not change during a launch, so the next matrix is fetched while the grid
-// still works on this one and waits at its barrier. Every lane copies exactly the bytes that it
-// will use, into slots of its own: no block-wide hand-over is needed. A slot is refilled as soon as
-// it was read, so one buffer serves both matrices.
+// Weights do not change during a launch, so they are fetched without regard to barriers: behind the
+// last tile of a matrix the stream goes on with the first tiles of the next, while the grid still
+// works and waits. Every lane copies exactly the bytes that it will use itself, so nobody has to
+// hand anything over.
 #pragma once
 #include "common.cuh"
 
@@ -39,107 +39,144 @@ __device__ WeightSlice weight_slice(const void* packed) {
 // The tiles of a slice that one warp reads, in the order in which it reads them: rounds of
 // kRoundTiles row tiles; within a round chunks of columns; within a chunk row tiles; within a row
 // tile every kNumWarps-th column tile. matvec.cuh loops in this order.
-class WeightCursor {
- public:
-  __device__ explicit WeightCursor(const WeightSlice& slice)
-      : slice_(slice), round_(slice.begin), tile_(slice.begin), chunk_(0), col_(warp_idx()) {
-    skip_empty();
-  }
+struct WeightCursor {
+  int round, tile, chunk, col;
 
-  __device__ bool valid() const { return tile_ < slice_.end; }
+  __device__ void enter(const WeightSlice& slice) {
+    round = tile = slice.begin;
+    chunk = 0;
+    col = warp_idx();
+    skip_empty(slice);
+  }
+  __device__ bool inside(const WeightSlice& slice) const { return tile < slice.end; }
+  __device__ void advance(const WeightSlice& slice) {
+    col += kNumWarps;
+    skip_empty(slice);
+  }
 
   // This lane's weights of the current tile.
-  __device__ const LaneTile* address() const {
-    const size_t tile = static_cast<size_t>(tile_) * slice_.num_col_tiles + col_;
-    return reinterpret_cast<const LaneTile*>(slice_.tiles) + tile * kWarpSize + lane_idx();
-  }
-
-  __device__ void advance() {
-    col_ += kNumWarps;
-    skip_empty();
+  __device__ const LaneTile* address(const WeightSlice& slice) const {
+    const size_t index = static_cast<size_t>(tile) * slice.num_col_tiles + col;
+    return reinterpret_cast<const LaneTile*>(slice.tiles) + index * kWarpSize + lane_idx();
   }
 
  private:
-  __device__ int chunk_end() const { return min(chunk_ + kChunkTiles, slice_.num_col_tiles); }
-  __device__ int round_end() const { return min(round_ + kRoundTiles, slice_.end); }
-
-  __device__ void skip_empty() {
-    while (valid() && col_ >= chunk_end()) {
-      if (++tile_ == round_end()) {
-        chunk_ += kChunkTiles;
-        if (chunk_ >= slice_.num_col_tiles) {
-          chunk_ = 0;
-          round_ += kRoundTiles;
+  __device__ void skip_empty(const WeightSlice& slice) {
+    while (inside(slice) && col >= min(chunk + kChunkTiles, slice.num_col_tiles)) {
+      if (++tile == min(round + kRoundTiles, slice.end)) {
+        chunk += kChunkTiles;
+        if (chunk >= slice.num_col_tiles) {
+          chunk = 0;
+          round += kRoundTiles;
         }
-        tile_ = round_;
+        tile = round;
       }
-      col_ = chunk_ + warp_idx();
+      col = chunk + warp_idx();
     }
   }
-
-  WeightSlice slice_;
-  int round_, tile_, chunk_, col_;
 };
 
-// One warp's look-ahead buffer.
-class WeightAhead {
- public:
-  // slots: [num_slots][kLaneVectors][kWarpSize] in shared memory, of this warp alone.
-  __device__ WeightAhead(uint4* slots, int num_slots)
-      : slots_(slots), num_slots_(num_slots), next_(WeightSlice{}) {}
+// What a warp remembers of its stream between two matrices, in shared memory.
+struct WeightStreamState {
+  const Weight* tiles;  // the matrix that tiles were fetched of; null: none
+  WeightCursor cursor;  // its first tile that is not in the ring
+  int head;             // slot of its first tile
+  int num_fetched;      // tiles of it in the ring
+  WeightSlice next;     // while a matrix is read: what comes after it
+};
 
-  // Starts the multiplication by `slice`; `next` is expected to follow it. A wrong expectation
-  // costs time and nothing else.
-  __device__ void start(const WeightSlice& slice, const WeightSlice& next) {
-    copy_async_wait_all();
-    num_ready_ = slice.tiles == fetched_ ? num_fetched_ : 0;
-    num_fetched_ = 0;
-    num_read_ = 0;
-    fetched_ = next.tiles;
-    next_ = WeightCursor(next);
+// One ring of tiles for every warp, in shared memory.
+template <int kSlots>
+struct WeightRings {
+  uint4 tiles[kNumWarps][kSlots][kLaneVectors][kWarpSize];
+  WeightStreamState states[kNumWarps];
+};
+
+// A warp's stream of weights while one matrix is read. save() hands over to the next one.
+template <int kSlots>
+class WeightStream {
+ public:
+  // slice  what will be read; tiles that were fetched of another matrix are dropped: a wrong
+  //        expectation costs time and nothing else
+  // next   what is expected to be read after it
+  __device__ WeightStream(WeightRings<kSlots>& rings, const WeightSlice& slice,
+                          const WeightSlice& next)
+      : ring_(rings.tiles[warp_idx()]),
+        state_(rings.states[warp_idx()]),
+        from_(slice),
+        cursor_(state_.cursor),
+        head_(state_.head) {
+    copy_async_wait<0>();
+    if (state_.tiles == slice.tiles) {
+      num_used_ = state_.num_fetched;
+    } else {
+      cursor_.enter(slice);
+    }
+    if (lane_idx() == 0) state_.next = next;
+    __syncwarp();
+    while (num_used_ < kSlots) fetch();
   }
 
-  // This lane's weights of the warp's next tile, which lies at `address`.
-  __device__ LaneTile read(const LaneTile* address) {
+  // This lane's weights of the warp's next tile; its slot is filled again at once.
+  __device__ LaneTile read() {
+    // Every slot was filled by one group of copies or is older than this stream, and every read
+    // started one more: the oldest slot is complete when the kSlots - 1 youngest groups may not be.
+    copy_async_wait<kSlots - 1>();
     LaneTile tile;
-    const int slot = num_read_++;
 #pragma unroll
-    for (int i = 0; i < kLaneVectors; ++i) {
-      tile.vector[i] = slot < num_ready_ ? slot_vector(slot, i) : load_weights(&address->vector[i]);
-    }
+    for (int i = 0; i < kLaneVectors; ++i) tile.vector[i] = vector(head_, i);
+    head_ = head_ + 1 == kSlots ? 0 : head_ + 1;
+    --num_used_;
+    fetch();
     return tile;
   }
 
-  // Fills the slots with the first tiles of a launch.
-  __device__ void prime(const WeightSlice& first) {
-    start(WeightSlice{}, first);
-    fetch();
-  }
-
-  // Before the thread ends.
-  __device__ void drain() { copy_async_wait_all(); }
-
-  // Refills the slots that were read. Slots behind num_ready_ are free from the start.
-  __device__ void fetch() {
-    const int num_free = num_read_ < num_ready_ ? num_read_ : num_slots_;
-    for (; num_fetched_ < num_free && next_.valid(); ++num_fetched_, next_.advance()) {
-#pragma unroll
-      for (int i = 0; i < kLaneVectors; ++i) {
-        copy_async(&slot_vector(num_fetched_, i), &next_.address()->vector[i]);
-      }
+  // All lanes, when the whole slice has been read.
+  __device__ void save() {
+    __syncwarp();  // the other lanes may still have to turn to state_.next
+    if (lane_idx() == 0) {
+      state_ = {state_.next.tiles, cursor_, head_, num_of_next_, WeightSlice{}};
     }
+    __syncwarp();
   }
 
  private:
-  __device__ uint4& slot_vector(int slot, int i) {
-    return slots_[(slot * kLaneVectors + i) * kWarpSize + lane_idx()];
+  // Starts copying the next tile into the next free slot; past the last one the slot stays empty.
+  __device__ void fetch() {
+    if (num_of_next_ < 0 && !cursor_.inside(from_)) {
+      num_of_next_ = 0;
+      from_ = state_.next;
+      cursor_.enter(from_);
+    }
+    if (cursor_.inside(from_)) {
+      const int slot = (head_ + num_used_) % kSlots;
+      const LaneTile* tile = cursor_.address(from_);
+#pragma unroll
+      for (int i = 0; i < kLaneVectors; ++i) copy_async(&vector(slot, i), &tile->vector[i]);
+      cursor_.advance(from_);
+      num_of_next_ += num_of_next_ >= 0;
+    }
+    copy_async_commit();
+    ++num_used_;
   }
 
-  uint4* slots_;
-  int num_slots_;
-  WeightCursor next_;
-  const Weight* fetched_ = nullptr;  // the matrix that the slots are being filled from
-  int num_ready_ = 0, num_fetched_ = 0, num_read_ = 0;
+  __device__ uint4& vector(int slot, int i) { return ring_[slot][i][lane_idx()]; }
+
+  uint4 (&ring_)[kSlots][kLaneVectors][kWarpSize];  // of this warp alone
+  WeightStreamState& state_;
+  WeightSlice from_;  // what is being fetched: the slice, then the next one
+  WeightCursor cursor_;
+  int head_;
+  int num_used_ = 0;      // slots with a tile, or left empty at the end
+  int num_of_next_ = -1;  // tiles of the next matrix in the ring; -1: the slice is not all fetched
 };
+
+// Empties the rings at the start of a launch, and fetches what will be read first.
+template <int kSlots>
+__device__ void prime(WeightRings<kSlots>& rings, const WeightSlice& first) {
+  if (lane_idx() == 0) rings.states[warp_idx()] = {};
+  __syncwarp();
+  WeightStream<kSlots>(rings, WeightSlice{}, first).save();
+}
 
 }  // namespace qwen_tts

@@ -33,7 +33,10 @@ MIN_CAPABILITY = (8, 0)
 # "Technical Specifications per Compute Capability": maximum per thread block).
 SMEM_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
 
+# 16 warps keep most bytes in flight. Below sm_90 ptxas cannot fit a frame into the 128 registers
+# that 512 threads leave, so 8 warps run there.
 GPU_THREADS = 512
+GPU_THREADS_BEFORE_SM_90 = 256
 GPU_LOOKAHEAD_TILES = 16  # per warp: 128 KiB in flight per block where shared memory allows it
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 1
@@ -51,11 +54,6 @@ CXX_FLAGS = (
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-Wno-unknown-pragmas", *WARNINGS),
 )
-SANITIZER_FLAGS = {
-    "thread": ("-fsanitize=thread",),
-    "address": ("-fsanitize=address",),
-    "undefined": ("-fsanitize=undefined", "-fno-sanitize-recover=undefined"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,6 @@ class Target:
     arch: str | None  # "sm_90a"; None: emulation
     weights: str  # "float32" | "bfloat16"
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
-    sanitizer: str | None = None  # a key of SANITIZER_FLAGS; emulation only
 
 
 def source_folder() -> Path:
@@ -140,9 +137,11 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         # Emulated shared memory is host memory: no limit worth modelling.
         tuning = (EMULATION_THREADS, CHUNK_COLS, EMULATION_LOOKAHEAD_TILES, 1 << 20)
     else:
-        kib = SMEM_KIB[re.sub(r"\D", "", target.arch)]
+        number = re.sub(r"\D", "", target.arch)
+        kib = SMEM_KIB[number]
         chunk = CHUNK_COLS if kib >= 128 else SMALL_CHUNK_COLS
-        tuning = (GPU_THREADS, chunk, GPU_LOOKAHEAD_TILES, kib * 1024)
+        threads = GPU_THREADS if int(number) >= 90 else GPU_THREADS_BEFORE_SM_90
+        tuning = (threads, chunk, GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "LOOKAHEAD_TILES", "SMEM_BYTES")
     return values | dict(zip(names, tuning, strict=True))
 
@@ -250,7 +249,7 @@ def _flags(config: ModelConfig, target: Target) -> list[str]:
     dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
     if target.arch:
         return [*NVCC_FLAGS, f"-arch={target.arch}", *dims]
-    return [*CXX_FLAGS, *SANITIZER_FLAGS.get(target.sanitizer or "", ()), *dims]
+    return [*CXX_FLAGS, *dims]
 
 
 def _sources() -> list[Path]:
@@ -300,11 +299,9 @@ def _lock(path: Path) -> Iterator[None]:
 def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Target) -> None:
     """Fill the folder `work` with the library, its checksum and the compiler's log."""
     source = source_folder()
-    units = [(source / ("probes.cu" if target.probes else "tts_kernel.cu"), flags)]
+    units = [source / ("probes.cu" if target.probes else "tts_kernel.cu")]
     if target.arch is None:
-        # The runtime is never instrumented: it tells the sanitizers what it does.
-        plain = [flag for flag in flags if not flag.startswith(("-fsanitize", "-fno-sanitize"))]
-        units += [(path, plain) for path in sorted((source / "emulation").glob("*.cpp"))]
+        units += sorted((source / "emulation").glob("*.cpp"))
     language = "" if target.arch else "-x c++ "
     lines = [
         "rule compile",
@@ -312,14 +309,14 @@ def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Ta
         "rule link",
         "  command = $compiler $flags -shared $in -o $out",
     ]
-    for path, unit_flags in units:
-        command = " ".join(unit_flags) + (f" {language}" if path.suffix == ".cu" else " ")
+    for path in units:
+        command = " ".join(flags) + (f" {language}" if path.suffix == ".cu" else " ")
         lines += [
             f"build {path.stem}.o: compile {_escape(path)}",
             f"  compiler = {_escape(compiler)}",
             f"  flags = {command}",
         ]
-    objects = " ".join(f"{path.stem}.o" for path, _ in units)
+    objects = " ".join(f"{path.stem}.o" for path in units)
     link = [flag for flag in flags if not flag.startswith("-D")]
     lines += [
         f"build libqwen_tts.so: link {objects}",
@@ -336,7 +333,7 @@ def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Ta
         kept.write_text(log)
         logger.debug("%s", "\n".join(log.splitlines()[-20:]))
         raise BuildError(
-            f"{compiler} failed on {units[0][0].name} (exit {result.returncode}).",
+            f"{compiler} failed on {units[0].name} (exit {result.returncode}).",
             f"Its output is in {kept}; --debug prints the end of it.",
         )
     library = work / "libqwen_tts.so"

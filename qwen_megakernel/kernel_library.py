@@ -6,7 +6,7 @@ dimensions when it is loaded.
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
@@ -93,7 +93,7 @@ class StepParams(ctypes.Structure):
         ("streams", Stream * MAX_STREAMS),
         *fields(c_int32, "num_streams num_frames"),
         *fields(c_void_p, "forced codes num_done ended"),
-        *fields(c_void_p, "talker_logits predictor_logits"),
+        ("logits_step", c_int64),
         ("timeout_ns", c_uint64),
     ]
 

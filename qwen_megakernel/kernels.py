@@ -345,21 +345,20 @@ class KernelDecoder:
         if forced is not None:
             keep.append(forced.to(self.device, torch.int32).contiguous())
             params.forced = keep[0].data_ptr()
+        kept = None
         if taps is not None:
-            talker, predictor = self.config.talker.vocab_size, self.config.predictor.vocab_size
-            shapes = {
-                "talker": (n, num_frames, talker),
-                "predictor": (n, num_frames, groups - 1, predictor),
-            }
-            for name, shape in shapes.items():
-                tap = torch.full(shape, torch.nan, device=self.device)
-                setattr(params, f"{name}_logits", tap.data_ptr())
-                taps[name] = torch.cat((taps[name], tap)) if name in taps else tap
-                keep.append(tap)
+            # Room for the logits of every code instead of one place for all of them.
+            vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
+            shape = (num_frames, groups, MAX_STREAMS, vocab)
+            kept = torch.full(shape, torch.nan, device=self.device)
+            params.workspace.logits = kept.data_ptr()
+            params.logits_step = MAX_STREAMS * vocab
         self.library.step(params, self.num_blocks, self._stream())
         control, result = self._buffers.control.cpu(), result.cpu().numpy()
         self._check_control(control, slots)
         del keep
+        if taps is not None and kept is not None:
+            self._collect_taps(taps, kept[:, :, :n].permute(2, 0, 1, 3))
         counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
         codes = result[2 * n :].reshape(n, num_frames, groups)
         for index, slot in enumerate(slots):
@@ -369,6 +368,13 @@ class KernelDecoder:
             state.position += counts[index] + ended[index] - (state.frame == 0)
             state.frame += counts[index]
         return StepResult(codes, tuple(counts), tuple(ended))
+
+    def _collect_taps(self, taps: dict[str, Tensor], kept: Tensor) -> None:
+        """Append [rows, frames, groups, vocabulary] logits to `taps`."""
+        talker, predictor = self.config.talker.vocab_size, self.config.predictor.vocab_size
+        new = {"talker": kept[:, :, 0, :talker], "predictor": kept[:, :, 1:, :predictor]}
+        for name, logits in new.items():
+            taps[name] = torch.cat((taps[name], logits)) if name in taps else logits.clone()
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._begun(slot)

@@ -110,9 +110,20 @@ void complete(Fiber* lanes, Collective kind) {
 struct AsyncCopy {
   void* shared;
   const void* global;
-  int bytes;
+  int bytes, group;
 };
-using AsyncCopies = std::vector<AsyncCopy>;
+struct AsyncCopies {
+  std::vector<AsyncCopy> pending;
+  int group = 0;  // that the next copy belongs to
+};
+
+void finish(const AsyncCopy& copy) {
+  if (__tsan_read_range) {
+    __tsan_read_range(const_cast<void*>(copy.global), copy.bytes);
+    __tsan_write_range(copy.shared, copy.bytes);
+  }
+  std::memcpy(copy.shared, copy.global, copy.bytes);
+}
 
 }  // namespace
 
@@ -183,34 +194,38 @@ void block_barrier(Where where) {
   acquire(tsan);
 }
 
-// Until it is waited for, the target of a copy holds NaNs: a missing wait shows.
+// With lazy copies the target holds NaNs until it is waited for: a missing wait shows.
 void async_copy(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) {
     fail("cp.async of %d bytes is misaligned", bytes);
   }
+  if (!settings.lazy_copies) return finish({shared, global, bytes, 0});
   if (!current->async_copies) current->async_copies = new AsyncCopies;
+  AsyncCopies* copies = static_cast<AsyncCopies*>(current->async_copies);
   if (__tsan_write_range) __tsan_write_range(shared, bytes);
   std::memset(shared, 0xff, bytes);
-  static_cast<AsyncCopies*>(current->async_copies)->push_back({shared, global, bytes});
+  copies->pending.push_back({shared, global, bytes, copies->group});
 }
 
-void async_wait_all() {
-  if (!current->async_copies) return;
+void async_commit() {
+  if (current->async_copies) ++static_cast<AsyncCopies*>(current->async_copies)->group;
+}
+
+void async_wait(int groups_left) {
   AsyncCopies* copies = static_cast<AsyncCopies*>(current->async_copies);
-  for (const AsyncCopy& copy : *copies) {
-    if (__tsan_read_range) {
-      __tsan_read_range(const_cast<void*>(copy.global), copy.bytes);
-      __tsan_write_range(copy.shared, copy.bytes);
-    }
-    std::memcpy(copy.shared, copy.global, copy.bytes);
+  if (!copies) return;
+  auto& pending = copies->pending;
+  size_t num_done = 0;
+  while (num_done < pending.size() && pending[num_done].group < copies->group - groups_left) {
+    finish(pending[num_done++]);
   }
-  copies->clear();
+  pending.erase(pending.begin(), pending.begin() + num_done);
 }
 
 bool drop_async_copies(Fiber* fiber) {
   AsyncCopies* copies = static_cast<AsyncCopies*>(fiber->async_copies);
   if (!copies) return false;
-  const bool any = !copies->empty();
+  const bool any = !copies->pending.empty();
   delete copies;
   fiber->async_copies = nullptr;
   return any;

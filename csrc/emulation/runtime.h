@@ -72,7 +72,8 @@ void progress();
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 void async_copy(void* shared, const void* global, int bytes);
-void async_wait_all();
+void async_commit();
+void async_wait(int groups_left);
 
 // Runs `body` as every thread of the grid. Returns 0, or a CUDA error number.
 int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
