@@ -177,7 +177,7 @@ def build(config: ModelConfig, target: Target) -> Path:
     check_config(config)
     compiler = find_nvcc() if target.arch else find_cxx()
     flags = _flags(config, target)
-    key = _cache_key(compiler, flags)
+    key = _cache_key(compiler, [_unit(target), *flags])
     folder = build_cache() / key
     library, checksum = folder / "libqwen_tts.so", folder / "sha256"
     if _is_intact(library, checksum):
@@ -252,6 +252,10 @@ def _flags(config: ModelConfig, target: Target) -> list[str]:
     return [*CXX_FLAGS, *dims]
 
 
+def _unit(target: Target) -> str:
+    return "probes.cu" if target.probes else "tts_kernel.cu"
+
+
 def _sources() -> list[Path]:
     folder = source_folder()
     return sorted(
@@ -261,10 +265,10 @@ def _sources() -> list[Path]:
     )
 
 
-def _cache_key(compiler: str, flags: Sequence[str]) -> str:
+def _cache_key(compiler: str, command: Sequence[str]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    digest.update("\0".join([compiler, version.stdout, *flags]).encode())
+    digest.update("\0".join([compiler, version.stdout, *command]).encode())
     for path in _sources():
         digest.update(f"\0{path.relative_to(source_folder())}\0".encode())
         digest.update(path.read_bytes())
@@ -299,7 +303,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Target) -> None:
     """Fill the folder `work` with the library, its checksum and the compiler's log."""
     source = source_folder()
-    units = [source / ("probes.cu" if target.probes else "tts_kernel.cu")]
+    units = [source / _unit(target)]
     if target.arch is None:
         units += sorted((source / "emulation").glob("*.cpp"))
     language = "" if target.arch else "-x c++ "

@@ -106,7 +106,7 @@ int launch(dim3 grid_dim, dim3 block_dim, size_t bytes, const std::function<void
   const uint64_t seed = environment("EMULATION_SEED", 0);
   settings.shuffled = seed != 0;
   settings.lazy_copies = environment("EMULATION_LAZY_COPIES", 0);
-  settings.spin_rounds = environment("EMULATION_SPIN_ROUNDS", 20000);
+  settings.spin_rounds = environment("EMULATION_SPIN_ROUNDS", 2000000);
   Grid grid;
   grid.body = &body;
   grid.num_live = grid_dim.x;

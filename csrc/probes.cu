@@ -1,0 +1,187 @@
+// Every stage alone, for tests/kernels. Each probe launches one small kernel; arguments are the
+// stage's own, in global memory. Test builds only.
+#include "frame.cuh"
+
+namespace qwen_tts {
+namespace {
+
+struct MatvecProbe {
+  const void* packed;
+  const float* x;
+  const void* norm_weight;
+  float* y;
+  int32_t num_rows;
+  int32_t num_passes;  // the matrix is read so often, its own successor in the stream
+};
+
+// Talker's down_proj (plain rows) or qkv_proj (normed rows), whatever the blocks own of it.
+template <int kOut, int kIn, class Input>
+__device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  const WeightSlice slice = weight_slice<kOut, kIn>(p.packed);
+  prime(smem.rings, slice);
+  for (int pass = 0; pass < p.num_passes; ++pass) {
+    matvec<kOut, kIn>(
+        p.packed, pass + 1 < p.num_passes ? slice : WeightSlice{}, rows,
+        [&](int row, int i, float2 sum) {
+          *reinterpret_cast<float2*>(&p.y[static_cast<size_t>(row) * kOut + i]) = sum;
+        },
+        smem.stage.matvec, smem.rings);
+  }
+  copy_async_wait<0>();
+}
+
+__global__ void __launch_bounds__(kNumThreads, 1) matvec_kernel(MatvecProbe p) {
+  if (p.norm_weight) {
+    const NormedRows rows{p.x, Talker::kHidden, p.num_rows,
+                          static_cast<const Weight*>(p.norm_weight), 1e-6f};
+    run_matvec<Talker::kQkvSize, Talker::kHidden>(p, rows);
+  } else {
+    const Rows rows{p.x, Talker::kIntermediate, p.num_rows};
+    run_matvec<Talker::kHidden, Talker::kIntermediate>(p, rows);
+  }
+}
+
+struct NormRopeProbe {
+  Stack stack;
+  float* out;          // [num_heads, head_dim]
+  const float* heads;  // the same
+  const void* weight;  // [head_dim]
+  float* normed_row;   // [hidden]
+  const float* row;
+  const void* row_weight;
+  int32_t num_heads;
+  int32_t positions[3];
+};
+
+__global__ void __launch_bounds__(kNumThreads, 1) norm_rope_kernel(NormRopeProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  float* head = smem.stage.talker_attention.fresh_keys[0] + warp_idx() * Talker::kHeadDim;
+  const PassRow row{0, 0, 0, {p.positions[0], p.positions[1], p.positions[2]}};
+  for (int i = warp_idx(); i < p.num_heads; i += kNumWarps) {
+    norm_rope<Talker::kHeadDim>(head, p.heads + i * Talker::kHeadDim,
+                                static_cast<const Weight*>(p.weight), row, p.stack);
+    __syncwarp();
+    for (int j = lane_idx(); j < Talker::kHeadDim; j += kWarpSize) {
+      p.out[i * Talker::kHeadDim + j] = head[j];
+    }
+    __syncwarp();
+  }
+  __syncthreads();
+  rms_norm<Talker::kHidden>(p.normed_row, p.row, static_cast<const Weight*>(p.row_weight),
+                            p.stack.rms_norm_eps, smem.stage.norm);
+}
+
+struct AttentionProbe {
+  Stack stack;
+  Workspace workspace;
+  const void* q_norm;
+  const void* k_norm;
+  int32_t slots[16];
+  int32_t positions[16];
+  int32_t first_rows[16];
+  int32_t num_rows;
+};
+
+__global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  if (thread_idx() < p.num_rows) {
+    const int i = thread_idx(), position = p.positions[i];
+    smem.pass.rows[i] = {p.slots[i], position, p.first_rows[i], {position, position, position}};
+  }
+  if (thread_idx() == 0) smem.pass.num_rows = p.num_rows;
+  __syncthreads();
+  Attention<Talker>(p.workspace.attention, static_cast<Cache*>(p.stack.keys),
+                    static_cast<Cache*>(p.stack.values), p.workspace.qkv,
+                    static_cast<const Weight*>(p.q_norm), static_cast<const Weight*>(p.k_norm),
+                    p.stack, smem.pass, p.workspace, smem.stage.talker_attention)
+      .run();
+}
+
+struct SamplingProbe {
+  const float* logits;   // [num_draws, vocab]
+  const uint32_t* seen;  // [vocab / 32] or null
+  int32_t* tokens;       // [num_draws]
+  float* noise;          // [num_draws, vocab] or null
+  SamplingParams params;
+  int32_t vocab;
+  int32_t num_draws;  // draw i is frame i
+  int32_t suppressed_from, eos, eos_banned;
+  uint32_t seed_low, seed_high, part, codebook;
+};
+
+__global__ void __launch_bounds__(kNumThreads, 1) sampling_kernel(SamplingProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  const TokenRules rules{p.seen, p.params.repetition_penalty, p.suppressed_from, p.eos,
+                         p.eos_banned != 0};
+  for (int draw = block_idx(); draw < p.num_draws; draw += num_blocks()) {
+    const DrawAddress address{p.seed_low, p.seed_high, p.part, static_cast<uint32_t>(draw),
+                              p.codebook};
+    const int token = draw_token(p.logits + static_cast<size_t>(draw) * p.vocab, p.vocab, p.params,
+                                 rules, address, smem.stage.sampling);
+    if (thread_idx() == 0) p.tokens[draw] = token;
+    for (int i = thread_idx(); p.noise && i < p.vocab; i += kNumThreads) {
+      p.noise[static_cast<size_t>(draw) * p.vocab + i] = gumbel_noise(i, address);
+    }
+    __syncthreads();
+  }
+}
+
+struct BarrierProbe {
+  Control* control;
+  int32_t* board;  // [2, num_blocks * threads]
+  int32_t* errors;
+  int32_t* synced;  // [num_blocks] barriers passed
+  int32_t num_rounds;
+  int32_t absent_block;  // leaves in the middle without a word; -1: nobody
+  int32_t reporting_block;
+  int32_t pad;
+  uint64_t timeout_ns;
+};
+
+__global__ void __launch_bounds__(kNumThreads, 1) barrier_kernel(BarrierProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  GridBarrier barrier(p.control, p.timeout_ns, &smem.barrier_verdict);
+  const int per_round = num_blocks() * kNumThreads;
+  for (int round = 0; round < p.num_rounds; ++round) {
+    if (round == p.num_rounds / 2) {
+      if (block_idx() == p.absent_block) return;
+      if (block_idx() == p.reporting_block && thread_idx() == 0) {
+        barrier.report(LaunchStatus::kBadLogits, Stage::kSampleCode, 7);
+      }
+    }
+    int32_t* board = p.board + round % 2 * per_round;
+    board[block_idx() * kNumThreads + thread_idx()] = round;
+    if (!barrier.sync(Stage::kOProj, round)) break;
+    if (thread_idx() == 0) p.synced[block_idx()] = round + 1;
+    // Every thread looks at its namesakes in all blocks.
+    for (int block = 0; block < num_blocks(); ++block) {
+      if (__ldcg(&board[block * kNumThreads + thread_idx()]) != round) {
+        atomicAdd(reinterpret_cast<unsigned*>(p.errors), 1u);
+      }
+    }
+  }
+  barrier.leave();
+}
+
+template <class Params>
+int run(void (*kernel)(Params), const Params& params, int num_blocks) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(sizeof(BlockSmem)));
+  return launch_cooperative(kernel, num_blocks, kNumThreads, sizeof(BlockSmem), nullptr, params);
+}
+
+}  // namespace
+}  // namespace qwen_tts
+
+using namespace qwen_tts;
+
+extern "C" {
+int probe_matvec(const MatvecProbe* p, int blocks) { return run(matvec_kernel, *p, blocks); }
+int probe_norm_rope(const NormRopeProbe* p) { return run(norm_rope_kernel, *p, 1); }
+int probe_attention(const AttentionProbe* p, int blocks) {
+  return run(attention_kernel, *p, blocks);
+}
+int probe_sampling(const SamplingProbe* p, int blocks) { return run(sampling_kernel, *p, blocks); }
+int probe_barrier(const BarrierProbe* p, int blocks) { return run(barrier_kernel, *p, blocks); }
+}

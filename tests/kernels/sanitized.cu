@@ -1,0 +1,212 @@
+// A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
+//   sanitized            a prompt of 19 rows, then 2 frames of 3 streams; prints a hash of the
+//   codes sanitized BUG        a small kernel with that bug (0: none); exit 9 if its result is
+//   wrong
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "tts_kernel.cu"
+
+namespace {
+
+// ---- frames on random weights
+
+template <class T>
+std::vector<T>* keep(size_t size) {
+  static std::vector<std::vector<T>*> alive;
+  alive.push_back(new std::vector<T>(size));
+  return alive.back();
+}
+
+template <class T>
+T* zeros(size_t size) {
+  return keep<T>(size)->data();
+}
+
+float next_random() {  // about normal, scaled by the caller
+  static uint64_t state = 88172645463325252ull;
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    sum += static_cast<float>(state >> 40) / (1 << 24) - 0.5f;
+  }
+  return sum * 1.7f;
+}
+
+template <class T>
+T* random_values(size_t size, float scale, float offset = 0) {
+  T* values = zeros<T>(size);
+  for (size_t i = 0; i < size; ++i) values[i] = from_float<T>(offset + scale * next_random());
+  return values;
+}
+
+template <class Dims>
+Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
+  const size_t layer = LayerWeights<Dims>::kSize;
+  Weight* layers = random_values<Weight>(num_layers * layer, 0.1f);
+  const size_t cache = size_t{Dims::kKvSize} * num_layers * num_slots * max_positions;
+  const size_t angles = size_t{Dims::kHeadDim} / 2 * max_positions;
+  Stack stack{};
+  stack.layers = layers;
+  stack.final_norm = random_values<Weight>(Dims::kHidden, 0.1f, 1.0f);
+  stack.rope_cos = random_values<float>(angles, 0.7f);
+  stack.rope_sin = random_values<float>(angles, 0.7f);
+  stack.keys = zeros<Cache>(cache);
+  stack.values = zeros<Cache>(cache);
+  stack.num_layers = num_layers;
+  stack.num_slots = num_slots;
+  stack.max_positions = max_positions;
+  stack.mrope_height_pairs = stack.mrope_width_pairs = mrope ? 5 : 0;
+  stack.rms_norm_eps = 1e-6f;
+  return stack;
+}
+
+int run_frames() {
+  constexpr int kSlots = 3, kPrompt = 19, kFrames = 2, kPositions = 40;
+  const size_t hidden = Talker::kHidden, groups = kNumCodeGroups;
+  Model model{};
+  model.talker = make_stack<Talker>(1, kSlots, kPositions, true);
+  model.predictor = make_stack<Predictor>(1, kMaxRows, kNumCodeGroups, false);
+  model.codec_head = random_values<Weight>(kTalkerVocab * hidden, 0.3f);
+  model.lm_heads = random_values<Weight>((groups - 1) * kPredictorVocab * Predictor::kHidden, 0.3f);
+  model.projection = random_values<Weight>(hidden * Predictor::kHidden, 0.1f);
+  model.projection_bias = random_values<float>(Predictor::kHidden, 0.1f);
+  const size_t table_rows = kTalkerVocab + (groups - 1) * kPredictorVocab;
+  model.frame_table = random_values<Weight>(table_rows * hidden, 0.5f);
+  model.predictor_table = random_values<Weight>(table_rows * Predictor::kHidden, 0.5f);
+  model.codec_eos_id = 140;
+  model.suppressed_from = 128;
+  model.min_frames = 2;
+  const Slots slots{zeros<float>(kSlots * hidden),
+                    zeros<int32_t>(kSlots * groups),
+                    zeros<uint32_t>(kSlots * kTalkerVocab / 32),
+                    random_values<float>(kSlots * 4 * hidden, 0.3f),
+                    random_values<float>(kSlots * hidden, 0.3f),
+                    4};
+  const size_t qkv = larger(Talker::kQkvSize, Predictor::kQkvSize);
+  const size_t heads = larger(Talker::kNumHeads * (Talker::kHeadDim + 2),
+                              Predictor::kNumHeads * (Predictor::kHeadDim + 2));
+  Workspace workspace{zeros<float>(2 * kMaxRows * kMaxHidden),
+                      zeros<float>(kMaxRows * hidden),
+                      zeros<float>(kMaxRows * qkv),
+                      zeros<float>(kMaxRows * qkv),
+                      zeros<float>(kMaxRows * 4096),
+                      zeros<float>(kMaxRows * kMaxVocab),
+                      zeros<float>(kMaxRows * heads * kMaxSplits),
+                      zeros<uint32_t>(kMaxRows * 16),
+                      zeros<Control>(1)};
+  const uint64_t timeout_ns = 600'000'000'000;
+
+  StepParams step{};
+  for (int slot = 0; slot < kSlots; ++slot) {
+    ForwardParams forward{};
+    forward.model = model;
+    forward.slots = slots;
+    forward.workspace = workspace;
+    forward.num_layers = 1;
+    forward.slot = slot;
+    forward.num_rows = kPrompt - slot;
+    forward.keep_last = 1;
+    int32_t* tokens = zeros<int32_t>(kPrompt);
+    for (int i = 0; i < kPrompt; ++i) tokens[i] = i % 2 ? -1 : i;
+    forward.tokens = tokens;
+    forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
+    forward.timeout_ns = timeout_ns;
+    if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
+    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, 1};
+    step.streams[slot] = {slot, kPrompt - slot, 0, 1, 2, 77, 5, sampling, sampling};
+  }
+  step.model = model;
+  step.slots = slots;
+  step.workspace = workspace;
+  step.num_streams = kSlots;
+  step.num_frames = kFrames;
+  step.codes = zeros<int32_t>(kSlots * kFrames * groups);
+  step.num_done = zeros<int32_t>(kSlots);
+  step.ended = zeros<int32_t>(kSlots);
+  step.timeout_ns = timeout_ns;
+  if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
+  uint32_t hash = 2166136261u;
+  for (size_t i = 0; i < kSlots * kFrames * groups; ++i) hash = (hash ^ step.codes[i]) * 16777619u;
+  printf("codes %08x\n", hash);
+  return 0;
+}
+
+// ---- planted bugs
+
+enum Bug {
+  kNone,
+  kMissingSyncthreads,
+  kMissingGridBarrier,
+  kRelaxedArrival,
+  kRelaxedPoll,
+  kMissingSyncwarp,
+  kSharedOverflow,
+  kGlobalOverflow,
+  kIndexPastArray,
+};
+
+struct PlantedSmem {
+  float values[kNumThreads];
+  float others[kNumThreads];
+};
+
+__global__ void planted(Bug bug, float* out, float* exchange, unsigned* counter, int past_end) {
+  PlantedSmem& smem = *reinterpret_cast<PlantedSmem*>(dynamic_smem());
+  const int thread = thread_idx(), size = num_blocks() * kNumThreads;
+  const int own = block_idx() * kNumThreads + thread;
+  smem.values[thread] = static_cast<float>(thread);
+  if (bug != kMissingSyncthreads) __syncthreads();
+  exchange[own] = smem.values[(thread + 33) % kNumThreads];
+  if (bug == kSharedOverflow && thread == 0) (&smem.others[0])[kNumThreads + past_end] = 1;
+  if (bug == kIndexPastArray && thread == 0) smem.values[kNumThreads - 1 + past_end] = 1;
+  if (bug == kGlobalOverflow && own == 0) exchange[size + past_end] = 1;
+  __syncthreads();
+  if (bug != kMissingGridBarrier) {
+    if (thread == 0) {
+      if (bug == kRelaxedArrival) {
+        atomicAdd(counter, 1u);
+      } else {
+        add_release(counter, 1);
+      }
+      const auto arrived = [&] {
+        return bug == kRelaxedPoll ? load_relaxed(counter) : load_acquire(counter);
+      };
+      while (arrived() < static_cast<unsigned>(num_blocks())) pause();
+    }
+    __syncthreads();
+  }
+  out[own] = exchange[(own + kNumThreads) % size];
+  __syncthreads();
+  if (warp_idx() == 0) {
+    smem.others[thread] = out[own];
+    if (bug != kMissingSyncwarp) __syncwarp();
+    out[own] = smem.others[thread ^ 1];
+  }
+}
+
+int run_planted(Bug bug, int past_end) {
+  constexpr int kBlocks = 2, kSize = kBlocks * kNumThreads;
+  std::vector<float> out(kSize);
+  float* exchange = new float[kSize];
+  unsigned counter = 0;
+  if (launch_cooperative(planted, kBlocks, kNumThreads, sizeof(PlantedSmem), nullptr, bug,
+                         out.data(), exchange, &counter, past_end)) {
+    return 1;
+  }
+  delete[] exchange;
+  for (int i = 0; i < kSize; ++i) {
+    const int thread = i % kNumThreads, source = thread < kWarpSize ? thread ^ 1 : thread;
+    if (out[i] != static_cast<float>((source + 33) % kNumThreads)) return 9;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return argc > 1 ? run_planted(static_cast<Bug>(atoi(argv[1])), argc) : run_frames();
+}

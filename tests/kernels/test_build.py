@@ -1,0 +1,169 @@
+"""build_tts: what it compiles, where it puts it, what it says when it cannot."""
+
+import multiprocessing
+import re
+import shutil
+from pathlib import Path
+
+import kernel_models as k
+import pytest
+
+from qwen_megakernel import build_tts
+from qwen_megakernel.build_tts import Target
+from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.errors import ArchError, BuildError
+from qwen_megakernel.synthetic_config import model_config
+
+EMULATION = Target(None, "float32")
+
+
+def released(name: str = "random-0.6b"):
+    return parse_model_config(model_config(name))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Compilation writes a stand-in; the list says how often it ran."""
+    calls = []
+
+    def compile_nothing(work: Path, *_) -> None:
+        calls.append(work)
+        (work / "libqwen_tts.so").write_bytes(b"library")
+        (work / "sha256").write_text(build_tts.hashlib.sha256(b"library").hexdigest())
+
+    monkeypatch.setattr(build_tts, "_compile", compile_nothing)
+    return calls
+
+
+def test_every_definition_is_read_by_a_source():
+    sources = "\n".join(p.read_text() for p in build_tts.source_folder().glob("*.cuh"))
+    for arch in (None, "sm_90a"):
+        for name in build_tts.definitions(k.small_config(), Target(arch, "bfloat16")):
+            assert re.search(rf"\b{name}\b", sources), name
+
+
+def test_a_library_is_compiled_once_and_found_again(empty_cache, no_compiler):
+    first = build_tts.build(k.small_config(), EMULATION)
+    assert build_tts.build(k.small_config(), EMULATION) == first
+    assert len(no_compiler) == 1
+    assert {path.name for path in first.parent.iterdir()} == {"libqwen_tts.so", "sha256"}
+
+
+def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compiler, monkeypatch):
+    config = k.small_config()
+    libraries = {
+        build_tts.build(config, EMULATION),
+        build_tts.build(config, Target(None, "bfloat16")),
+        build_tts.build(config, Target(None, "float32", probes=True)),
+        build_tts.build(k.small_config(talker={"hidden_size": 96}), EMULATION),
+    }
+    changed = empty_cache.parent / "csrc"
+    shutil.copytree(build_tts.source_folder(), changed)
+    (changed / "barrier.cuh").write_text("// another barrier\n")
+    monkeypatch.setattr(build_tts, "source_folder", lambda: changed)
+    libraries.add(build_tts.build(config, EMULATION))
+    assert len(libraries) == len(no_compiler) == 5
+
+
+def test_a_damaged_library_is_built_again(empty_cache, no_compiler, caplog):
+    library = build_tts.build(k.small_config(), EMULATION)
+    library.write_bytes(b"half a libr")
+    assert build_tts.build(k.small_config(), EMULATION) == library
+    assert library.read_bytes() == b"library"
+    assert "is damaged" in caplog.text
+
+
+def build_and_report(queue) -> None:
+    queue.put(str(build_tts.build(k.small_config(), EMULATION)))
+
+
+def test_two_processes_build_it_once(empty_cache, no_compiler):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=build_and_report, args=(queue,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    paths = {queue.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(paths) == 1
+    assert [p.name for p in empty_cache.iterdir() if p.is_dir()] == [Path(paths.pop()).parent.name]
+
+
+def test_a_failing_compiler_leaves_its_log_and_no_library(empty_cache, monkeypatch, tmp_path):
+    broken = tmp_path / "csrc"
+    shutil.copytree(build_tts.source_folder(), broken)
+    (broken / "tts_kernel.cu").write_text("#error planted\n")
+    monkeypatch.setattr(build_tts, "source_folder", lambda: broken)
+    with pytest.raises(BuildError, match=r"failed on tts_kernel.cu .*\n.*failed\.log"):
+        build_tts.build(k.small_config(), EMULATION)
+    assert "planted" in (empty_cache / "failed.log").read_text()
+    assert not list(empty_cache.glob("*/libqwen_tts.so"))
+
+
+def test_missing_tools_are_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build_tts.importlib.util, "find_spec", lambda name: None)
+    for find, words in (
+        (build_tts.find_nvcc, "No nvcc in PATH, CUDA_HOME, or the nvidia packages"),
+        (build_tts.find_cxx, r"No C\+\+ compiler"),
+        (build_tts.find_ninja, "ninja is not installed"),
+    ):
+        with pytest.raises(BuildError, match=words):
+            find()
+
+
+def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    assert build_tts.find_nvcc() == str(nvcc)
+
+
+def test_architectures():
+    assert build_tts.arch_of((9, 0), "H200") == "sm_90a"
+    assert build_tts.arch_of((12, 0), "RTX 5090") == "sm_120"
+    with pytest.raises(ArchError, match="T4 is sm_75; the kernel needs sm_80"):
+        build_tts.arch_of((7, 5), "NVIDIA T4")
+    with pytest.raises(ArchError, match="sm_130; the kernel knows sm_80"):
+        build_tts.arch_of((13, 0), "X")
+
+
+ENTRY = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) reg",
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("random-0.6b", "sm_90a")]
+    + [
+        pytest.param(name, arch, marks=pytest.mark.slow)
+        for name in ("random-0.6b", "random-1.7b")
+        for arch in build_tts.ARCHITECTURES
+        if (name, arch) != ("random-0.6b", "sm_90a")
+    ],
+)
+def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, arch):
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc here")
+    target = Target(arch, "bfloat16")
+    log = (build_tts.build(released(name), target).parent / "build.log").read_text()
+    entries = ENTRY.findall(log)
+    assert len(entries) == 2  # step_kernel and forward_kernel
+    threads = build_tts.definitions(released(name), target)["NUM_THREADS"]
+    for stack, stores, loads, registers in entries:
+        assert (stack, stores, loads) == ("0", "0", "0")
+        assert int(registers) * threads <= 65536

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Compile the kernel for every architecture and write what ptxas says: docs/kernel_ptxas.md.
+
+Needs nvcc, no GPU. Exit 1 when anything spills or needs more registers than the block leaves.
+"""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from qwen_megakernel import build_tts
+from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.errors import BuildError
+from qwen_megakernel.synthetic_config import model_config
+
+TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
+MODELS = ("random-0.6b", "random-1.7b")
+REGISTERS_PER_SM = 65536
+ENTRY = re.compile(
+    r"entry function '\w*?\d+(step|forward)_kernel\w*'.*?"
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+    r"Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+def rows(model: str, arch: str) -> list[list[str]]:
+    """One line for each kernel: [model, arch, kernel, threads, registers, stack, spills, s]."""
+    config = parse_model_config(model_config(model))
+    target = build_tts.Target(arch, "bfloat16")
+    threads = build_tts.definitions(config, target)["NUM_THREADS"]
+    started = time.monotonic()
+    try:
+        log = (build_tts.build(config, target).parent / "build.log").read_text()
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        log = (build_tts.build_cache() / "failed.log").read_text()
+    seconds = f"{time.monotonic() - started:.0f}"
+    return [
+        [model, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]
+        for kernel, stack, stores, loads, registers in ENTRY.findall(log)
+    ]
+
+
+def main() -> int:
+    """Print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", default=",".join(build_tts.ARCHITECTURES))
+    parser.add_argument("--model", default=",".join(MODELS))
+    args = parser.parse_args()
+    table = [
+        "# What ptxas says",
+        "",
+        "Written by `tools/ptxas_table.py`; bf16 weights, warnings are errors. Seconds are for one",
+        "architecture on two shared cores.",
+        "",
+        "| model | arch | kernel | threads | registers | stack | spill stores/loads | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    failed = False
+    for model in args.model.split(","):
+        for arch in args.arch.split(","):
+            found = rows(model, arch)
+            failed |= len(found) != 2
+            for row in found:
+                failed |= row[6] != "0/0" or row[5] != "0"
+                failed |= int(row[4]) * int(row[3]) > REGISTERS_PER_SM
+                table.append(f"| {' | '.join(row)} |")
+                print(*row, flush=True)
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text("\n".join(table) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
