@@ -25,9 +25,11 @@ CLUSTER_USAGE_MIN = 1e-5
 LAYER_NORM_EPS = 1e-6
 SNAKE_EPS = 1e-9
 
-# Matrix products over fewer rows are padded with zero rows. BLAS libraries take matrix-vector code
-# for them, which sums in another order: a stream alone and in company would differ in last bits.
-MIN_ROWS = 4
+# On a CPU, pieces of fewer steps are multiplied row by row. BLAS has one code for vectors, another
+# for matrices, and they sum in different orders: this way the number of streams never chooses
+# between them, and a stream's samples are the same alone and in company. (Zero rows up to a matrix
+# would do it too, but cost a lone stream 6 % of a one-frame chunk.)
+MIN_STEPS = 4
 
 
 class Weights:
@@ -88,30 +90,34 @@ class History:
         return extended
 
 
-def _sum_taps(x: Tensor, taps: Tensor, bias: Tensor, num_rows: int, spacing: int) -> Tensor:
-    """bias + sum over i of x[i * spacing : i * spacing + num_rows] @ taps[i].
+def _sum_taps(
+    x: Tensor, taps: Tensor, bias: Tensor | None, num_steps: int, dilation: int = 1
+) -> Tensor:
+    """bias + the sum over i of x[i * dilation : i * dilation + num_steps] @ taps[i].
 
-    x [num_rows + (num_taps - 1) * spacing, in_channels], taps [num_taps, in_channels,
-    out_channels] -> [num_rows, out_channels].
+    x [num_steps + (num_taps - 1) * dilation, n, in_channels], taps [num_taps, in_channels,
+    out_channels] -> [num_steps, n, out_channels].
     """
-    missing = max(0, MIN_ROWS - num_rows)
-    if missing:
-        x = F.pad(x, (0, 0, 0, missing))
-    end = num_rows + missing
-    y = torch.addmm(bias, x[:end], taps[0])
-    for i, tap in enumerate(taps[1:], start=1):
-        y.addmm_(x[i * spacing : i * spacing + end], tap)
-    return y[:num_rows]
+    n = x.shape[1]
+    x = x.flatten(0, 1)
+    num_rows = num_steps * n
+    size = 1 if num_steps < MIN_STEPS and x.device.type == "cpu" else num_rows
+    y = x.new_empty(num_rows, taps.shape[2])
+    for start in range(0, num_rows, size):
+        part = y[start : start + size]
+        if bias is None:
+            torch.mm(x[start : start + size], taps[0], out=part)
+        else:
+            torch.addmm(bias, x[start : start + size], taps[0], out=part)
+        for i, tap in enumerate(taps[1:], start=1):
+            first = start + i * dilation * n
+            part.addmm_(x[first : first + size], tap)
+    return y.unflatten(0, (num_steps, n))
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [num_steps, n, in_features] @ weight^T + bias, weight [out_features, in_features]."""
-    rows = x.flatten(0, 1)
-    missing = max(0, MIN_ROWS - len(rows))
-    if missing:
-        rows = F.pad(rows, (0, 0, 0, missing))
-    y = F.linear(rows, weight, bias)
-    return y[: len(y) - missing].unflatten(0, x.shape[:2])
+    return _sum_taps(x, weight.T[None], bias, len(x))
 
 
 class Layer(Protocol):
@@ -156,10 +162,8 @@ class Conv:
         self.history = layout.reserve((weight.shape[2] - 1) * dilation, weight.shape[1])
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
-        num_steps, n, _ = x.shape
-        x = self.history.extend(x, batch, self.snake).flatten(0, 1)
-        y = _sum_taps(x, self.taps, self.bias, num_steps * n, self.dilation * n)
-        return y.unflatten(0, (num_steps, n))
+        extended = self.history.extend(x, batch, self.snake)
+        return _sum_taps(extended, self.taps, self.bias, len(x), self.dilation)
 
     def context(self, num_steps: int) -> int:
         return num_steps + self.history.num_rows
@@ -186,8 +190,8 @@ class TransposedConv:
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         num_steps, n, _ = x.shape
-        x = self.history.extend(x, batch, self.snake).flatten(0, 1)
-        y = _sum_taps(x, self.taps, self.bias, num_steps * n, n)
+        extended = self.history.extend(x, batch, self.snake)
+        y = _sum_taps(extended, self.taps, self.bias, num_steps)
         y = y.view(num_steps, n, self.stride, self.out_channels).transpose(1, 2)
         return y.reshape(num_steps * self.stride, n, self.out_channels)
 

@@ -11,6 +11,10 @@ PROMPT_F32 = 1e-6
 # float32 samples in [-1, 1]: official against itself, split another way, differs by 2.5e-6.
 AUDIO_F32 = 1e-5
 
+# float64 samples and vocoder states (values up to 10), summed in two orders: 7e-15. One frame of
+# context too few moves the state by 5e-9.
+AUDIO_F64 = 1e-13
+
 # 16-bit samples: half a step of rounding on each side, and one step where a float sum tips over.
 PCM16 = 1.5 / 32768
 

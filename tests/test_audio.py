@@ -1,0 +1,242 @@
+"""16-bit PCM, audio files that are whole or absent, and what a listener hears."""
+
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from qwen_megakernel.audio import (
+    WavWriter,
+    leading_silence_ms,
+    playback_gaps,
+    to_int16,
+    write_wav,
+)
+from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+
+RATE = 24000
+
+
+def tone(seconds: float, amplitude: float = 0.5) -> np.ndarray:
+    """[num_samples] int16: 440 Hz."""
+    t = np.arange(round(seconds * RATE)) / RATE
+    return to_int16(amplitude * np.sin(2 * np.pi * 440 * t))
+
+
+def read_wav(path: Path) -> np.ndarray:
+    """Read with the standard library, which insists on a correct header."""
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
+        data = file.readframes(file.getnframes())
+        assert len(data) == 2 * file.getnframes()
+        return np.frombuffer(data, "<i2")
+
+
+def test_every_int16_comes_back():
+    samples = np.arange(-32768, 32768, dtype=np.int16)
+    assert np.array_equal(to_int16(samples.astype(np.float32) / 32768), samples)
+
+
+def test_samples_are_rounded_to_nearest_and_clipped():
+    pcm = np.array([0.4, 0.6, -0.6, 0.5, 1.5, 32768, 99999, -32768, -40000], np.float32) / 32768
+    assert to_int16(pcm).tolist() == [0, 1, -1, 0, 2, 32767, 32767, -32768, -32768]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_no_numbers_are_refused(bad: float):
+    with pytest.raises(GenerationError, match="Sample 3 "):
+        to_int16(np.array([0, 0, 0, bad, bad], np.float32))
+
+
+def test_write_wav_writes_floats_and_int16(tmp_path: Path):
+    samples = tone(0.3)
+    write_wav(tmp_path / "a.wav", samples, RATE)
+    write_wav(str(tmp_path / "b.wav"), samples.astype(np.float32) / 32768, RATE)
+    assert np.array_equal(read_wav(tmp_path / "a.wav"), samples)
+    assert np.array_equal(read_wav(tmp_path / "b.wav"), samples)
+    assert sorted(os.listdir(tmp_path)) == ["a.wav", "b.wav"]
+
+
+def test_write_wav_refuses_to_write_nothing(tmp_path: Path):
+    with pytest.raises(UsageError, match="no audio to write"):
+        write_wav(tmp_path / "a.wav", np.zeros(0, np.int16), RATE)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3", "WAV"])
+def test_the_extension_picks_the_format(tmp_path: Path, extension: str):
+    path = tmp_path / f"a.{extension}"
+    samples = tone(1.0)
+    with WavWriter(path, RATE) as writer:
+        for chunk in np.split(samples, [10, 1930, 20000]):
+            writer.write(chunk)
+    info = soundfile.info(path)
+    assert info.format == extension.upper()
+    assert info.samplerate == RATE
+    read, _ = soundfile.read(path, dtype="int16")
+    lag = 1105 if extension == "mp3" else 0  # the encoder's delay, which some readers cut off
+    assert len(samples) <= len(read) <= len(samples) + lag + 2304
+    if info.subtype == "PCM_16":
+        assert np.array_equal(read, samples)
+    else:
+        assert abs(np.abs(read[4000:16000]).mean() / np.abs(samples[4000:16000]).mean() - 1) < 0.1
+
+
+def test_minutes_of_vorbis_in_one_write(tmp_path: Path):
+    """The encoder crashes the process if it is given this much at once."""
+    write_wav(tmp_path / "long.ogg", np.zeros(180 * RATE, np.int16), RATE)
+    assert soundfile.info(tmp_path / "long.ogg").frames == 180 * RATE
+
+
+@pytest.mark.parametrize("name", ["a.xyz", "a", "a.aiff", ".wav"])
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, name: str):
+    with pytest.raises(UsageError, match=r"(?s)Cannot write .*\.wav, \.flac, \.ogg, \.mp3"):
+        WavWriter(tmp_path / name, RATE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_folder_is_refused_before_any_work(tmp_path: Path):
+    path = tmp_path / "missing" / "a.wav"
+    with pytest.raises(OutputError, match=f"Cannot write {path}: No such file or directory"):
+        WavWriter(path, RATE)
+
+
+def test_a_folder_and_a_device_are_not_replaced(tmp_path: Path):
+    (tmp_path / "a.wav").mkdir()
+    (tmp_path / "null.wav").symlink_to("/dev/null")
+    for name in ("a.wav", "null.wav"):
+        with pytest.raises(OutputError, match="exists and is not a file"):
+            WavWriter(tmp_path / name, RATE)
+    assert (tmp_path / "null.wav").is_char_device()
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path):
+    path = tmp_path / "a.wav"
+    write_wav(path, tone(0.1), RATE)
+    with WavWriter(path, RATE) as writer:
+        writer.write(tone(0.5))
+        assert len(read_wav(path)) == 2400
+    assert len(read_wav(path)) == 12000
+    assert os.listdir(tmp_path) == ["a.wav"]
+
+
+def test_a_link_is_followed_not_replaced(tmp_path: Path):
+    (tmp_path / "link.wav").symlink_to(tmp_path / "real.wav")
+    write_wav(tmp_path / "link.wav", tone(0.1), RATE)
+    assert (tmp_path / "link.wav").is_symlink()
+    assert len(read_wav(tmp_path / "real.wav")) == 2400
+
+
+def test_no_audio_leaves_no_file_and_keeps_an_old_one(tmp_path: Path):
+    write_wav(tmp_path / "old.wav", tone(0.1), RATE)
+    for name in ("new.wav", "old.wav"):
+        with WavWriter(tmp_path / name, RATE) as writer:
+            writer.write(np.zeros(0, np.int16))
+    assert os.listdir(tmp_path) == ["old.wav"]
+    assert len(read_wav(tmp_path / "old.wav")) == 2400
+
+
+def test_closing_twice_is_safe(tmp_path: Path):
+    writer = WavWriter(tmp_path / "a.wav", RATE)
+    writer.write(tone(0.1))
+    writer.close()
+    writer.close()
+    assert len(read_wav(tmp_path / "a.wav")) == 2400
+
+
+def speak_until_interrupted(path: Path, spoken: multiprocessing.Event) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with WavWriter(path, RATE) as writer:
+        writer.write(tone(0.4))
+        spoken.set()
+        signal.pause()
+
+
+def test_ctrl_c_leaves_what_was_spoken(tmp_path: Path):
+    context = multiprocessing.get_context("fork")
+    spoken = context.Event()
+    speaker = context.Process(target=speak_until_interrupted, args=(tmp_path / "a.wav", spoken))
+    speaker.start()
+    assert spoken.wait(20)
+    os.kill(speaker.pid, signal.SIGINT)
+    speaker.join(20)
+    assert speaker.exitcode == 1  # ended by KeyboardInterrupt
+    assert np.array_equal(read_wav(tmp_path / "a.wav"), tone(0.4))
+    assert os.listdir(tmp_path) == ["a.wav"]
+
+
+@pytest.fixture
+def full_disk():
+    """Files of this process end after 20 000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac"])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, full_disk: None, extension: str):
+    path = tmp_path / f"a.{extension}"
+    noise = np.random.default_rng(0).integers(-9999, 9999, RATE).astype(np.int16)
+    with pytest.raises(OutputError, match=rf"(?s)Cannot write {path}: .*MB are free"):
+        write_wav(path, noise, RATE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_take_its_name_is_told(tmp_path: Path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    writer = WavWriter(tmp_path / "a.wav", RATE)
+    writer.write(tone(0.1))
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OutputError, match="Read-only file system"):
+        writer.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_gaps_of_a_player_that_waits_for_its_buffer():
+    times, durations = [100, 150, 400, 420], [80, 160, 80, 80]
+    # Without a buffer: plays 100..180, 180..340, dry until 400, then 400..560.
+    assert playback_gaps(times, durations, 0) == [60]
+    assert playback_gaps(times, durations, 59) == [1]
+    assert playback_gaps(times, durations, 60) == []
+
+
+def test_each_gap_moves_what_follows():
+    assert playback_gaps([0, 100, 230], [80, 80, 80], 0) == [20, 50]
+    assert playback_gaps([], [], 0) == []
+
+
+def test_leading_silence_ends_with_the_first_audible_windows():
+    silence, sound = np.zeros(RATE // 2, np.int16), tone(0.5)
+    assert leading_silence_ms(sound, RATE) == 0
+    assert leading_silence_ms(sound / np.float32(32768), RATE) == 0
+    # The window that starts at 490 ms ends with 10 ms of sound.
+    assert leading_silence_ms(np.concatenate([silence, sound]), RATE) == 490
+
+
+def test_audible_begins_at_45_db_below_full_scale():
+    quiet, loud = (tone(0.5, amplitude=2**0.5 * 10 ** (db / 20)) for db in (-46, -44))
+    assert leading_silence_ms(quiet, RATE) == 500
+    assert leading_silence_ms(loud, RATE) == 0
+
+
+def test_one_loud_window_is_not_speech():
+    click = np.zeros(RATE // 2, np.int16)
+    click[:200] = 9999  # later windows overlap: only the first 10 ms lie in a single one
+    assert leading_silence_ms(click, RATE) == 500
+
+
+def test_silence_is_silent_all_along():
+    assert leading_silence_ms(np.zeros(12000, np.int16), RATE) == 500
+    assert leading_silence_ms(np.zeros(7, np.int16), RATE) == pytest.approx(7 / 24)

@@ -1,0 +1,344 @@
+"""The incremental vocoder against the official decoder of the speech tokenizer."""
+
+import math
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tolerances import AUDIO_F32, AUDIO_F64
+from torch import Tensor
+
+from qwen_megakernel.config import CodecConfig, parse_codec_config
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.vocoder import Vocoder, VocoderState
+
+# Unlike any release: grouped heads, head_dim that is not hidden / heads, other rates.
+TOY = {
+    "codebook_size": 24,
+    "codebook_dim": 12,
+    "num_quantizers": 3,
+    "latent_dim": 20,
+    "hidden_size": 16,
+    "intermediate_size": 28,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "sliding_window": 9,
+    "rope_theta": 10000,
+    "rms_norm_eps": 1e-5,
+    "decoder_dim": 16,
+    "upsampling_ratios": [3],
+    "upsample_rates": [4, 2],
+}
+TOY_SAMPLES = 24  # a frame
+RELEASED = {
+    "codebook_size": 2048,
+    "codebook_dim": 512,
+    "num_quantizers": 16,
+    "latent_dim": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "sliding_window": 72,
+    "rope_theta": 10000,
+    "rms_norm_eps": 1e-5,
+    "decoder_dim": 1536,
+    "upsampling_ratios": [2, 2],
+    "upsample_rates": [8, 5, 4, 3],
+}
+
+
+def codec_config(decoder_config: dict[str, Any]) -> CodecConfig:
+    rate = math.prod(decoder_config["upsampling_ratios"] + decoder_config["upsample_rates"])
+    return parse_codec_config(
+        {
+            "model_type": "qwen3_tts_tokenizer_12hz",
+            "decoder_config": decoder_config,
+            "encoder_config": {},
+            "encoder_valid_num_quantizers": decoder_config["num_quantizers"],
+            "output_sample_rate": 24000,
+            "decode_upsample_rate": rate,
+        }
+    )
+
+
+def official_decoder(decoder_config: dict[str, Any]) -> Any:
+    """The official decoder with random weights under which every branch is heard."""
+    from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as modeling
+    from transformers.modeling_utils import no_init_weights
+
+    config = modeling.Qwen3TTSTokenizerV2DecoderConfig(**decoder_config)
+    config._attn_implementation = "eager"
+    with no_init_weights():
+        decoder = modeling.Qwen3TTSTokenizerV2Decoder(config).eval()
+    generator = torch.Generator().manual_seed(5)
+    for name, weight in decoder.named_parameters():
+        mean, std = mean_and_std(name, weight)
+        weight.data.normal_(mean, std, generator=generator)
+        if name.endswith("cluster_usage"):
+            weight.data.abs_()[::5] = 0  # entries that training never used
+        if name.endswith("embedding_sum"):
+            weight.data[::5] *= 1e-5
+    return decoder
+
+
+def mean_and_std(name: str, weight: Tensor) -> tuple[float, float]:
+    kind = name.rsplit(".", 1)[-1]
+    if kind == "embedding_sum":
+        return 0.0, 0.5
+    if kind == "cluster_usage":
+        return 1.0, 0.2
+    if kind in ("scale", "gamma"):
+        return 0.5, 0.1
+    if kind == "alpha":
+        return -1.0, 0.3  # at 0 each snake would nearly double a rounding error
+    if kind in ("beta", "bias"):
+        return 0.0, 0.1
+    if weight.ndim == 1:
+        return 1.0, 0.1
+    if weight.shape[0] == 1:
+        return 0.0, 0.03 / math.sqrt(weight.shape[1:].numel())  # the last layer: a level below 1
+    is_transposed = ".block.1." in name or ("upsample" in name and ".0.conv" in name)
+    fan_in = weight.shape[0] if is_transposed else weight.shape[1:].numel()
+    return 0.0, (0.3 if ".conv2." in name else 1.0) / math.sqrt(fan_in)
+
+
+def random_codes(vocoder: Vocoder, *shape: int, seed: int = 0) -> Tensor:
+    """[*shape, num_quantizers] int32, as the decoder of codes gives them."""
+    config = vocoder.config
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*shape, config.num_quantizers)
+    return torch.randint(config.codebook_size, shape, generator=generator, dtype=torch.int32)
+
+
+def random_split(total: int, largest: int, seed: int) -> list[int]:
+    draw, sizes = random.Random(seed), []
+    while sum(sizes) < total:
+        sizes.append(min(draw.randint(1, largest), total - sum(sizes)))
+    return sizes
+
+
+def decode_in_chunks(vocoder: Vocoder, codes: Tensor, sizes: list[int]) -> Tensor:
+    """codes [n, num_frames, num_quantizers] -> PCM [n, num_samples]."""
+    states = [vocoder.new_state() for _ in codes]
+    return torch.cat([vocoder.step(part, states) for part in codes.split(sizes, dim=1)], dim=1)
+
+
+@torch.inference_mode()
+def official_pcm(decoder: Any, codes: Tensor) -> Tensor:
+    return decoder(codes.long().transpose(1, 2))[:, 0]
+
+
+def assert_same_audio(actual: Tensor, expected: Tensor, tolerance: float = AUDIO_F32) -> None:
+    assert actual.shape == expected.shape
+    assert expected.std() > 0.02, "the test would hear nothing"
+    assert (actual - expected).abs().max() <= tolerance
+
+
+@pytest.fixture(scope="module")
+def decoder(official_package: ModuleType) -> Any:
+    return official_decoder(TOY)
+
+
+@pytest.fixture(scope="module")
+def vocoder(decoder: Any) -> Vocoder:
+    return Vocoder(codec_config(TOY), decoder.state_dict())
+
+
+@pytest.fixture(scope="module")
+def exact_vocoder(decoder: Any) -> Vocoder:
+    return Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.float64)
+
+
+def test_whole_decode_equals_official(vocoder: Vocoder, decoder: Any):
+    codes = random_codes(vocoder, 2, 60)
+    pcm = decode_in_chunks(vocoder, codes, [60])
+    assert pcm.dtype == torch.float32
+    assert_same_audio(pcm, official_pcm(decoder, codes))
+
+
+@pytest.mark.parametrize("name", ["tiny-random", "demo-voice"])
+def test_loaded_checkpoint_decodes_as_official(
+    name: str, load_checkpoint: Callable[[str], Any], official_model: Callable[[str], Any]
+):
+    loaded = load_checkpoint(name)
+    vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder)
+    codes = random_codes(vocoder, 30)
+    pcm = torch.from_numpy(vocoder.decode(codes))
+    assert pcm.dtype == torch.float32
+    decoder = official_model(name).model.speech_tokenizer.model.decoder
+    assert_same_audio(pcm[None], official_pcm(decoder, codes[None]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_split_gives_the_samples_of_the_whole(vocoder: Vocoder, decoder: Any, seed: int):
+    codes = random_codes(vocoder, 1, 90, seed=seed)
+    sizes = random_split(90, (1, 2, 5, 12, 33, 60)[seed], seed)
+    pcm = decode_in_chunks(vocoder, codes, sizes)
+    assert_same_audio(pcm, official_pcm(decoder, codes))
+
+
+def test_any_split_is_exact_but_for_rounding(exact_vocoder: Vocoder):
+    codes = random_codes(exact_vocoder, 1, 90)
+    whole = decode_in_chunks(exact_vocoder, codes, [90])
+    for largest in (1, 4, 40):
+        pcm = decode_in_chunks(exact_vocoder, codes, random_split(90, largest, largest))
+        assert_same_audio(pcm, whole, AUDIO_F64)
+
+
+def test_past_300_frames_equals_one_forward_pass(vocoder: Vocoder, decoder: Any):
+    """The official wrapper restarts its decoder every 300 frames; its forward pass does not."""
+    codes = random_codes(vocoder, 1, 420)
+    for largest in (1, 25, 420):
+        pcm = decode_in_chunks(vocoder, codes, random_split(420, largest, 1))
+        assert_same_audio(pcm, official_pcm(decoder, codes))
+
+
+def test_longer_input_never_changes_the_past(exact_vocoder: Vocoder):
+    codes = random_codes(exact_vocoder, 40)
+    whole = exact_vocoder.decode(codes)
+    for num_frames in (1, 2, 7, 31, 39):
+        pcm = exact_vocoder.decode(codes[:num_frames])
+        assert np.abs(pcm - whole[: len(pcm)]).max() <= AUDIO_F64
+
+
+def test_every_chunk_has_1920_samples_a_frame(load_checkpoint: Callable[[str], Any]):
+    loaded = load_checkpoint("tiny-random")
+    vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder)
+    state = vocoder.new_state()
+    for num_frames in range(1, 11):
+        pcm = vocoder.step(random_codes(vocoder, 1, num_frames), [state])
+        assert pcm.shape == (1, num_frames * 1920)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 3, 4, 10, 45])
+def test_company_never_changes_a_sample(vocoder: Vocoder, num_frames: int):
+    codes = random_codes(vocoder, 5, 2 * num_frames)
+    together = decode_in_chunks(vocoder, codes, [num_frames] * 2)
+    for row in range(5):
+        alone = decode_in_chunks(vocoder, codes[row : row + 1], [num_frames] * 2)
+        assert torch.equal(alone[0], together[row])
+
+
+def test_streams_at_different_positions_share_a_batch(vocoder: Vocoder):
+    codes = random_codes(vocoder, 3, 30)
+    expected = decode_in_chunks(vocoder, codes, [1] * 30)
+    states = [vocoder.new_state() for _ in codes]
+    positions = [0, 4, 23]  # inside and past the attention window
+    for row, position in enumerate(positions):
+        for frame in range(position):
+            vocoder.step(codes[row : row + 1, frame : frame + 1], [states[row]])
+    for _ in range(5):
+        chunk = torch.stack([codes[row, at : at + 1] for row, at in enumerate(positions)])
+        pcm = vocoder.step(chunk, states)
+        for row, at in enumerate(positions):
+            assert torch.equal(pcm[row], expected[row, at * TOY_SAMPLES : (at + 1) * TOY_SAMPLES])
+        positions = [at + 1 for at in positions]
+
+
+def test_state_after_reset_equals_new(vocoder: Vocoder):
+    codes = random_codes(vocoder, 1, 20)
+    state = vocoder.new_state()
+    expected = vocoder.step(codes, [state])
+    vocoder.step(random_codes(vocoder, 1, 35, seed=1), [state])
+    storage = state.values.data_ptr()
+    state.reset()
+    assert state.values.data_ptr() == storage
+    assert torch.equal(state.values, vocoder.new_state().values)
+    assert torch.equal(vocoder.step(codes, [state]), expected)
+
+
+# The toy sees 41 past frames: 15 through the convolutions behind the transformer, 3 * 8 through its
+# attention, 2 through pre_conv.
+@pytest.mark.parametrize("num_reference", [1, 5, 15, 17, 40, 41, 150])
+def test_warm_equals_decoding_the_reference(exact_vocoder: Vocoder, num_reference: int):
+    codes = random_codes(exact_vocoder, num_reference + 20)
+    reference, new = codes[:num_reference], codes[num_reference:]
+    stepped, warmed = exact_vocoder.new_state(), exact_vocoder.new_state()
+    exact_vocoder.step(reference[None], [stepped])
+    exact_vocoder.warm(reference.numpy(), warmed)
+    torch.testing.assert_close(warmed.values, stepped.values, rtol=0, atol=AUDIO_F64)
+    pcm = exact_vocoder.step(new[None], [warmed])
+    assert_same_audio(pcm, exact_vocoder.step(new[None], [stepped]), AUDIO_F64)
+
+
+def test_warm_replaces_the_official_cut(vocoder: Vocoder, decoder: Any):
+    """Officially the reference is decoded in front of the speech and its samples are cut off."""
+    codes = random_codes(vocoder, 70)
+    state = vocoder.new_state()
+    vocoder.warm(codes[:50], state)
+    pcm = torch.cat([vocoder.step(frame[None], [state]) for frame in codes[50:].split(1)], dim=1)
+    assert_same_audio(pcm, official_pcm(decoder, codes[None])[:, 50 * TOY_SAMPLES :])
+
+
+def test_loud_audio_is_clipped_as_officially(official_package: ModuleType):
+    decoder = official_decoder(TOY)
+    decoder.decoder[-1].conv.weight.data *= 30
+    vocoder = Vocoder(codec_config(TOY), decoder.state_dict())
+    codes = random_codes(vocoder, 1, 10)
+    pcm = decode_in_chunks(vocoder, codes, [3, 7])
+    assert pcm.min() == -1 and pcm.max() == 1
+    assert_same_audio(pcm, official_pcm(decoder, codes))
+
+
+def test_half_precision_tensors_are_widened_first(decoder: Any):
+    halves = {name: weight.half() for name, weight in decoder.state_dict().items()}
+    widened = {name: weight.float() for name, weight in halves.items()}
+    codecs = [Vocoder(codec_config(TOY), tensors) for tensors in (halves, widened)]
+    codes = random_codes(codecs[0], 12)
+    assert np.array_equal(codecs[0].decode(codes), codecs[1].decode(codes))
+
+
+@pytest.mark.parametrize("code", [-1, 24])
+def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder: Vocoder, code: int):
+    codes = random_codes(vocoder, 2, 6)
+    codes[1, 4, 2] = code
+    states = [vocoder.new_state(), vocoder.new_state()]
+    with pytest.raises(UsageError, match=rf"Code {code} is outside 0 \.\. 23"):
+        vocoder.step(codes, states)
+    with pytest.raises(UsageError, match=rf"Code {code} "):
+        vocoder.warm(codes[1], states[0])
+    assert all(torch.equal(state.values, vocoder.new_state().values) for state in states)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 4), (1, 6, 2), (1, 0, 3), (6, 3)])
+def test_codes_of_another_shape_are_refused(vocoder: Vocoder, shape: tuple[int, ...]):
+    with pytest.raises(UsageError, match="need frames of 3 codes"):
+        vocoder.step(torch.zeros(shape, dtype=torch.int32), [vocoder.new_state()])
+
+
+def test_codes_that_are_no_integers_are_refused(vocoder: Vocoder):
+    with pytest.raises(UsageError, match="need integers"):
+        vocoder.step(torch.zeros(1, 2, 3), [vocoder.new_state()])
+
+
+def test_bfloat16_is_refused(decoder: Any):
+    with pytest.raises(UsageError, match=r"cannot run in torch\.bfloat16"):
+        Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.bfloat16)
+
+
+def test_a_state_has_the_counted_size(official_package: ModuleType):
+    """135 232 inputs of convolutions, 1 163 264 keys and values, the number of valid keys."""
+    with torch.device("meta"):
+        decoder = official_decoder(RELEASED)
+        vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict(), device="meta")
+    state: VocoderState = vocoder.new_state()
+    assert state.values.shape == (135_232 + 1_163_264 + 1,)
+
+
+def test_released_shapes_equal_official_in_any_split(official_package: ModuleType):
+    decoder = official_decoder(RELEASED)
+    vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict())
+    codes = random_codes(vocoder, 2, 12)
+    expected = official_pcm(decoder, codes)
+    assert_same_audio(decode_in_chunks(vocoder, codes, [1, 2, 9]), expected)
+    alone = decode_in_chunks(vocoder, codes[:1], [5, 4, 3])
+    assert_same_audio(alone, expected[:1])
