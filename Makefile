@@ -28,14 +28,14 @@ $(BIN)/python:
 $(VENV)/.demo-ready: requirements.txt setup.py | $(BIN)/python
 	$(PIP) "$$(grep ^torch requirements.txt)"
 	$(PIP) -r requirements.txt --editable .[pipecat]
-	touch $@
+	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
 $(VENV)/.test-ready: $(VENV)/.demo-ready
 	$(PIP) --editable .[dev,reference,plots]
 	$(PIP) --no-deps qwen-tts==0.1.1
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

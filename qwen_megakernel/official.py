@@ -4,6 +4,7 @@ Install it for comparisons only: pip install "qwen_megakernel[reference]", then 
 without its dependencies (--no-deps).
 """
 
+import contextlib
 import importlib
 import sys
 import types
@@ -42,7 +43,8 @@ def package() -> types.ModuleType:
                 importlib.import_module(name)
             except ImportError:
                 sys.modules[name] = types.ModuleType(name)
-        return importlib.import_module("qwen_tts")
+        with contextlib.redirect_stdout(sys.stderr):  # it prints advice when it is imported
+            return importlib.import_module("qwen_tts")
     except ImportError as error:
         raise MissingPackageError(
             f"The official package cannot be imported: {error}.",

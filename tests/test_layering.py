@@ -24,6 +24,7 @@ FLOORS = [
     {"step_loop"},
     {"tts_engine"},
     {"pipecat_settings", "pipecat_base", "doctor", "options", "official"},
+    {"validation"},
     {"pipecat_tts", "server", "wyoming_server"},
     {"cli"},
     {"__main__"},

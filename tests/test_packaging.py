@@ -45,7 +45,7 @@ def test_the_installed_wheel_speaks_from_another_folder(wheel, tmp_path):
     subprocess.run([*install, str(wheel)], check=True, timeout=200)
     code = f"""
 import sys
-sys.path = [{str(site)!r}] + [p for p in sys.path if {str(ROOT)!r} not in p]
+sys.path = [{str(site)!r}] + [path for path in sys.path if path != {str(ROOT)!r}]
 import qwen_megakernel
 assert qwen_megakernel.__file__.startswith({str(site)!r}), qwen_megakernel.__file__
 from qwen_megakernel import TTSEngine

@@ -180,22 +180,33 @@ def test_a_plot_is_drawn(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_validation_passes_on_the_plain_decoder_and_from_a_recording(tmp_path):
+def test_validation_passes_against_the_official_package_and_from_a_recording(
+    tmp_path, official_package
+):
     recording = tmp_path / "golden.safetensors"
-    done = run("validate_kernel.py", "--steps", 6, "--save-reference", recording)
-    if done.returncode == 77:
-        pytest.skip(done.stderr)
+    plain = ("validate_kernel.py", "--backend", "torch", "--steps", 6)
+    done = run(*plain, "--save-reference", recording)
     assert done.returncode == 0, done.stdout + done.stderr
-    again = run("validate_kernel.py", "--steps", 6, "--reference", recording)
+    again = run(*plain, "--reference", recording)
     assert again.returncode == 0 and "talker logits" in again.stdout
-    other = run("validate_kernel.py", "--model", "tiny-random-design", "--reference", recording)
+    other = run(*plain, "--model", "tiny-random-design", "--reference", recording)
     assert other.returncode == 1 and "DIFFERS" in other.stdout
+    assert run(*plain, "--reference", tmp_path / "none").returncode == 2
+
+
+def test_validation_compares_the_emulated_kernel_layer_by_layer(tmp_path):
+    (tmp_path / "qwen_tts.py").write_text("raise ImportError('hidden by the test')")
+    script = ("validate_kernel.py", "--steps", 5, "--backend", "emulation", "--dtype", "float32")
+    done = run(*script, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "emulation against plain decoder" in done.stdout and "after layer 2" in done.stdout
+    strict = run(*script, "--tolerance", 1e-12, PYTHONPATH=str(tmp_path))
+    assert strict.returncode == 1 and "DIFFERS" in strict.stdout
 
 
 def test_nothing_to_compare_is_its_own_exit_code(tmp_path):
-    """Without the official package there is nothing to compare with."""
     (tmp_path / "qwen_tts.py").write_text("raise ImportError('hidden by the test')")
-    done = run("validate_kernel.py", PYTHONPATH=str(tmp_path))
+    done = run("validate_kernel.py", "--backend", "torch", PYTHONPATH=str(tmp_path))
     assert done.returncode == 77 and "pip install" in done.stderr
 
 

@@ -1,0 +1,63 @@
+"""Validation fails where it must: a decoder with a planted fault does not pass."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwen_megakernel import validation
+from qwen_megakernel.model_tts import Backend, make_decoder
+from qwen_megakernel.validation import Row
+
+
+def plain(loaded):
+    backend = Backend("torch", torch.device("cpu"), "")
+    return make_decoder(
+        loaded, backend, num_slots=1, max_positions=256, max_text_rows=64, dtype=torch.float32
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(load_checkpoint):
+    return load_checkpoint("tiny-random")
+
+
+@pytest.fixture(scope="module")
+def cases(loaded):
+    return validation.plain_cases(loaded, plain(loaded), 8)
+
+
+def test_a_decoder_agrees_with_itself(loaded, cases):
+    rows = validation.compare_forced(plain(loaded), cases, 0.0)
+    rows += validation.compare_free(plain(loaded), cases, exact=True)
+    assert all(row.passed and row.value == 0 for row in rows)
+    assert sum(len(case.codes) for case in cases) == 8
+
+
+@pytest.mark.parametrize("fault", ["rope", "norm", "head"])
+def test_a_planted_fault_is_found(loaded, cases, fault):
+    decoder = plain(loaded)
+    if fault == "rope":  # the base that public ports of this model got wrong
+        decoder.talker.config = replace(decoder.talker.config, rope_theta=10_000.0)
+    elif fault == "norm":
+        decoder.talker.norm = decoder.talker.norm + 1e-3
+    else:
+        decoder.lm_heads[3], decoder.lm_heads[4] = decoder.lm_heads[4], decoder.lm_heads[3]
+    rows = validation.compare_forced(decoder, cases, validation.OFFICIAL_TOLERANCE)
+    assert not all(row.passed for row in rows)
+
+
+def test_the_report_says_which_row_failed():
+    text, passed = validation.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
+    assert not passed
+    lines = text.splitlines()
+    assert "ok" in lines[2] and "DIFFERS" in lines[3]
+    assert not Row("nan", 1, float("nan"), 1.0).passed
+
+
+def test_recorded_cases_survive_the_file(tmp_path, cases):
+    path = tmp_path / "cases.safetensors"
+    validation.save_cases(path, cases)
+    for mine, theirs in zip(validation.load_cases(path), cases, strict=True):
+        assert torch.equal(mine.codes, theirs.codes)
+        assert torch.equal(mine.talker_logits, theirs.talker_logits)
