@@ -147,7 +147,7 @@ def save_cases(path: Path, cases: list[Case]) -> None:
         OutputError: the file cannot be written.
     """
     tensors = {
-        f"{index}.{name}": getattr(case, name).contiguous()
+        f"{index}.{name}": getattr(case, name).clone().contiguous()
         for index, case in enumerate(cases)
         for name in Case.__slots__
     }
