@@ -12,6 +12,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine, run, and return a result object."""
-    with options.load_engine(args) as tts:
+    started = time.perf_counter()
+    with options.load_engine(args, warmup=False) as tts:
+        load_s = time.perf_counter() - started
         for index in range(args.warmup):
             run_once(tts, args, index)
         runs = [run_once(tts, args, index) for index in range(args.runs)]
-        return result(tts, runs, {"text": args.text, "warmup": args.warmup})
+        settings = {"text": args.text, "warmup": args.warmup}
+        return result(tts, runs, settings) | {"load_s": load_s}
 
 
 def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, Any]:
@@ -193,6 +197,7 @@ def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
         f"{found['model']}{' (random weights)' if found['is_synthetic'] else ''}, "
         f"{found['backend']} on {found['device']} in {found['dtype']}; commit {found['commit']}; "
         f"{len(found['runs'])} runs; peak {found['peak_memory_mb']['host']:.0f} MB"
+        + (f"; loaded in {found['load_s']:.1f} s" if "load_s" in found else "")
     )
     print(f"{'':22}{'mean':>10}{'p50':>10}{'p95':>10}")
     for name, values in found["summary"].items():
