@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
@@ -45,7 +46,9 @@ def bytes_per_frame(tts: TTSEngine) -> int:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
-    bandwidth = read_bandwidth(torch.device(args.device or "cpu"))
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        # Its own thread, which ends: an OpenMP pool left behind here would slow the engine's.
+        bandwidth = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
     with options.load_engine(args) as tts:
         for index in range(args.warmup):
             common.run_once(tts, args, index)
