@@ -5,6 +5,7 @@ import gc
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -365,6 +366,58 @@ def test_a_silent_runaway_is_cut_at_the_same_frame_for_every_chunking(tts, runaw
         assert speech.finish_reason == "silence"
         lengths.append(len(speech.codes))
     assert lengths == [guard.SILENT_FRAMES - 1] * 3
+
+
+def plant(loaded, **tensors):
+    """A copy of a checkpoint in which some tensors are changed by a function."""
+    changed = {"talker": dict(loaded.talker), "codec_decoder": dict(loaded.codec_decoder)}
+    for where, changes in tensors.items():
+        for name, change in changes.items():
+            changed[where][name] = change(changed[where][name].clone())
+    return replace(loaded, **changed)
+
+
+EOS = 2150  # codec_eos_token_id of tiny-random and of every release
+
+
+def without_eos(head):
+    head[EOS] = 0  # never the best of 2048 random logits
+    return head
+
+
+@pytest.mark.parametrize(
+    ("reason", "tensors"),
+    [
+        ("length", {"talker": {"codec_head.weight": without_eos}}),
+        # All logits equal: greedy decoding holds code 0 for ever.
+        ("repeat", {"talker": {"codec_head.weight": torch.zeros_like}}),
+        (
+            "silence",
+            {
+                "talker": {"codec_head.weight": without_eos},
+                "codec_decoder": {
+                    "decoder.6.conv.weight": torch.zeros_like,
+                    "decoder.6.conv.bias": torch.zeros_like,
+                },
+            },
+        ),
+    ],
+)
+def test_a_runaway_checkpoint_is_stopped_for_its_reason(load_checkpoint, reason, tensors):
+    loaded = plant(load_checkpoint("tiny-random"), **tensors)
+    with TTSEngine(loaded, backend="torch", warmup=False) as engine:
+        greedy = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
+        text = "Hi there." if reason == "length" else TEXT * 3
+        speech = engine.synthesize(text, voice=VOICE, seed=1, split="off", **greedy)
+        num_tokens = len(engine._tokenizer.encode(text).body)
+    assert speech.finish_reason == reason
+    assert len(speech.audio) == len(speech.codes) * 1920
+    expected = {
+        "length": guard.SPARE_FRAMES + guard.FRAMES_PER_TEXT_TOKEN * num_tokens,
+        "repeat": guard.REPEAT_FRAMES - 1,
+        "silence": guard.SILENT_FRAMES - 1,
+    }
+    assert len(speech.codes) == expected[reason]
 
 
 # ---- faults --------------------------------------------------------------------------------------
