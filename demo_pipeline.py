@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qwen_megakernel import codes_file, options
+from qwen_megakernel import Voice, codes_file, options
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
 
@@ -91,12 +91,18 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             heard.ended = heard.ended or isinstance(frame, EndFrame)
             await self.push_frame(frame, direction)
 
+    speech = options.speech_options(args, engine)
+    clones = {}
+    if isinstance(speech["voice"], Voice):  # settings hold names only
+        clones = {speech["voice"].name: speech["voice"]}
+        speech["voice"] = speech["voice"].name
     tts = MegakernelTTSService(
         engine=engine,
+        voices=clones,
         text_aggregation_mode=(
             TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
         ),
-        settings=MegakernelTTSService.Settings(**options.speech_options(args)),
+        settings=MegakernelTTSService.Settings(**speech),
     )
     worker = PipelineWorker(Pipeline([tts, Sink()]), enable_rtvi=False, idle_timeout_secs=None)
 

@@ -12,7 +12,7 @@ from qwen_megakernel import options
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line."""
     with options.load_engine(args) as tts:
-        speech = tts.synthesize(options.read_text(args.text), **options.speech_options(args))
+        speech = tts.synthesize(options.read_text(args.text), **options.speech_options(args, tts))
         speech.save(args.output)
     seconds = len(speech.audio) / speech.sample_rate
     total = speech.timings["total"] / 1000

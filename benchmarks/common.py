@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, Any]:
     """Speak once, reading chunks as they come. Run i takes seed --seed + i, so runs differ."""
-    speech_options = options.speech_options(args)
+    speech_options = options.speech_options(args, tts)
     speech_options["seed"] = (args.seed or 0) + index
     stream = tts.stream(
         options.read_text(args.text),

@@ -13,7 +13,7 @@ from qwen_megakernel import TTSEngine, options
 
 def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, float]:
     """Speak `--streams` utterances side by side and read them all."""
-    speech_options = options.speech_options(args)
+    speech_options = options.speech_options(args, tts)
     before, started = tts.spent_ms, time.perf_counter()
     streams = []
     for number in range(args.streams):

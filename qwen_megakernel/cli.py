@@ -1,12 +1,18 @@
-"""The command line: python -m qwen_megakernel speak | download | doctor | codes."""
+"""The command line: python -m qwen_megakernel speak | voices | download | doctor | codes."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qwen_megakernel import __version__, options
+from qwen_megakernel import __version__, cli_voices, options
 from qwen_megakernel.errors import UsageError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
 def speak(args: argparse.Namespace) -> int:
@@ -18,15 +24,17 @@ def speak(args: argparse.Namespace) -> int:
     output = args.output or "out.wav"
     text = options.read_text(args.text)
     with options.load_engine(args) as tts:
-        stream = tts.stream(text, **options.speech_options(args))
+        stream = tts.stream(text, **options.speech_options(args, tts))
         if args.stdout:
             for chunk in stream:
                 sys.stdout.buffer.write(chunk.pcm16)
                 sys.stdout.buffer.flush()
         else:
-            with audio.WavWriter(output, tts.sample_rate) as writer:
+            writing = audio.WavWriter(output, tts.sample_rate)
+            with writing as writer, _progress_bar(args, text) as bar:
                 for chunk in stream:
                     writer.write(chunk.samples)
+                    bar.update(chunk.num_frames * tts.seconds_per_frame)
                     if args.stream and chunk.num_frames:
                         print(
                             f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}.."
@@ -43,6 +51,18 @@ def speak(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
+    """Seconds of speech made, on a terminal; its end is an estimate from the text's length."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=max(1.0, len(text) / CHARS_PER_SECOND),
+        disable=args.quiet or args.stream or not sys.stderr.isatty(),
+        bar_format="{desc}{bar} {n:.1f} s of speech in {elapsed}",
+        leave=False,
+    )
 
 
 def download(args: argparse.Namespace) -> int:
@@ -122,33 +142,30 @@ def parser() -> argparse.ArgumentParser:
     options.add_speech_options(command)
     command.set_defaults(run=speak)
 
+    cli_voices.add_commands(commands)
+
     command = commands.add_parser("download", help="fetch a model", description=download.__doc__)
     command.add_argument(
         "model_id", metavar="MODEL", help="hub id, as Qwen/Qwen3-TTS-12Hz-0.6B-Base"
     )
     command.add_argument("--to", metavar="DIR", help="copy the files there as well")
-    _add_verbosity(command)
+    options.add_verbosity(command)
     command.set_defaults(run=download)
 
     command = commands.add_parser(
         "doctor", help="describe this machine", description=doctor.__doc__
     )
     command.add_argument("--json", action="store_true")
-    _add_verbosity(command)
+    options.add_verbosity(command)
     command.set_defaults(run=doctor)
 
     codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
     command = codes.add_parser("compare", description=compare_codes.__doc__)
     command.add_argument("files", nargs="+", metavar="TSV")
     command.add_argument("--json", action="store_true")
-    _add_verbosity(command)
+    options.add_verbosity(command)
     command.set_defaults(run=compare_codes)
     return root
-
-
-def _add_verbosity(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--quiet", action="store_true", help="errors only, no progress")
-    command.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def main(argv: list[str] | None = None) -> int:

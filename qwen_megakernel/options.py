@@ -11,6 +11,7 @@ from qwen_megakernel.errors import QwenTTSError, UsageError
 
 if TYPE_CHECKING:
     from qwen_megakernel.tts_engine import TTSEngine
+    from qwen_megakernel.voice import Voice
 
 BACKENDS = ("auto", "kernel", "torch", "emulation")  # model_tts.BACKENDS, without importing torch
 
@@ -18,24 +19,33 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --backend, --device, --dtype, --local-files-only, --debug, --quiet."""
+    """--model, --voices, --backend, --device, --dtype, --local-files-only, --debug, --quiet."""
     parser.add_argument(
         "--model",
         default=None,
         help="hub id, folder, demo-voice, or random weights: tiny-random, tiny-random-base, ... "
         "(default: Qwen/Qwen3-TTS-12Hz-0.6B-Base)",
     )
+    parser.add_argument("--voices", metavar="DIR", help="folder of voice files, found by name")
     parser.add_argument("--backend", default="auto", choices=BACKENDS)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
+    add_verbosity(parser)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """--quiet, --debug."""
     parser.add_argument("--quiet", action="store_true", help="errors only, no progress")
     parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
     """How to speak: voice, language, instruct, seed, limits and the sampling knobs."""
-    parser.add_argument("--voice", help="a speaker of the model")
+    parser.add_argument("--voice", help="a speaker of the model, a name from --voices, or a file")
+    parser.add_argument("--voice-sample", metavar="FILE", help="recording whose voice to clone")
+    parser.add_argument("--ref-text", help="exactly what the recording says: clone in context")
+    parser.add_argument("--xvector", action="store_true", help="clone without the transcript")
     parser.add_argument("--language", default="auto", help='a name, a code like "en", or auto')
     parser.add_argument("--instruct", help="how to speak, for models that take it")
     parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
@@ -48,14 +58,27 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetition-penalty", type=float)
 
 
-def speech_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for `TTSEngine.stream` from `add_speech_options`."""
-    names = ("voice", "language", "instruct", "seed", "max_frames", "text_feed")
+def speech_options(args: argparse.Namespace, tts: "TTSEngine") -> dict[str, Any]:
+    """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
+
+    A voice to clone is cloned here, by `tts`, which remembers it: asking again costs nothing.
+    """
+    names = ("language", "instruct", "seed", "max_frames", "text_feed")
     names += ("temperature", "top_k", "top_p", "repetition_penalty")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
     if args.greedy:
         options |= {"do_sample": False, "subtalker_do_sample": False}
     return options
+
+
+def _voice(args: argparse.Namespace, tts: "TTSEngine") -> "str | Voice | None":
+    if args.voice_sample is None:
+        if args.ref_text is not None or args.xvector:
+            raise UsageError("--ref-text and --xvector describe a --voice-sample; none is given.")
+        return args.voice
+    if args.voice is not None:
+        raise UsageError("--voice and --voice-sample exclude each other.")
+    return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
 
 
 def load_engine(args: argparse.Namespace, **options: Any) -> "TTSEngine":
@@ -69,6 +92,7 @@ def load_engine(args: argparse.Namespace, **options: Any) -> "TTSEngine":
         device=args.device,
         dtype=args.dtype,
         local_files_only=args.local_files_only,
+        voices=args.voices,
         progress=not args.quiet,
         **options,
     )
