@@ -41,7 +41,7 @@ MIN_PART_CHARS, MAX_PART_CHARS = 200, 300
 _CHARS_PER_SECOND = 15
 
 # Where a word ends for BPE. Source: transformers 4.57.3, tokenization_qwen2.PRETOKENIZE_REGEX. The
-# official wrapper can end up with Mistral's expression instead (CONTRACT section 2, regex trap).
+# official wrapper can end up with Mistral's expression instead (docs/model.md, section 2).
 _WORD = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

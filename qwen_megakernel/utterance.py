@@ -112,7 +112,7 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The talker's input for one part of an utterance (CONTRACT: prompt rows)."""
+    """The talker's input for one part of an utterance (docs/model.md, prompt rows)."""
 
     embeds: Tensor  # [num_positions, hidden_size]
     trailing_text: Tensor  # [num_trailing, hidden_size]: row k is added to frame k's embedding

@@ -1,5 +1,6 @@
 """The wheel: complete, installable, usable from another folder."""
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,9 +13,18 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    # Built from a copy: setuptools leaves a build folder behind, which the next wheel would ship.
     folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in ("qwen_megakernel", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True, timeout=200)
+    subprocess.run([*command, str(source)], check=True, timeout=200)
     return next(folder.glob("*.whl"))
 
 

@@ -259,4 +259,4 @@ def test_bf16_follows_the_official_rounding(runs, official_model, load_checkpoin
     official_error = (half.talker_logits[0] - exact[0]).abs()
     our_error = (ours[0] - exact[0]).abs()
     assert our_error.square().mean().sqrt() <= 1.25 * official_error.square().mean().sqrt()
-    assert (ours - exact).square().mean().sqrt() <= 0.06  # rms; CONTRACT measured 0.025 officially
+    assert (ours - exact).square().mean().sqrt() <= 0.06  # rms; docs/model.md: 0.025 officially
