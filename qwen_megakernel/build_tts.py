@@ -146,6 +146,12 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     return values | dict(zip(names, tuning, strict=True))
 
 
+def is_known_arch(arch: str) -> bool:
+    """Whether `arch` ("sm_90a", "sm_120") names a GPU whose limits are known."""
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return bool(match) and match[1] in SMEM_KIB
+
+
 def arch_of(capability: tuple[int, int], device_name: str) -> str:
     """The -arch of a GPU.
 

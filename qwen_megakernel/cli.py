@@ -1,4 +1,4 @@
-"""The command line: python -m qwen_megakernel speak | voices | download | doctor | codes."""
+"""The command line: speak | voices | download | doctor | build | codes."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_megakernel import __version__, cli_voices, options
+from qwen_megakernel import __version__, cli_build, cli_voices, options
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true")
     options.add_verbosity(command)
     command.set_defaults(run=doctor)
+
+    cli_build.add_command(commands)
 
     codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
     command = codes.add_parser("compare", description=compare_codes.__doc__)

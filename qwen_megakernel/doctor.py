@@ -3,9 +3,12 @@
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
+
+from qwen_megakernel import build_tts
+from qwen_megakernel.errors import BuildError
 
 PACKAGES = (
     "torch",
@@ -41,8 +44,10 @@ def report() -> dict[str, Any]:
         else os.cpu_count(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(torch),
-        "nvcc": shutil.which("nvcc"),
-        "cxx": shutil.which("c++") or shutil.which("g++"),
+        "nvcc": _tool(build_tts.find_nvcc),
+        "cxx": _tool(build_tts.find_cxx),
+        "ninja": _tool(build_tts.find_ninja),
+        "kernel_cache": str(build_tts.build_cache()),
         "model_cache": str(cache_folder()),
         "hub_cache": os.environ.get("HF_HOME", "~/.cache/huggingface"),
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),
@@ -54,6 +59,14 @@ def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tool(find: Callable[[], str]) -> str | None:
+    """Where the kernel's build finds a tool, NVIDIA's Python packages included."""
+    try:
+        return find()
+    except BuildError:
         return None
 
 

@@ -1,0 +1,82 @@
+"""The command `build`: the kernel compiled ahead of its first use."""
+
+import argparse
+import logging
+from typing import Any
+
+from qwen_megakernel import options
+from qwen_megakernel.errors import UsageError
+
+DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
+
+
+def build(args: argparse.Namespace) -> int:
+    """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
+    from qwen_megakernel import build_tts, checkpoint, config, hub, synthetic_config
+
+    # What is compiled and how long it took, unless --quiet or --debug has decided already.
+    level = logging.NOTSET if args.quiet or args.debug else logging.INFO
+    logging.getLogger(build_tts.__name__).setLevel(level)
+    archs = _archs(args.arch)
+    # Released models have dimensions we know: nothing is downloaded, and nothing written for the
+    # random ones.
+    name = hub.RELEASED.get(args.model, args.model)
+    if name in synthetic_config.RECIPES:
+        model = config.parse_model_config(synthetic_config.model_config(name))
+    else:
+        files = checkpoint.resolve(
+            name, local_files_only=args.local_files_only, progress=not args.quiet
+        )
+        path = files.folder / checkpoint.CONFIG
+        model = config.parse_model_config(config.read_json(path), str(path))
+    for arch in archs:
+        weights = args.dtype or ("bfloat16" if arch else "float32")
+        library = build_tts.build(model, build_tts.Target(arch, weights))
+        print(arch or EMULATION, weights, library)
+    return 0
+
+
+def add_command(commands: Any) -> None:
+    """Add `build` to the subparsers `commands`."""
+    command = commands.add_parser(
+        "build", help="compile the kernel ahead of its first use", description=build.__doc__
+    )
+    command.add_argument("--model", default=DEFAULT_MODEL, help="hub id, folder or built-in name")
+    command.add_argument(
+        "--arch",
+        metavar="LIST",
+        help="sm_90a,sm_120a,... or emulation (default: this machine's GPU, else emulation)",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of the weights (default: bfloat16 for a GPU, float32 for emulation)",
+    )
+    command.add_argument("--local-files-only", action="store_true", help="never use the network")
+    options.add_verbosity(command)
+    command.set_defaults(run=build)
+
+
+def _archs(names: str | None) -> list[str | None]:
+    """Architectures to build for; None stands for the emulation.
+
+    Raises:
+        UsageError: a name that the kernel has no limits for.
+    """
+    import torch
+
+    from qwen_megakernel import build_tts
+
+    if names is None:
+        if not torch.cuda.is_available():
+            return [None]
+        capability = torch.cuda.get_device_capability()
+        return [build_tts.arch_of(capability, torch.cuda.get_device_name())]
+    archs = names.split(",")
+    for name in archs:
+        if name != EMULATION and not build_tts.is_known_arch(name):
+            raise UsageError(
+                f"--arch has {name!r}; known: {', '.join(build_tts.ARCHITECTURES)}, {EMULATION}."
+            )
+    return [None if name == EMULATION else name for name in archs]

@@ -1,0 +1,122 @@
+"""`build` and what `doctor` says of its tools."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from qwen_megakernel import build_tts, cli, doctor
+from qwen_megakernel.errors import BuildError
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, str]]:
+    """An empty cache and a compiler that writes a stand-in; (arch, its -D's) of every call."""
+    calls = []
+
+    def compile_nothing(work: Path, compiler: str, ninja: str, flags: list[str], target) -> None:
+        calls.append((target.arch, " ".join(flags)))
+        (work / "libqwen_tts.so").write_bytes(b"library")
+        (work / "sha256").write_text(hashlib.sha256(b"library").hexdigest())
+
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.setattr(build_tts, "_compile", compile_nothing)
+    return calls
+
+
+def build(*arguments: str) -> int:
+    return cli.main(["build", *arguments])
+
+
+def test_every_architecture_is_built_and_its_library_named(compiled, capsys):
+    assert build("--arch", "sm_90a,sm_120a,emulation", "--model", "tiny-random") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in out] == [
+        ["sm_90a", "bfloat16"],
+        ["sm_120a", "bfloat16"],
+        ["emulation", "float32"],
+    ]
+    assert len({line.split()[2] for line in out}) == 3
+    assert all(Path(line.split()[2]).read_bytes() == b"library" for line in out)
+
+
+def test_it_says_what_it_compiles_and_is_quiet_when_asked(compiled, caplog):
+    build("--arch", "sm_90a", "--model", "tiny-random")
+    assert re.search(r"Compiling the kernel for sm_90a.*Compiled for sm_90a in", caplog.text, re.S)
+    caplog.clear()
+    build("--arch", "sm_80", "--model", "tiny-random", "--quiet")
+    assert len(compiled) == 2 and not caplog.text
+
+
+def test_a_second_build_finds_the_first(compiled, capsys):
+    for _ in range(2):
+        build("--arch", "sm_90a", "--model", "tiny-random")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden"), [("Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign", 2048), ("demo-voice", 192)]
+)
+def test_released_models_need_no_download(compiled, monkeypatch, model, hidden):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert build("--arch", "sm_90a", "--model", model, "--dtype", "float32") == 0
+    ((_, flags),) = compiled
+    assert f"-DTALKER_HIDDEN_SIZE={hidden} " in flags and "-DWEIGHTS_F32=1" in flags
+
+
+def test_without_a_gpu_the_emulation_is_built(compiled, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert build("--model", "tiny-random") == 0
+    assert [arch for arch, _ in compiled] == [None]
+
+
+def test_the_gpu_of_this_machine_is_the_default(compiled, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H200")
+    assert build("--model", "tiny-random") == 0
+    assert [arch for arch, _ in compiled] == ["sm_90a"]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90b", "90a", ""])
+def test_an_unknown_architecture_is_a_usage_error_before_anything_is_built(compiled, capsys, arch):
+    assert build("--arch", f"sm_80,{arch}", "--model", "tiny-random") == 2
+    assert f"--arch has {arch!r}; known: sm_80" in capsys.readouterr().err
+    assert not compiled
+
+
+def test_a_missing_compiler_is_exit_code_3(compiled, monkeypatch, capsys):
+    def none() -> str:
+        raise BuildError("No nvcc in PATH.")
+
+    monkeypatch.setattr(build_tts, "find_nvcc", none)
+    assert build("--arch", "sm_90a", "--model", "tiny-random") == 3
+    assert "No nvcc in PATH" in capsys.readouterr().err
+
+
+def test_doctor_finds_nvcc_where_the_build_finds_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert doctor.report()["cxx"] is None
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    assert doctor.report()["nvcc"] == str(nvcc)
+
+
+def test_nvcc_of_a_wheel_is_found(monkeypatch, tmp_path):
+    nvcc = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(
+        build_tts.importlib.util,
+        "find_spec",
+        lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path / "nvidia")]}),
+    )
+    assert build_tts.find_nvcc() == str(nvcc)
