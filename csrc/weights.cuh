@@ -106,10 +106,10 @@ class WeightStream {
         from_(slice),
         cursor_(state_.cursor),
         head_(state_.head) {
-    copy_async_wait<0>();
     if (state_.tiles == slice.tiles) {
       num_used_ = state_.num_fetched;
     } else {
+      copy_async_wait<0>();  // or the dropped tiles may land on top of the new ones
       cursor_.enter(slice);
     }
     if (lane_idx() == 0) state_.next = next;
@@ -119,8 +119,8 @@ class WeightStream {
 
   // This lane's weights of the warp's next tile; its slot is filled again at once.
   __device__ LaneTile read() {
-    // Every slot was filled by one group of copies or is older than this stream, and every read
-    // started one more: the oldest slot is complete when the kSlots - 1 youngest groups may not be.
+    // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
+    // every read starts one more: behind the oldest slot there are at least kSlots - 1 groups.
     copy_async_wait<kSlots - 1>();
     LaneTile tile;
 #pragma unroll

@@ -1,5 +1,5 @@
 // A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
-//   sanitized            a prompt of 19 rows, then 2 frames of 3 streams; prints a hash of the
+//   sanitized            a prompt of 37 rows, then 2 frames of 3 streams; prints a hash of the
 //   codes sanitized BUG        a small kernel with that bug (0: none); exit 9 if its result is
 //   wrong
 #include <cstdio>
@@ -65,7 +65,7 @@ Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
 }
 
 int run_frames() {
-  constexpr int kSlots = 3, kPrompt = 19, kFrames = 2, kPositions = 40;
+  constexpr int kSlots = 3, kPrompt = 37, kFrames = 2, kPositions = 60;  // two splits of attention
   const size_t hidden = Talker::kHidden, groups = kNumCodeGroups;
   Model model{};
   model.talker = make_stack<Talker>(1, kSlots, kPositions, true);
@@ -110,6 +110,7 @@ int run_frames() {
     forward.slot = slot;
     forward.num_rows = kPrompt - slot;
     forward.keep_last = 1;
+    forward.hidden = zeros<float>(kPrompt * hidden);
     int32_t* tokens = zeros<int32_t>(kPrompt);
     for (int i = 0; i < kPrompt; ++i) tokens[i] = i % 2 ? -1 : i;
     forward.tokens = tokens;

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Remove each synchronisation of csrc/ in turn and see who notices: docs/kernel_mutations.md.
+
+Every mutant runs tests/kernels/sanitized.cu twice over: plain, where its codes must differ or the
+launch must fail, and under ThreadSanitizer. Needs g++; half a minute for each mutant on two cores.
+Exit 1 when a mutant goes unnoticed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from qwen_megakernel import build_tts
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "kernel_mutations.md"
+STAGES = ("weights", "matvec", "norm_rope", "attention", "sampling", "layer", "frame", "forward")
+SEEDS = range(3)
+REMOVALS = (
+    (re.compile(r"__syncthreads\(\);"), ";"),
+    (re.compile(r"__syncwarp\(\);"), ";"),
+    (re.compile(r"c_?\.barrier\.sync\(Stage::\w+, [^;]*?\)(?=\)|;)"), "true"),
+    (re.compile(r"copy_async_wait<(0|kSlots - 1)>\(\);"), ";"),
+    (re.compile(r"add_acquire_release\(ticket, 1\)"), "atomicAdd(ticket, 1u)"),
+)
+
+
+def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
+    """(file, line, what is removed, mutated text)."""
+    for stage in STAGES:
+        path = csrc / f"{stage}.cuh"
+        text = path.read_text()
+        for pattern, replacement in REMOVALS:
+            for match in pattern.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                mutated = text[: match.start()] + replacement + text[match.end() :]
+                yield path.name, line, " ".join(match.group().split()), mutated
+
+
+def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> None:
+    """sanitized.cu on the sources in `csrc`."""
+    sys.path.insert(0, str(ROOT / "tests" / "kernels"))
+    import kernel_models
+
+    config = kernel_models.small_config(predictor={"hidden_size": 96, "head_dim": 48})
+    target = build_tts.Target(None, "float32")
+    values = build_tts.definitions(config, target)
+    definitions = [f"-D{name}={value}" for name, value in values.items()]
+    source = ROOT / "tests" / "kernels" / "sanitized.cu"
+    command = [build_tts.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
+    command += [f"-I{csrc}", *flags, *definitions, "-x", "c++", str(source), "-x", "none"]
+    subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)
+
+
+def outcomes(program: Path) -> list[str]:
+    """What each seed printed, or "failed"."""
+    results = []
+    for seed in SEEDS:
+        settings = {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(3 - seed % 2)}
+        settings |= {"EMULATION_LAZY_COPIES": "1", "TSAN_OPTIONS": "halt_on_error=1"}
+        settings |= {"EMULATION_SPIN_ROUNDS": "20000"}
+        try:
+            run = subprocess.run(
+                [program],
+                env=os.environ | settings,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            results.append("failed" if run.returncode or run.stderr else run.stdout)
+        except subprocess.TimeoutExpired:
+            results.append("failed")
+    return results
+
+
+def main() -> int:
+    """Print and write the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    csrc, rows, unnoticed = build_tts.source_folder(), [], []
+    with tempfile.TemporaryDirectory() as work_name:
+        work = Path(work_name)
+        objects = []
+        for unit in sorted((csrc / "emulation").glob("*.cpp")):
+            objects.append(str(work / f"{unit.stem}.o"))
+            command = [build_tts.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
+            subprocess.run([*command, "-o", objects[-1]], check=True)
+        program = work / "program"
+        compile_program(csrc, program, objects)
+        expected = outcomes(program)[0]
+        for file, line, removed, text in mutants(csrc):
+            mutated = work / "csrc"
+            shutil.rmtree(mutated, ignore_errors=True)
+            shutil.copytree(csrc, mutated)
+            (mutated / file).write_text(text)
+            compile_program(mutated, program, objects)
+            plain = any(result != expected for result in outcomes(program))
+            compile_program(mutated, program, objects, "-fsanitize=thread")
+            tsan = "failed" in outcomes(program)
+            row = [f"{file}:{line}", f"`{removed}`", "yes" if plain else "", "yes" if tsan else ""]
+            if not plain and not tsan:
+                unnoticed.append(row[0])
+                row.append("nobody")
+            rows.append(row)
+            print(*row, flush=True)
+    lines = [
+        "# What happens when a synchronisation is removed",
+        "",
+        f"Written by `tools/mutate_kernel.py`: {len(rows)} mutants, {len(unnoticed)} unnoticed.",
+        "",
+        "| where | removed | other codes or failure | ThreadSanitizer |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row[:4])} |" for row in rows),
+    ]
+    TABLE.write_text("\n".join(lines) + "\n")
+    return int(bool(unnoticed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
