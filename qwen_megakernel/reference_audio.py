@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -35,9 +36,12 @@ _SYLLABLES_PER_WORD = 2
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
-def read(path: str | Path) -> tuple[np.ndarray, int]:
+def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     """Read a recording.
 
+    Args:
+        path: a file's, or an open file.
+        name: for messages; empty: the path.
     Returns:
         [num_samples] float32 mono, and samples a second as in the file.
     Raises:
@@ -48,9 +52,10 @@ def read(path: str | Path) -> tuple[np.ndarray, int]:
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, TypeError) as error:
-        reason = "no such file" if not Path(path).exists() else str(error).rstrip(".")
+        is_absent = isinstance(path, str | Path) and not Path(path).exists()
+        reason = "no such file" if is_absent else str(error).rstrip(".")
         raise ReferenceError_(
-            f"{path} cannot be read as audio: {reason}.",
+            f"{name or path} cannot be read as audio: {reason}.",
             cure="Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
     return to_mono(samples), rate

@@ -19,6 +19,7 @@ import torch
 from qwen_megakernel import checkpoint, codes_file, text
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
+from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
 from qwen_megakernel.step_loop import Stages, StepLoop
@@ -37,7 +38,7 @@ DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
 
-class TTSEngine:
+class TTSEngine(OfficialNames):
     """Text in, speech out, streamed. Make one with `TTSEngine.from_pretrained`.
 
     Args:
@@ -70,7 +71,7 @@ class TTSEngine:
         self.config, self.sample_rate = loaded.config, loaded.codec_config.sample_rate
         self._frame_seconds = loaded.codec_config.frame_seconds
         self.files, self.max_frames = loaded.files, max_frames
-        self._sampling = loaded.sampling
+        self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = Voices(loaded, voices)
         self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
 

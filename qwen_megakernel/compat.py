@@ -1,0 +1,211 @@
+"""The classes of qwen-tts and of faster-qwen3-tts: change the import and a script runs here.
+
+    from qwen_megakernel.compat import Qwen3TTSModel     # was: from qwen_tts import ...
+    from qwen_megakernel.compat import FasterQwen3TTS    # was: from faster_qwen3_tts import ...
+
+Both are a `TTSEngine` with other names for what it is made with.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.official_names import (
+    Recording,
+    VoiceClonePromptItem,
+    items_of,
+    open_recording,
+    stream_chunks,
+    voice_of,
+)
+from qwen_megakernel.tts_engine import TTSEngine
+from qwen_megakernel.voices import SILENCE_TAIL_SECONDS
+
+__all__ = ["FasterQwen3TTS", "Qwen3TTSModel", "VoiceClonePromptItem"]
+
+DEFAULT_MAX_NEW_TOKENS = 2048  # of faster-qwen3-tts, whatever generation_config.json says
+
+Chunks = Iterator[tuple[np.ndarray, int, dict[str, Any]]]
+
+
+class Qwen3TTSModel(TTSEngine):
+    """The official package's model class."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device_map: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        torch_dtype: str | torch.dtype | None = None,
+        attn_implementation: str | None = None,
+        **options: Any,
+    ) -> "Qwen3TTSModel":
+        """Load a model.
+
+        Args:
+            device_map: a device; "auto" or None: a GPU where there is one.
+            dtype, torch_dtype: bfloat16 or float32; None: `TTSEngine`'s choice.
+            attn_implementation: taken and ignored: there is one attention to each backend.
+            options: of `TTSEngine.from_pretrained`.
+        """
+        del attn_implementation
+        return super().from_pretrained(
+            str(pretrained_model_name_or_path),
+            device=_device(device_map),
+            dtype=_dtype(dtype if dtype is not None else torch_dtype),
+            **options,
+        )
+
+
+class FasterQwen3TTS(TTSEngine):
+    """faster-qwen3-tts' class. Cloning is by x-vector unless `xvec_only=False`.
+
+    Source of names and defaults: andimarafioti/faster-qwen3-tts, faster_qwen3_tts/model.py.
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name: str | Path,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        attn_implementation: str | None = None,
+        max_seq_len: int = 2048,
+        **options: Any,
+    ) -> "FasterQwen3TTS":
+        """Load a model; as `Qwen3TTSModel.from_pretrained`.
+
+        Args:
+            max_seq_len: frames one utterance may have.
+        """
+        del attn_implementation
+        return super().from_pretrained(
+            str(model_name),
+            device=_device(device),
+            dtype=_dtype(dtype),
+            max_frames=max_seq_len,
+            **options,
+        )
+
+    def generate_voice_clone(
+        self, text: str, language: str, *args: Any, **options: Any
+    ) -> tuple[list[np.ndarray], int]:
+        """`generate_voice_clone_streaming` in one go: [audio] and its rate."""
+        return self._collect(self.generate_voice_clone_streaming(text, language, *args, **options))
+
+    def generate_voice_clone_streaming(
+        self,
+        text: str,
+        language: str,
+        ref_audio: Recording = "",
+        ref_text: str = "",
+        *,
+        chunk_size: int = 12,
+        xvec_only: bool = True,
+        non_streaming_mode: bool = True,
+        append_silence: bool = True,
+        voice_clone_prompt: list[VoiceClonePromptItem] | dict[str, list] | None = None,
+        **generation: Any,
+    ) -> Chunks:
+        """Speak in the voice of a recording: (audio, rate, figures) of `chunk_size` frames each.
+
+        Args:
+            xvec_only: leave the transcript out.
+            append_silence: half a second after the recording, in context.
+            voice_clone_prompt: from `create_voice_clone_prompt`, instead of a recording.
+            generation: as in `OfficialNames`.
+        """
+        self._require_type("base", "generate_voice_clone")
+        if voice_clone_prompt:
+            voice = voice_of(items_of(voice_clone_prompt)[0])
+        elif not ref_audio:
+            raise UsageError("ref_audio is required unless voice_clone_prompt is given.")
+        else:
+            samples, rate = open_recording(ref_audio)
+            voice = self.create_voice(
+                samples,
+                None if xvec_only else ref_text,
+                rate=rate,
+                silence_tail=SILENCE_TAIL_SECONDS if append_silence else 0,
+            )
+        return self._chunks(
+            text, chunk_size, non_streaming_mode, generation, language=language, voice=voice
+        )
+
+    def generate_custom_voice(
+        self, text: str, speaker: str, language: str, instruct: str | None = None, **options: Any
+    ) -> tuple[list[np.ndarray], int]:
+        """`generate_custom_voice_streaming` in one go."""
+        return self._collect(
+            self.generate_custom_voice_streaming(text, speaker, language, instruct, **options)
+        )
+
+    def generate_custom_voice_streaming(
+        self,
+        text: str,
+        speaker: str,
+        language: str,
+        instruct: str | None = None,
+        *,
+        chunk_size: int = 12,
+        **generation: Any,
+    ) -> Chunks:
+        """Speak as a speaker of a CustomVoice checkpoint."""
+        self._require_type("custom_voice", "generate_custom_voice")
+        return self._chunks(
+            text,
+            chunk_size,
+            False,
+            generation,
+            language=language,
+            voice=speaker,
+            instruct=instruct,
+        )
+
+    def generate_voice_design(
+        self, text: str, instruct: str, language: str, **options: Any
+    ) -> tuple[list[np.ndarray], int]:
+        """`generate_voice_design_streaming` in one go."""
+        return self._collect(
+            self.generate_voice_design_streaming(text, instruct, language, **options)
+        )
+
+    def generate_voice_design_streaming(
+        self, text: str, instruct: str, language: str, *, chunk_size: int = 12, **generation: Any
+    ) -> Chunks:
+        """Speak in a voice described in words."""
+        self._require_type("voice_design", "generate_voice_design")
+        return self._chunks(
+            text, chunk_size, False, generation, language=language, instruct=instruct
+        )
+
+    def _chunks(
+        self,
+        text: str,
+        chunk_size: int,
+        non_streaming_mode: bool,
+        generation: dict[str, Any],
+        **options: Any,
+    ) -> Chunks:
+        generation = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | generation
+        return stream_chunks(
+            self._start(text, non_streaming_mode, generation, chunk_frames=chunk_size, **options)
+        )
+
+    def _collect(self, chunks: Chunks) -> tuple[list[np.ndarray], int]:
+        audio = [samples for samples, _, _ in chunks]
+        return [np.concatenate(audio or [np.empty(0, np.float32)])], self.sample_rate
+
+
+def _device(device: str | torch.device | None) -> str | None:
+    return None if device in (None, "auto") else str(device)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> str | None:
+    return None if dtype in (None, "auto") else str(dtype).removeprefix("torch.")

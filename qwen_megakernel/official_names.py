@@ -1,0 +1,320 @@
+"""The calls of the official package's `Qwen3TTSModel`, for scripts that already use them.
+
+Prompts are the official ones: no silence after the reference, text in one part, and
+`max_new_tokens=N` gives at most N - 1 frames, because the last token drawn is dropped there.
+Source: QwenLM/Qwen3-TTS, inference/qwen3_tts_model.py (qwen-tts 0.1.1).
+"""
+
+import base64
+import io
+import re
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel import reference_audio
+from qwen_megakernel.audio import FULL_SCALE
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
+from qwen_megakernel.speech_stream import Speech, SpeechStream
+from qwen_megakernel.voice import Voice
+
+Recording = str | Path | tuple[np.ndarray, int]
+
+# Official spelling -> ours.
+GENERATION = {
+    name: name for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+} | {
+    "subtalker_dosample": "subtalker_do_sample",
+    "subtalker_temperature": "subtalker_temperature",
+    "subtalker_top_k": "subtalker_top_k",
+    "subtalker_top_p": "subtalker_top_p",
+    "seed": "seed",  # ours: torch.manual_seed reaches no draw of this package
+}
+MIN_NEW_TOKENS = 2  # fixed in the official generate()
+
+_BASE64_CHARS = 256  # a string without a slash, and longer, is no path
+
+
+@dataclass
+class VoiceClonePromptItem:
+    """A reference, encoded: the official record of that name, field by field."""
+
+    ref_code: Tensor | None  # [num_frames, num_code_groups] int64
+    ref_spk_embedding: Tensor  # [enc_dim] float32
+    x_vector_only_mode: bool
+    icl_mode: bool
+    ref_text: str | None = None
+
+
+class OfficialNames:
+    """Mixed into the engine, whose `stream` and `create_voice` do the work."""
+
+    config: ModelConfig
+    max_new_tokens: int  # of generation_config.json
+    sample_rate: int
+    languages: list[str]
+
+    def generate_voice_clone(
+        self,
+        text: str | list[str],
+        language: str | list[str] | None = None,
+        ref_audio: Recording | list[Recording] | None = None,
+        ref_text: str | list[str | None] | None = None,
+        x_vector_only_mode: bool | list[bool] = False,
+        voice_clone_prompt: list[VoiceClonePromptItem] | dict[str, list] | None = None,
+        non_streaming_mode: bool = False,
+        **generation: Any,
+    ) -> tuple[list[np.ndarray], int]:
+        """Speak in the voice of a recording; see `create_voice_clone_prompt`.
+
+        Args:
+            text, language: one, or one for each utterance.
+            voice_clone_prompt: instead of ref_audio, ref_text and x_vector_only_mode.
+            non_streaming_mode: put the text into the prompt instead of feeding it stepwise.
+            generation: max_new_tokens, seed, and the names of `GENERATION`.
+        Returns:
+            One [num_samples] float32 for each text, and the sample rate.
+        """
+        self._require_type("base", "generate_voice_clone")
+        texts = _as_list(text)
+        if voice_clone_prompt is None:
+            if ref_audio is None:
+                raise UsageError("Either voice_clone_prompt or ref_audio must be given.")
+            voice_clone_prompt = self.create_voice_clone_prompt(
+                ref_audio, ref_text, x_vector_only_mode
+            )
+        voices = [voice_of(item) for item in items_of(voice_clone_prompt)]
+        return self._speak_all(
+            texts, non_streaming_mode, generation, language=language, voice=voices
+        )
+
+    def generate_custom_voice(
+        self,
+        text: str | list[str],
+        speaker: str | list[str],
+        language: str | list[str] | None = None,
+        instruct: str | list[str] | None = None,
+        non_streaming_mode: bool = True,
+        **generation: Any,
+    ) -> tuple[list[np.ndarray], int]:
+        """Speak as a speaker of a CustomVoice checkpoint; otherwise as `generate_voice_clone`."""
+        self._require_type("custom_voice", "generate_custom_voice")
+        return self._speak_all(
+            _as_list(text),
+            non_streaming_mode,
+            generation,
+            language=language,
+            voice=speaker,
+            instruct=instruct,
+        )
+
+    def generate_voice_design(
+        self,
+        text: str | list[str],
+        instruct: str | list[str],
+        language: str | list[str] | None = None,
+        non_streaming_mode: bool = True,
+        **generation: Any,
+    ) -> tuple[list[np.ndarray], int]:
+        """Speak in a voice described in words; otherwise as `generate_voice_clone`."""
+        self._require_type("voice_design", "generate_voice_design")
+        return self._speak_all(
+            _as_list(text), non_streaming_mode, generation, language=language, instruct=instruct
+        )
+
+    def create_voice_clone_prompt(
+        self,
+        ref_audio: Recording | list[Recording],
+        ref_text: str | list[str | None] | None = None,
+        x_vector_only_mode: bool | list[bool] = False,
+    ) -> list[VoiceClonePromptItem]:
+        """Encode references once, for many calls of `generate_voice_clone`.
+
+        Args:
+            ref_audio: a file, URL, base64 audio, or (samples, rate); or a list of them. A URL is
+                fetched and a path is opened: pass no stranger's string.
+            ref_text: exactly what is said; needed unless x_vector_only_mode.
+            x_vector_only_mode: use the x-vector alone.
+        Raises:
+            UsageError: a transcript is missing, or the lists differ in length.
+        """
+        recordings = _as_list(ref_audio)
+        texts = _spread(ref_text, len(recordings), "ref_text")
+        modes = _spread(x_vector_only_mode, len(recordings), "x_vector_only_mode")
+        items = []
+        for recording, transcript, x_vector_only in zip(recordings, texts, modes, strict=True):
+            if not x_vector_only and not transcript:
+                raise UsageError("ref_text is required unless x_vector_only_mode is True.")
+            samples, rate = open_recording(recording)
+            voice = self.create_voice(
+                samples, None if x_vector_only else transcript, rate=rate, silence_tail=0
+            )
+            items.append(_item_of(voice, transcript))
+        return items
+
+    def get_supported_speakers(self) -> list[str]:
+        """Speakers of this checkpoint, in lower case."""
+        return sorted(name.lower() for name in self.config.talker.speakers)
+
+    def get_supported_languages(self) -> list[str]:
+        """Languages of this checkpoint and "auto", in lower case."""
+        return sorted(name.lower() for name in self.languages)
+
+    def _speak_all(
+        self,
+        texts: list[str],
+        non_streaming_mode: bool,
+        generation: dict[str, Any],
+        **options: Any,
+    ) -> tuple[list[np.ndarray], int]:
+        options = {name: _spread(value, len(texts), name) for name, value in options.items()}
+        streams = [
+            self._start(
+                text,
+                non_streaming_mode,
+                generation,
+                **{name: values[index] for name, values in options.items()},
+            )
+            for index, text in enumerate(texts)
+        ]
+        return [Speech.collect(stream).audio for stream in streams], self.sample_rate
+
+    def _start(
+        self,
+        text: str,
+        non_streaming_mode: bool,
+        generation: dict[str, Any],
+        *,
+        chunk_frames: int = 10,
+        language: str | None = None,
+        **options: Any,
+    ) -> SpeechStream:
+        known = {ours: generation.get(theirs) for theirs, ours in GENERATION.items()}
+        limit = generation.get("max_new_tokens")
+        limit = self.max_new_tokens if limit is None else limit
+        if limit < MIN_NEW_TOKENS:
+            raise UsageError(
+                f"max_new_tokens is {limit}; it must be {MIN_NEW_TOKENS} or more.",
+                "The last token drawn is no frame, so N tokens make at most N - 1 frames.",
+            )
+        unknown = generation.keys() - GENERATION.keys() - {"max_new_tokens", "min_new_tokens"}
+        if unknown or generation.get("min_new_tokens", MIN_NEW_TOKENS) != MIN_NEW_TOKENS:
+            names = ", ".join(sorted(unknown)) or "min_new_tokens other than 2"
+            raise UsageError(
+                f"Not supported: {names}.", cure=f"Known: max_new_tokens, {', '.join(GENERATION)}."
+            )
+        if "voice" in options and not options["voice"]:
+            raise UsageError("speaker is empty.", cure=", ".join(self.get_supported_speakers()))
+        return self.stream(
+            text,
+            language=language or "auto",
+            text_feed="full" if non_streaming_mode else "stepwise",
+            split="off",
+            max_frames=limit - 1,
+            first_chunk_frames=chunk_frames,
+            chunk_frames=chunk_frames,
+            **options,
+            **known,
+        )
+
+    def _require_type(self, model_type: str, call: str) -> None:
+        if self.config.model_type != model_type:
+            raise TaskError(
+                f"{call} needs a {model_type} model; this one is {self.config.model_type}."
+            )
+
+
+def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[str, Any]]]:
+    """Chunks as faster-qwen3-tts yields them: [num_samples] float32, sample rate, figures."""
+    chunks, index, last_ms = iter(stream), 0, 0.0
+    chunk = next(chunks)
+    while not chunk.is_last:
+        following = next(chunks)
+        figures = {
+            "chunk_index": index,
+            "chunk_steps": chunk.num_frames,
+            "prefill_ms": stream.timings["prefill"] if index == 0 else 0.0,
+            "decode_ms": chunk.t_ms - last_ms,
+            "total_steps_so_far": chunk.frame_index + chunk.num_frames,
+            "is_final": following.is_last,
+        }
+        yield chunk.samples.astype(np.float32) / FULL_SCALE, chunk.sample_rate, figures
+        index, last_ms, chunk = index + 1, chunk.t_ms, following
+
+
+def _as_list(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _spread(value: Any, count: int, name: str) -> list:
+    """One value, or one for each of `count`."""
+    values = _as_list(value)
+    if len(values) == 1:
+        values = values * count
+    if len(values) != count:
+        raise UsageError(f"{name} has {len(values)} entries for {count}.")
+    return values
+
+
+def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
+    """[num_samples] float32 mono and its rate."""
+    if isinstance(recording, tuple):
+        return reference_audio.to_mono(recording[0]), int(recording[1])
+    if isinstance(recording, np.ndarray):
+        raise UsageError("Samples need their rate.", cure="Pass (samples, rate).")
+    source = str(recording)
+    if re.match(r"https?://", source):
+        try:
+            with urllib.request.urlopen(source) as response:
+                return reference_audio.read(io.BytesIO(response.read()), name=source)
+        except OSError as error:
+            raise ReferenceError_(f"{source} cannot be fetched: {error}.") from error
+    is_data_url = source.startswith("data:audio")
+    if is_data_url or (len(source) > _BASE64_CHARS and not re.search(r"[/\\]", source)):
+        data = base64.b64decode(source.split(",", 1)[1] if is_data_url else source)
+        return reference_audio.read(io.BytesIO(data), name="The base64 reference")
+    return reference_audio.read(recording)
+
+
+def _item_of(voice: Voice, transcript: str | None) -> VoiceClonePromptItem:
+    codes = torch.from_numpy(voice.codes).long() if voice.in_context else None
+    return VoiceClonePromptItem(
+        ref_code=codes,
+        ref_spk_embedding=torch.from_numpy(voice.x_vector),
+        x_vector_only_mode=not voice.in_context,
+        icl_mode=voice.in_context,
+        ref_text=transcript,
+    )
+
+
+def items_of(prompt: list[VoiceClonePromptItem] | dict[str, list]) -> list[VoiceClonePromptItem]:
+    """A prompt as a list of items; as a dict of lists it holds x-vectors only."""
+    if not isinstance(prompt, dict):
+        return _as_list(prompt)
+    if any(prompt.get("icl_mode", [])):
+        raise UsageError(
+            "A voice_clone_prompt given as a dict cannot be used in context.",
+            "It has no transcript.",
+            "Pass the list that create_voice_clone_prompt returned.",
+        )
+    return [
+        VoiceClonePromptItem(None, x_vector, True, False)
+        for x_vector in prompt["ref_spk_embedding"]
+    ]
+
+
+def voice_of(item: VoiceClonePromptItem) -> Voice:
+    codes = None if item.ref_code is None else item.ref_code.cpu().numpy()
+    return Voice(
+        "reference",
+        x_vector=item.ref_spk_embedding.float().cpu().numpy(),
+        codes=codes if item.icl_mode else None,
+        transcript=item.ref_text if item.icl_mode else None,
+    )
