@@ -5,13 +5,24 @@ members of it, so the release is pinned.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from pipecat.frames.frames import EndFrame, Frame, InterruptionFrame, TTSAudioRawFrame
+from pipecat.frames.frames import (
+    AggregatedTextFrame,
+    EndFrame,
+    Frame,
+    InterruptionFrame,
+    TTSAudioRawFrame,
+)
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.tts_service import TTSService
+from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.word_times import PlayoutClock
+
+# Some sentences: an LLM's are shorter, and go on as they are.
+LONG_TEXT_CHARS = 400
 
 
 class InProcessTTSService(TTSService):
@@ -27,6 +38,27 @@ class InProcessTTSService(TTSService):
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out = asyncio.Event()
+
+    # ---- text ------------------------------------------------------------------------------------
+
+    async def _handle_aggregated_text(
+        self, src_frame: AggregatedTextFrame, context_id: str | None = None
+    ) -> None:
+        """Speak text; a long one, as a `TTSSpeakFrame` may bring, sentence by sentence.
+
+        The base class follows the words of a text in a time that grows with the square of its
+        length: 10,000 characters would keep the event loop for most of a second.
+        """
+        text = src_frame.text
+        if len(text) <= LONG_TEXT_CHARS or src_frame.raw_text not in (None, text):
+            await super()._handle_aggregated_text(src_frame, context_id)
+            return
+        context_id = context_id or self.create_context_id()
+        async for sentence in _sentences(text, self.text_aggregation_language):
+            frame = AggregatedTextFrame(sentence, src_frame.text_type, raw_text=sentence)
+            frame.interruptible = src_frame.interruptible
+            await super()._handle_aggregated_text(frame, context_id)
+            await asyncio.sleep(0)  # nothing above need ever have waited
 
     # ---- ends ------------------------------------------------------------------------------------
 
@@ -112,3 +144,14 @@ class InProcessTTSService(TTSService):
 
     def _now_s(self) -> float:
         return self.get_clock().get_time() / 1e9
+
+
+async def _sentences(text: str, language: str) -> AsyncIterator[str]:
+    """Cut a text into sentences; joined, they are the text."""
+    aggregator = SimpleTextAggregator(language=language)
+    end = 0
+    async for sentence in aggregator.aggregate(text):
+        begin, end = end, text.index(sentence.text, end) + len(sentence.text)
+        yield text[begin:end]
+    if text[end:].strip():
+        yield text[end:]

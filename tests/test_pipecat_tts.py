@@ -396,6 +396,28 @@ async def test_ten_thousand_characters_are_spoken(mode: TextAggregationMode) -> 
     )
 
 
+@BOTH
+async def test_long_speech_is_cut_into_sentences_of_one_context(mode: TextAggregationMode) -> None:
+    """Following the words of 10,000 characters at once, Pipecat keeps the loop for a second."""
+    engine = FakeEngine(rtf=0, letter_s=0.004)
+    text = "A sentence of forty characters in total. " * 100
+    tts = service(engine, mode)
+    requests = []
+
+    @tts.event_handler("on_tts_request")
+    async def on_tts_request(tts: MegakernelTTSService, context_id: str, text: str) -> None:
+        requests.append((context_id, text))
+
+    async with Run(tts) as run:
+        await run.say(text)
+        await run.until(TTSStoppedFrame, timeout_s=10)
+    assert len(requests) == 100 and len({context_id for context_id, _ in requests}) == 1
+    assert len(engine.streams) == (100 if mode is SENTENCE else 1)
+    assert " ".join(stream.text.strip() for stream in engine.streams) == text.strip()
+    assert " ".join(word.text for word in run.frames(TTSTextFrame)) == text.strip()
+    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+
+
 async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it() -> None:
     async def plain(text: str, kind: str) -> str:
         return text.replace("*", "")
