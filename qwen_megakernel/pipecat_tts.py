@@ -306,6 +306,8 @@ class MegakernelTTSService(InProcessTTSService):
         self, context_id: str, speech: _Speech, text: str
     ) -> AsyncGenerator[Frame | None, None]:
         """Give words to the request of their turn; the first one opens it."""
+        if speech.text_ended.is_set():
+            return  # the turn has failed
         try:
             if speech.task is None:
                 speech.unspoken += text
@@ -313,8 +315,6 @@ class MegakernelTTSService(InProcessTTSService):
                     return
                 text = speech.unspoken
                 self._begin_turn(context_id, speech)
-            if speech.text_ended.is_set():
-                return  # it failed
             if speech.sentences:
                 async for sentence in speech.sentences.aggregate(text):
                     speech.requests.put_nowait(sentence.text)

@@ -287,7 +287,8 @@ class TTSEngine(OfficialNames):
         if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
-        self.synthesize("Warm.", voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
+        text = "This takes two seconds to say, and so it has every chunk size."
+        self.synthesize(text, voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
 
 
 def _dump_codes(state: StreamState) -> None:

@@ -30,6 +30,7 @@ class FakeEngine:
         letter_s: seconds of audio per letter (word_times.count_letters).
         first_delay_s: before the first chunk, for the prefill.
         silent_frames: without a sound, before the first word.
+        refusal: raised for every request.
         fail_after: frames after which a request fails with `error`.
         stall_after: frames after which a request delivers nothing more, ever.
     """
@@ -42,6 +43,7 @@ class FakeEngine:
         letter_s: float = 1 / 15,
         first_delay_s: float = 0.0,
         silent_frames: int = 0,
+        refusal: Exception | None = None,
         fail_after: int | None = None,
         error: Exception | None = None,
         stall_after: int | None = None,
@@ -53,6 +55,7 @@ class FakeEngine:
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
+        self.refusal = refusal
         self.fail_after, self.stall_after = fail_after, stall_after
         self.error = error or GenerationError("planted")
         self.streams: list[FakeStream] = []
@@ -71,6 +74,8 @@ class FakeEngine:
     ) -> "FakeStream":
         if self.closed:
             raise EngineClosed("closed")
+        if self.refusal:
+            raise copy.copy(self.refusal)
         if (text is None) != text_open:
             raise UsageError("text or text_open")
         if text is not None and unspeakable(text):
@@ -135,10 +140,10 @@ class FakeStream:
         if self._due is None:
             await self._enter()
         while not self.cancelled:
-            left = self._frames_in_text() - self.num_frames
+            left, size = self._frames_in_text() - self.num_frames, self._chunk_frames
             if self.request.max_frames is not None:
-                left = min(left, self.request.max_frames - self.num_frames)
-                if not left:
+                size = min(size, self.request.max_frames - self.num_frames)
+                if not size:
                     return self._last("length")
             if self.engine.stall_after is not None and self.num_frames >= self.engine.stall_after:
                 left = 0
@@ -152,8 +157,8 @@ class FakeStream:
                     self._over = True
                     raise EmptyText("The text ended without a word.")
                 return self._last("eos")
-            if left > 0 and (self.text_ended or left >= self._chunk_frames):
-                return await self._make(min(left, self._chunk_frames))
+            if left > 0 and (self.text_ended or left >= size):
+                return await self._make(min(left, size))
             self._changed.clear()
             await self._changed.wait()
             self._due = max(self._due, asyncio.get_running_loop().time())

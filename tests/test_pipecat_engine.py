@@ -18,11 +18,13 @@ from pipecat.frames.frames import (
 )
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
+from torch import Tensor
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.utterance import Voice
+from qwen_megakernel.vocoder import Vocoder
 
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
 BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
@@ -204,6 +206,18 @@ async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMod
         await run.until(TTSStoppedFrame)
         assert not tts.is_usable
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
+
+
+def test_the_warm_up_goes_through_every_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, step = set(), Vocoder.step
+
+    def seen_step(vocoder: Vocoder, codes: Tensor, *args: object) -> Tensor:
+        sizes.add(codes.shape[1])
+        return step(vocoder, codes, *args)
+
+    monkeypatch.setattr(Vocoder, "step", seen_step)
+    TTSEngine.from_pretrained("demo-voice").close()
+    assert {1, 2, 4, 8, 10} <= sizes
 
 
 async def test_the_service_loads_and_closes_a_model_of_its_own() -> None:

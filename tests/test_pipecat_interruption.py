@@ -11,9 +11,11 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    StartFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
+    TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
 from pipecat.metrics.metrics import TTFBMetricsData
@@ -213,6 +215,24 @@ async def test_speech_that_was_heard_is_remembered_whole() -> None:
         await run.turn("Yes, of course. ", "I will.")
         await run.until(lambda: context.messages)
     assert [message["content"] for message in context.messages] == ["Yes, of course. I will."]
+
+
+@BOTH
+async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine(rtf=0)
+    async with Run(service(engine, mode)) as run:
+        await run.turn(*STORY)
+        await run.until(TTSStoppedFrame)  # ten seconds of audio have left
+        await run.interrupt()
+        await run.until(InterruptionFrame)
+        num_words, num_audio = len(run.frames(TTSTextFrame)), len(run.frames(TTSAudioRawFrame))
+        await run.turn("Yes?")
+        await run.until(TTSStoppedFrame, 2)
+    word = run.frames(TTSTextFrame)[num_words]
+    heard_s = run.when(TTSAudioRawFrame)[num_audio] - run.when(StartFrame)[0]
+    assert word.pts / 1e9 == pytest.approx(heard_s, abs=0.1)
 
 
 # ---- many pipelines, one engine ------------------------------------------------------------------

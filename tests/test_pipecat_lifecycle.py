@@ -124,6 +124,19 @@ async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(
     assert not engine.speaking
 
 
+@pytest.mark.parametrize("end", ["cancel", "cleanup"])
+async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end: str) -> None:
+    engine = FakeEngine(rtf=0.5)
+    # A processor that was cleaned up passes nothing on, so the worker has to give up on it.
+    async with Run(tts := service(engine, TOKEN), cancel_timeout_secs=0.2) as run:
+        await run.turn("Nobody will hear this to its end, whatever comes next.")
+        await run.until(TTSAudioRawFrame)
+        await (tts.cancel(CancelFrame()) if end == "cancel" else tts.cleanup())
+        assert not engine.speaking
+        await run.worker.cancel()
+        await run.ended()
+
+
 @BOTH
 async def test_an_interruption_of_nothing_harms_nothing(mode: TextAggregationMode) -> None:
     engine = FakeEngine()

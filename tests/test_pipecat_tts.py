@@ -251,6 +251,7 @@ async def _play(rate: int) -> None:
     async with Run(service(engine), output, sample_rate=rate) as run:
         await run.say("Hello there my dear friends.")
         await run.until(TTSStoppedFrame)
+        assert run.tts.sample_rate == 24000
     heard = np.frombuffer(bytes(output.heard), np.int16).astype(float)
     seconds = len(run.pcm) / 2 / 24000
     assert seconds <= len(heard) / rate < seconds + 0.1, rate  # the last chunk is padded
@@ -467,6 +468,22 @@ async def test_passing_errors_never_write_the_service_off(mode: TextAggregationM
 
 
 @BOTH
+@pytest.mark.parametrize("refusal", [EngineBusy("full"), ZeroDivisionError("a bug")], ids=repr)
+async def test_a_refused_request_is_one_error_and_no_open_context(
+    mode: TextAggregationMode, refusal: Exception
+) -> None:
+    engine = FakeEngine(refusal=refusal)
+    async with Run(service(engine, mode)) as run:
+        await run.turn("Nobody ", "will ", "say ", "this.")
+        await run.until(TTSStoppedFrame, timeout_s=2)
+        engine.refusal = None
+        await run.turn("But this.")
+        await run.until(TTSStoppedFrame, 2, timeout_s=2)
+    assert [type(frame.exception) for frame in run.errors] == [type(refusal)]
+    assert run.pcm.endswith(engine.streams[0].sent)
+
+
+@BOTH
 async def test_a_closed_engine_makes_the_service_unusable(mode: TextAggregationMode) -> None:
     engine = FakeEngine(rtf=0.5)
     tts = service(engine, mode)
@@ -563,6 +580,17 @@ async def test_a_runaway_is_told_honestly() -> None:
     assert ended == [("length", 11)]
     assert "without an end token (length), seed 11" in "".join(lines)
     assert len(run.pcm) == 2 * 4 * FRAME_SAMPLES
+
+
+async def test_text_behind_the_end_of_its_speech_opens_nothing() -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, TOKEN, settings=Settings(max_frames=4))) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("This is longer than that. "))
+        await run.until(lambda: engine.streams and engine.streams[0].finish_reason == "length")
+        await run.send(LLMTextFrame("And there is more. "), LLMFullResponseEndFrame())
+        await run.until(LLMFullResponseEndFrame)
+    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+    assert len(engine.streams) == 1 and run.errors == []
 
 
 # ---- settings ------------------------------------------------------------------------------------
