@@ -74,6 +74,9 @@ class PacedEngine:
         self._next.append((time.perf_counter(), state, 0, 1))
         return SpeechStream(state, self, PacedText)
 
+    def find_voice(self, voice: None) -> None:
+        """Nobody."""
+
     def close(self) -> None:
         """Stop the thread."""
         self._closed = True

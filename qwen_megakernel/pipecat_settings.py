@@ -18,8 +18,8 @@ from qwen_megakernel.word_times import whole_words
 class MegakernelTTSSettings(TTSSettings):
     """What may change while the pipeline runs; it holds from the next sentence on.
 
-    `voice` is a speaker of the model or a name from the service's `voices`; `language` a
-    `Language`, a code, or the model's name for it. None is the model's default.
+    `voice` is a name from the engine's or the service's `voices`, or the path of a voice file;
+    `language` a `Language`, a code, or the model's name for it. None is the model's default.
 
     Parameters:
         instruct: How to speak, in words, for models that take it.

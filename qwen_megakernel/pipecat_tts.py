@@ -29,7 +29,6 @@ from qwen_megakernel.errors import (
     QwenTTSError,
     TextTooLong,
     UnknownLanguage,
-    UnknownVoice,
     UsageError,
 )
 from qwen_megakernel.languages import AUTO, resolve_language
@@ -40,7 +39,8 @@ from qwen_megakernel.pipecat_settings import (
     as_language,
 )
 from qwen_megakernel.sentences import unspeakable
-from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest, Voice
+from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest
+from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class MegakernelTTSService(InProcessTTSService):
             model_path: Hub id, folder or built-in name of the model to load. The service closes
                 an engine that it made. Default: the 0.6B Base model.
             engine: The engine to use instead. It may be shared and is left open.
-            voices: Cloned voices, by the names that `settings.voice` may have.
+            voices: Voices by names that `settings.voice` may have, besides those of the engine.
             first_chunk_frames: Frames of 80 ms in the first chunk of a request.
             chunk_frames: Frames in later chunks; chunks double from the first to this.
             engine_timeout_s: A request that the engine leaves without audio for so long has failed.
@@ -205,7 +205,7 @@ class MegakernelTTSService(InProcessTTSService):
         wanted.apply_update(delta)
         wanted.language = self._service_language(wanted.language)
         try:
-            voice = self._check(wanted)
+            voice = await asyncio.to_thread(self._check, wanted)  # may read a voice file
         except QwenTTSError as error:
             # The service works on with its old settings, so this costs it nothing.
             await self.push_error(
@@ -223,14 +223,7 @@ class MegakernelTTSService(InProcessTTSService):
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Make sure that requests can be made of these settings; finds their voice."""
-        voice = settings.voice
-        if voice in self._voices:
-            voice = self._voices[voice]
-        elif voice is not None and self._engine.voices and voice not in self._engine.voices:
-            raise UnknownVoice(
-                f'Unknown voice "{voice}". This model has: {", ".join(self._engine.voices)}.',
-                cure=f"Cloned voices of this service: {', '.join(self._voices) or '(none)'}.",
-            )
+        voice = self._engine.find_voice(self._voices.get(settings.voice, settings.voice))
         resolve_language(settings.language, self._engine.languages)
         SpeechRequest(
             text=None,

@@ -144,6 +144,14 @@ class TTSEngine(OfficialNames):
         """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
 
+    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
+        """Who `voice=` means: a speaker's name, a `Voice` (read from its file), or nobody.
+
+        Raises:
+            UnknownVoice, VoiceMismatch, ReferenceError_: see `voices.Voices.resolve`.
+        """
+        return self.default_voice if voice is None else self._voices.resolve(voice)
+
     @property
     def seconds_per_frame(self) -> float:
         """0.08 in every release."""
@@ -192,7 +200,7 @@ class TTSEngine(OfficialNames):
         """
         if text_open and text_feed == "auto":
             text_feed = "stepwise"  # however much of the text is there when its prompt is built
-        voice = self.default_voice if voice is None else self._voices.resolve(voice)
+        voice = self.find_voice(voice)
         request = SpeechRequest(
             text=text_,
             voice=voice,

@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, UsageError
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineClosed,
+    GenerationError,
+    UnknownVoice,
+    UsageError,
+)
 from qwen_megakernel.languages import resolve_language, supported_languages
 from qwen_megakernel.sentences import unspeakable
 from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest
+from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import count_letters
 
 SAMPLE_RATE = 24000
@@ -62,6 +69,11 @@ class FakeEngine:
         self.speaking: set[FakeStream] = set()
         self.closed = False
         self._slots = asyncio.Semaphore(num_slots)
+
+    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
+        if isinstance(voice, str) and voice not in self.voices:
+            raise UnknownVoice(f'Unknown voice "{voice}".')
+        return voice
 
     def stream(
         self,

@@ -68,6 +68,18 @@ def test_token_mode_dumps_codes_and_prints_one_json_object(demo: Callable, tmp_p
     assert len(codes) * 1920 == len(soundfile.read(tmp_path / "a.wav")[0])
 
 
+def test_a_voice_is_cloned_from_a_sample(demo: Callable, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.wav"
+    hum = np.sin(np.arange(2 * 24000) / 20) * 0.3
+    soundfile.write(sample, hum, 24000)
+    common = ("--text", TEXT, "--model", "tiny-random-base", "--seed", "3", "--max-frames", "4")
+    code, _, err = demo(*common, "--voice-sample", sample, "--output", tmp_path / "a.wav")
+    assert code == 0, err
+    code, _, err = demo(*common, "--output", tmp_path / "b.wav")
+    assert code == 0, err
+    assert (tmp_path / "a.wav").read_bytes() != (tmp_path / "b.wav").read_bytes()
+
+
 def test_control_c_leaves_a_whole_file_of_what_was_spoken(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     text = "This is a long text about a house at the edge of a wood. " * 8

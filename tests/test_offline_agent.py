@@ -66,4 +66,4 @@ async def test_the_agent_speaks_with_the_demo_voice(agent: SimpleNamespace) -> N
         )
         said = await asyncio.wait_for(agent.converse(tts, patience_s=1.2), 40)
         check(agent, said)
-        assert engine._loop.num_active == 0
+        assert engine.num_active == 0

@@ -4,6 +4,7 @@ the engine's noise, bit for bit.
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from torch import Tensor
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.utterance import Voice
 from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.voice import Voice
 
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
 BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
@@ -88,9 +89,9 @@ async def test_the_first_audio_leaves_while_the_engine_works(
     async with Run(service(engine, mode)) as run:
         await run.turn("One sentence of some length for this.")
         await run.until(TTSAudioRawFrame)
-        assert engine._loop.num_active == 1
+        assert engine.num_active == 1
         await run.until(TTSStoppedFrame)
-    assert engine._loop.num_active == 0
+    assert engine.num_active == 0
 
 
 @BOTH
@@ -111,7 +112,7 @@ async def test_an_interruption_frees_the_slot_before_the_next_step(
         await run.interrupt()
         await run.until(InterruptionFrame)
         num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), len(steps)
-        await run.until(lambda: engine._loop.num_active == 0)
+        await run.until(lambda: engine.num_active == 0)
         assert len(steps) <= num_steps + 1  # one may just have begun
         await asyncio.sleep(0.1)
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
@@ -155,7 +156,7 @@ async def test_a_turn_without_a_word_leaves_no_request(engine: TTSEngine) -> Non
     async with Run(service(engine, TOKEN)) as run:
         await run.turn("🎉 ... ", "!")
         await run.until(TTSStoppedFrame)
-    assert engine._loop.num_active == 0 and run.errors == [] and not any(run.pcm)
+    assert engine.num_active == 0 and run.errors == [] and not any(run.pcm)
 
 
 async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -> None:
@@ -169,6 +170,30 @@ async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -
         await run.until(TTSStoppedFrame)
         assert not tts.is_usable
     assert [type(frame.exception) for frame in run.errors] == [TaskError]
+
+
+async def test_a_voice_file_is_a_voice_at_the_start_and_later(
+    base_engine: TTSEngine, tmp_path: Path
+) -> None:
+    width = base_engine.config.speaker_encoder.enc_dim
+    voices = [Voice(name, np.full(width, 0.1 * i, np.float32)) for i, name in enumerate("ab")]
+    files = [str(tmp_path / f"{voice.name}.voice.safetensors") for voice in voices]
+    for voice, file in zip(voices, files, strict=True):
+        voice.save(file)
+    options = {"seed": 1, "max_frames": 4}
+    tts = MegakernelTTSService(
+        engine=base_engine, settings=MegakernelTTSService.Settings(voice=files[0], **options)
+    )
+    async with Run(tts) as run:
+        await run.say("Hello.")
+        delta = MegakernelTTSService.Settings(voice=files[1])
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
+        await run.say("Hello.")
+        await run.until(TTSStoppedFrame, 2)
+    assert run.errors == []
+    assert run.pcm == b"".join(
+        pcm_of(base_engine, "Hello.", voice=voice, **options) for voice in voices
+    )
 
 
 async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEngine) -> None:

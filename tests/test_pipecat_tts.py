@@ -44,7 +44,7 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.utterance import Voice
+from qwen_megakernel.voice import Voice
 
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
 Settings = MegakernelTTSService.Settings
