@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test test-slow lint clean
 
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
-	$(BIN)/python -m qwen_megakernel speak --model demo-voice --stream "$(TEXT)" --output out.wav
+	$(BIN)/python demo_pipeline.py --model demo-voice --text "$(TEXT)" --output out.wav
 
 test: lint  ## linters and the whole default test suite
 	$(BIN)/python -m pytest
