@@ -172,6 +172,23 @@ def test_each_measure_script_writes_the_common_schema(tmp_path, name):
     assert found["schema"] == 1 and found["runs"][0]["frames"] <= 6
 
 
+def test_the_end_to_end_check_passes_with_the_demonstration_voice(tmp_path):
+    result = tmp_path / "e2e.json"
+    demo = ("--model", "demo-voice", "--device", "cpu", "--runs", 1, "--json", result)
+    done = run("test_e2e.py", *demo)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]
+
+
+def test_the_end_to_end_check_fails_on_noise_and_says_where_it_cannot_run():
+    noise = run("test_e2e.py", *TINY, "--device", "cpu", "--runs", 1)
+    assert noise.returncode == 1 and "FAILED" in noise.stdout
+    nowhere = run("test_e2e.py", "--device", "cpu", "--model", "/no/such/folder")
+    assert nowhere.returncode == 77
+    no_gpu = run("test_e2e.py", "--model", "demo-voice", CUDA_VISIBLE_DEVICES="")
+    assert no_gpu.returncode == 77 and "no GPU" in no_gpu.stderr
+
+
 def test_a_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "runs.png"

@@ -1,0 +1,100 @@
+"""End to end on real hardware and weights: python test_e2e.py --model Qwen/Qwen3-TTS-12Hz-0.6B-Base
+
+Speaks several texts and checks what must hold for each: it ends by itself, at a plausible length,
+not silent, in order, and the same seed gives the same codes in another chunking. Reports every
+figure of the benchmarks. Exit code 0: all hold; 1: one does not; 77: no GPU (unless --device says
+where to run) or no weights here.
+"""
+
+import argparse
+import sys
+
+import numpy as np
+
+from benchmarks import common
+from qwen_megakernel import TTSEngine, options
+from qwen_megakernel.errors import ModelFilesError
+
+CANNOT_RUN = 77
+
+TEXTS = (
+    "Hello, how are you today?",
+    "Your table for two is ready.",
+    "We will meet you at the hotel on Friday.",
+    "It will be cold and cloudy tomorrow.",
+)
+
+# Speech runs at some 15 characters a second; a third to three times that is still speech.
+CHARS_PER_S = (5, 45)
+QUIET = 10 ** (-45 / 20)  # the loudest 80 ms of speech are above -45 dBFS
+
+
+def problems(tts: TTSEngine, text: str, seed: int, speech: dict) -> list[str]:
+    """What is wrong with one utterance; `speech` is given by `speak`."""
+    found = []
+    seconds = len(speech["samples"]) / tts.sample_rate
+    if speech["finish_reason"] != "eos":
+        found.append(f"ended with {speech['finish_reason']}, not by itself")
+    if not CHARS_PER_S[0] <= len(text) / seconds <= CHARS_PER_S[1]:
+        found.append(f"{seconds:.1f} s for {len(text)} characters")
+    frames = speech["samples"].reshape(len(speech["codes"]), -1) / 32768
+    if np.sqrt((frames**2).mean(axis=1)).max() < QUIET:
+        found.append("silent")
+    if speech["starts"] != sorted(speech["starts"]):
+        found.append("chunks out of order")
+    again = tts.synthesize(text, seed=seed, chunk_frames=7)
+    if not np.array_equal(again.codes, speech["codes"]):
+        found.append("the same seed gave other codes in another chunking")
+    return found
+
+
+def speak(tts: TTSEngine, text: str, seed: int) -> dict:
+    """Stream one utterance."""
+    stream = tts.stream(text, seed=seed)
+    chunks = [chunk for chunk in stream if chunk.num_frames]
+    return {
+        "samples": np.concatenate([chunk.samples for chunk in chunks]),
+        "starts": [chunk.frame_index for chunk in chunks],
+        "codes": stream.codes,
+        "finish_reason": stream.finish_reason,
+    }
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check, measure, report."""
+    import torch
+
+    if args.device is None and not torch.cuda.is_available():
+        print("no GPU here; --device cpu runs the checks all the same", file=sys.stderr)
+        return CANNOT_RUN
+    try:
+        tts = options.load_engine(args)
+    except ModelFilesError as error:
+        print(error, file=sys.stderr)
+        return CANNOT_RUN
+    failures = 0
+    with tts:
+        for seed, text in enumerate(TEXTS):
+            found = problems(tts, text, seed, speak(tts, text, seed))
+            failures += bool(found)
+            print(
+                f"{'FAILED' if found else 'ok':7}{text}" + "".join(f"\n       {f}" for f in found)
+            )
+        args.text, args.seed = TEXTS[0], 0
+        runs = [common.run_once(tts, args, index) for index in range(args.runs)]
+        measured = common.result(tts, runs, {"texts": TEXTS, "failures": failures})
+    common.print_table(measured)
+    common.write_json(args.json, measured)
+    return 1 if failures else 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    common.add_arguments(parser, runs=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))
