@@ -1,4 +1,8 @@
-"""Both decoders on the same weights; compiled kernels that outlive the run."""
+"""Both decoders on the same weights; compiled kernels that outlive the run.
+
+Tests that drive a whole decoder run twice: the kernel by emulation, and on a GPU (marker `gpu`,
+skipped where there is none). Tests of one stage (probes.cu) run by emulation.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +17,40 @@ from qwen_megakernel.reference import ReferenceDecoder
 
 CPU = torch.device("cpu")
 
+# What only the emulation can do to a launch.
+EMULATION_ONLY = {
+    "test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang": "sets the number of SMs",
+    "test_cancel_at_any_moment_ends_the_launch_and_not_the_engine": "chooses the moment",
+    "test_the_order_of_threads_and_blocks_does_not_matter": "chooses the order",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without one."""
+    has_gpu = torch.cuda.is_available()
+    kept = []
+    for item in items:
+        if item.get_closest_marker("gpu") and "[gpu" in item.name:
+            if item.originalname in EMULATION_ONLY:
+                continue
+            if not has_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch sees none"))
+        kept.append(item)
+    items[:] = kept
+
+
+class KernelOnGpu(KernelDecoder):
+    """The kernel on the GPU with its results on the CPU, where the tests compare them."""
+
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        return super().forward(*args, **options).cpu()
+
+    def step(self, slots, num_frames, forced=None, taps=None):
+        result = super().step(slots, num_frames, forced, taps)
+        for name in taps or ():
+            taps[name] = taps[name].cpu()
+        return result
+
 
 @pytest.fixture(scope="session", autouse=True)
 def build_cache() -> Iterator[Path]:
@@ -24,13 +62,19 @@ def build_cache() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def make_decoder() -> Callable[..., Any]:
-    """make_decoder(kind, checkpoint, dtype, **options): one of the two decoders, on the CPU."""
+@pytest.fixture(scope="session", params=["emulation", pytest.param("gpu", marks=pytest.mark.gpu)])
+def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """make_decoder(kind, checkpoint, dtype, **options): one of the two decoders.
+
+    The kernel runs where the variant of the test says, the plain decoder on the CPU.
+    """
 
     def make(kind: type, checkpoint: Any, dtype: torch.dtype = torch.float32, **options: Any):
         options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
-        return kind(checkpoint, device=CPU, dtype=dtype, **options)
+        device = CPU
+        if request.param == "gpu" and kind is KernelDecoder:
+            kind, device = KernelOnGpu, torch.device("cuda")
+        return kind(checkpoint, device=device, dtype=dtype, **options)
 
     return make
 

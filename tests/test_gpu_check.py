@@ -1,0 +1,150 @@
+"""tools/gpu_check.py: steps that fail or hang do not stop the others; a bare machine is enough."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What the machines that have a GPU do not have.
+ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
+
+PLANTED = """
+import json, subprocess, sys, time
+step, output = sys.argv[1], sys.argv[3]
+print(step, "says something")
+if step == "tests":
+    sys.exit("planted failure")
+if step == "endurance":
+    subprocess.Popen(["sleep", "321"])
+    time.sleep(60)
+if step == "sanitizer":
+    json.dump({"status": "refused", "why": "planted"}, open(output, "w"))
+else:
+    json.dump({"step": step}, open(output, "w"))
+"""
+
+
+@pytest.fixture
+def gpu_check(monkeypatch):
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools" / "gpu_check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "query", lambda fields: None)
+    return module
+
+
+def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
+    steps = tmp_path / "steps.py"
+    steps.write_text(PLANTED)
+    monkeypatch.setattr(gpu_check, "STEPS", steps)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "out"), *arguments])
+    code = gpu_check.main()
+    return code, json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def test_one_failing_and_one_hanging_step_leave_the_others(
+    gpu_check, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(gpu_check.BUDGETS, "endurance", 6)
+    started = time.monotonic()
+    names = ("build", "tests", "endurance", "sanitizer", "benchmark")
+    code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", ",".join(names))
+    statuses = {name: step["status"] for name, step in result["steps"].items()}
+    expected = ("ok", "failed", "timeout", "refused", "ok")
+    assert code == 1 and statuses == dict(zip(names, expected, strict=True))
+    assert time.monotonic() - started < 20
+    assert result["steps"]["benchmark"]["result"] == {"step": "benchmark"}
+    assert "planted failure" in capsys.readouterr().out
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 321" not in processes  # what a step started ends with it
+
+
+def test_refused_is_not_failed(gpu_check, monkeypatch, tmp_path):
+    code, _ = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build,sanitizer")
+    assert code == 0
+
+
+def test_when_time_is_up_the_rest_is_not_begun(gpu_check, monkeypatch, tmp_path):
+    arguments = ("--emulation", "--seconds", "1", "--steps", "build,benchmark")
+    code, result = run(gpu_check, monkeypatch, tmp_path, *arguments)
+    assert {step["status"] for step in result["steps"].values()} == {"no time"}
+    assert result["seconds"] < 2 and code == 0
+
+
+def test_all_steps_end_within_nine_minutes(gpu_check):
+    assert gpu_check.TOTAL_SECONDS < 9 * 60
+
+
+def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    assert gpu_check.main() == 77
+    assert "No GPU" in capsys.readouterr().out
+
+
+def bare_machine(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the packages of `ABSENT` cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nfor name in {ABSENT}:\n    sys.modules[name] = None\n"
+    )
+    return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "microbenchmark,endurance,sanitizer",
+        pytest.param(
+            "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b",
+            marks=[pytest.mark.slow, pytest.mark.timeout(600)],
+        ),
+    ],
+)
+def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, steps):
+    command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--steps", steps],
+        cwd=ROOT,
+        env=bare_machine(tmp_path) | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert list(result["steps"]) == steps.split(",") and result["commit"]
+    if "endurance" in steps:
+        endurance = result["steps"]["endurance"]["result"]
+        assert endurance["goal_reached"] and endurance["load_rounds_beside"] > 0
+        kinds = {row["kind"] for row in result["steps"]["microbenchmark"]["result"]["rows"]}
+        assert kinds == {"device", "copy", "read", "barrier", "frame_skeleton"}
+    else:
+        rows = result["steps"]["frame_times"]["result"]["rows"]
+        assert [row["streams"] for row in rows] == [1, 4, 8, 16]
+        assert all(row["ms_per_frame"] > 0 for row in rows)
+
+
+def test_the_bytes_of_a_frame_are_those_of_the_design():
+    """Published per-frame figures of the released shapes: 3309 and 5258 MB of weights."""
+    code = """
+import gpu_steps, torch
+from gpu_steps import frame_bytes, model_config, parse_model_config
+for name in ("random-0.6b", "random-1.7b"):
+    config = parse_model_config(model_config(name))
+    print(round(frame_bytes(config, torch.bfloat16, 1, 0) / 1e6))
+    print(frame_bytes(config, torch.bfloat16, 2, 1) - frame_bytes(config, torch.bfloat16, 1, 1))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["3309", "114688", "5258", "114688"]

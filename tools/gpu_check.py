@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""GPU truth in one command: build, tests, sanitizers, speed and endurance of the kernel.
+
+Every step is a process of its own with a time budget (tools/gpu_steps.py): one that fails, hangs or
+crashes the device does not stop the others. Written are result.json and log.txt, into --out, else
+$OUT, else benchmarks/results/gpu_NAME/. `--emulation` runs the same steps on a CPU at toy size,
+which proves this program and says nothing about speed.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = Path(__file__).with_name("gpu_steps.py")
+NO_GPU = 77
+
+# Seconds for each step, in the order of what is missed most if time runs out.
+BUDGETS = {
+    "build": 150,
+    "validate_0.6b": 70,
+    "frame_times": 80,
+    "tests": 90,
+    "microbenchmark": 45,
+    "endurance": 60,
+    "validate_1.7b": 90,
+    "benchmark": 80,
+    "sanitizer": 90,
+}
+TOTAL_SECONDS = 510  # the machine is taken away after ten minutes
+LOG_LINES = 40  # of a failed step, shown again at the end
+
+CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu,persistence_mode"
+DEVICE = "name,driver_version,memory.total,pcie.link.gen.current,mig.mode.current,compute_mode"
+
+
+def main() -> int:
+    """Run the steps, write the result, say what happened."""
+    args = parse_args()
+    if not args.emulation and not has_gpu():
+        print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
+        return NO_GPU
+    name = args.name or ("emulation" if args.emulation else device_name())
+    folder = Path(args.out or os.environ.get("OUT") or ROOT / "benchmarks/results" / f"gpu_{name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    result: dict[str, Any] = {
+        "commit": args.commit or commit(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "emulation": args.emulation,
+        "device": None if args.emulation else query(DEVICE),
+        "nvcc": version("nvcc"),
+        "steps": {},
+    }
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+        for step in args.steps.split(","):
+            left = args.seconds - (time.monotonic() - started)
+            found = run_step(step, min(BUDGETS[step], left), args.emulation, log)
+            result["steps"][step] = found
+            result["seconds"] = round(time.monotonic() - started, 1)
+            print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
+            # After every step: what was measured stays if this process is stopped.
+            (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    report(result, folder)
+    return int(any(s["status"] in ("failed", "timeout") for s in result["steps"].values()))
+
+
+def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, Any]:
+    """One step in its own process group: {"status", "seconds", "clocks", "result"}."""
+    if seconds < 5:
+        return {"status": "no time", "seconds": 0.0, "result": None}
+    print(f"==== {step}", file=log, flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as work:
+        output = Path(work) / "result.json"
+        command = [sys.executable, str(STEPS), step, "--json", str(output)]
+        command += ["--emulation"] if emulation else []
+        command += ["--seconds", str(round(seconds - 3, 1))]
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+        )
+        try:
+            status = "ok" if process.wait(seconds) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            status = "timeout"
+            os.killpg(process.pid, signal.SIGKILL)  # the step and what it started
+            process.wait()
+        result = json.loads(output.read_text()) if output.exists() else None
+    if status == "ok" and result and "status" in result:
+        status = result.pop("status")  # a step may say "refused" or "skipped"
+    found = {"status": status, "seconds": round(time.monotonic() - started, 1), "result": result}
+    return found if emulation else found | {"clocks": query(CLOCKS)}
+
+
+def report(result: dict[str, Any], folder: Path) -> None:
+    """The figures people ask for first, then the ends of the logs of steps that failed."""
+    steps = result["steps"]
+    for row in (steps.get("frame_times", {}).get("result") or {}).get("rows", []):
+        print(
+            f"{row['model']:18} {row['streams']:3} streams  {row['ms_per_frame']:8.3f} ms a frame  "
+            f"{row['gb_per_s']:7.0f} GB/s  {100 * row['share_of_copy']:5.1f} % of a copy"
+        )
+    parts = re.split(r"^==== (\S+)\n", (folder / "log.txt").read_text(), flags=re.MULTILINE)
+    for step, text in zip(parts[1::2], parts[2::2], strict=True):
+        if steps[step]["status"] in ("failed", "timeout"):
+            print(f"---- {step} {steps[step]['status']}; its last lines:")
+            print("\n".join(text.splitlines()[-LOG_LINES:]))
+    print(f"{folder}/result.json, {folder}/log.txt; {result['seconds']:.0f} s")
+
+
+def has_gpu() -> bool:
+    """Whether nvidia-smi lists a GPU."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0 and "GPU" in done.stdout
+
+
+def query(fields: str) -> dict[str, str] | None:
+    """What nvidia-smi says of the first GPU; None without it."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    values = done.stdout.splitlines()[0].split(", ")
+    return dict(zip(fields.split(","), values, strict=True))
+
+
+def device_name() -> str:
+    """The GPU's name as a folder name: nvidia_h200."""
+    facts = query("name")
+    return re.sub(r"\W+", "_", facts["name"]).lower() if facts else "unknown"
+
+
+def version(tool: str) -> str | None:
+    """The last line of `tool --version`."""
+    try:
+        done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip().splitlines()[-1]
+
+
+def commit() -> str:
+    """The commit of this checkout; "unknown" where it came without its history."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--name", help="of the result folder (default: the GPU's)")
+    parser.add_argument("--out", metavar="FOLDER", help="instead of benchmarks/results/gpu_NAME")
+    parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
+    parser.add_argument("--steps", default=",".join(BUDGETS), help="some of the default list")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all steps")
+    parser.add_argument("--commit", help="where the checkout has no git history")
+    args = parser.parse_args()
+    if unknown := set(args.steps.split(",")) - set(BUDGETS):
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}; known: {', '.join(BUDGETS)}")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""The steps of gpu_check.py, each run alone: gpu_steps.py STEP --json FILE [--emulation].
+
+A step prints its log, writes what it found and exits with 1 when something is wrong. Imports only
+what a bare machine has: no audio library, no Pipecat, pytest only where it is installed.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernels")]
+
+import kernel_models  # noqa: E402 - toy models of the kernel's tests
+import torch  # noqa: E402
+
+import validate_kernel  # noqa: E402 - the script, for its comparison
+from qwen_megakernel import build_tts, checkpoint  # noqa: E402
+from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config  # noqa: E402
+from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
+from qwen_megakernel.model_tts import Backend  # noqa: E402
+from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
+from qwen_megakernel.synthetic_config import model_config  # noqa: E402
+from qwen_megakernel.utterance import Sampling  # noqa: E402
+
+BIG, SMALL = "random-1.7b", "random-0.6b-base"
+TOY, TOY_PROJECTED = "tiny-random", "tiny-random-1.7b"
+PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
+STREAM_COUNTS = (1, 4, 8, 16)
+NUM_LAUNCHES = 100_000
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+PATIENT_SECONDS = 120.0  # of a barrier under a sanitizer
+REFUSALS = ("not supported", "unable to", "error 999", "could not")
+
+
+class Steps:
+    """The steps; `emulation` shrinks them to what a CPU does in seconds."""
+
+    def __init__(self, emulation: bool, seconds: float):
+        self.emulation, self.deadline = emulation, time.monotonic() + seconds
+        self.device = torch.device("cpu" if emulation else "cuda")
+        self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
+        self.arch = None
+        if not emulation:
+            capability = torch.cuda.get_device_capability()
+            self.arch = build_tts.arch_of(capability, torch.cuda.get_device_name())
+
+    # ---- correctness
+
+    def build(self) -> dict[str, Any]:
+        """Compile every library the later steps need and write the random checkpoints."""
+        jobs: dict[str, tuple[ModelConfig, str]] = {}
+        names = (TOY,) if self.emulation else (TOY, TOY_PROJECTED, SMALL, BIG)
+        configs = {name: parse_model_config(model_config(name)) for name in names}
+        shapes = {"small": {}} if self.emulation else kernel_models.SHAPES
+        for name, changes in shapes.items():
+            configs[name] = kernel_models.small_config(**changes)
+        for dtype in ("float32",) if self.emulation else ("float32", "bfloat16"):
+            jobs |= {f"{name} {dtype}": (config, dtype) for name, config in configs.items()}
+
+        def compile_one(job: tuple[ModelConfig, str]) -> dict[str, Any]:
+            started = time.monotonic()
+            library = build_tts.build(job[0], build_tts.Target(self.arch, job[1]))
+            log = library.with_name("build.log").read_text()
+            ptxas = [line.strip() for line in log.splitlines() if "Used" in line]
+            return {"seconds": round(time.monotonic() - started, 1), "ptxas": ptxas}
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            written = [pool.submit(checkpoint.resolve, name) for name in names]
+            compiled = dict(zip(jobs, pool.map(compile_one, jobs.values()), strict=True))
+            for each in written:
+                each.result()
+        return {"torch": torch.__version__, "arch": self.arch, "libraries": compiled}
+
+    def tests(self) -> dict[str, Any]:
+        """The kernel's test suite on this device."""
+        if importlib.util.find_spec("pytest") is None:
+            return {"status": "skipped", "why": "no pytest here; the validations are what is left"}
+        command = [sys.executable, "-m", "pytest", "tests/kernels", "-q", "-p", "no:cacheprovider"]
+        command += ["-k", "test_eos_ends"] if self.emulation else ["-m", "gpu"]
+        # The libraries of the build step, not those of tests/kernels/conftest.py.
+        cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(build_tts.build_cache())}
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
+        )
+        print(done.stdout, done.stderr)
+        if done.returncode:
+            raise SystemExit("The tests failed.")
+        return {"summary": done.stdout.strip().splitlines()[-1]}
+
+    def sanitizer(self) -> dict[str, Any]:
+        """A few toy frames under each tool of compute-sanitizer; some hosts refuse it."""
+        program = [sys.executable, __file__, "toy_frames", "--json", os.devnull]
+        if self.emulation:  # the emulated counterpart is tests/kernels/test_sanitizers.py
+            subprocess.run([*program, "--emulation"], check=True)
+            return {"status": "skipped", "why": "no compute-sanitizer without a GPU"}
+        tool = shutil.which("compute-sanitizer")
+        if tool is None:
+            return {"status": "refused", "why": "compute-sanitizer is not installed"}
+        found, bad = {}, False
+        for name in SANITIZERS:
+            command = [tool, "--tool", name, "--error-exitcode", "9", *program]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            output = done.stdout + done.stderr
+            print(f"-- {name}: exit code {done.returncode}\n{output}")
+            lines = [line for line in output.splitlines() if line.startswith("=========")]
+            refused = done.returncode and any(word in output.lower() for word in REFUSALS)
+            bad |= bool(done.returncode) and not refused
+            found[name] = {
+                "status": "refused" if refused else "failed" if done.returncode else "ok",
+                "says": lines[-1] if lines else output[-200:],
+            }
+        if bad:
+            raise SystemExit(f"compute-sanitizer: {found}")
+        refused = all(each["status"] == "refused" for each in found.values())
+        return found | ({"status": "refused"} if refused else {})
+
+    def toy_frames(self) -> dict[str, Any]:
+        """Prompt and frames of three streams at toy size, compared with the plain decoder."""
+        loaded = kernel_models.random_checkpoint(kernel_models.small_config())
+        kernel, plain = self._decoder(loaded), self._decoder(loaded, plain=True)
+        kernel.timeout_seconds = PATIENT_SECONDS
+        for slot in range(3):
+            for decoder in (kernel, plain):
+                kernel_models.start(decoder, slot, Sampling(), seed=slot + 1)
+        ours, theirs = kernel.step([0, 1, 2], 2), plain.step([0, 1, 2], 2)
+        if not (ours.codes == theirs.codes).all():
+            raise SystemExit(f"{ours.codes}\nare not\n{theirs.codes}")
+        return {"codes": ours.codes.tolist()}
+
+    def validate_small(self) -> dict[str, Any]:
+        """The 0.6B shapes against the plain decoder on the same device."""
+        return self._validate(SMALL)
+
+    def validate_big(self) -> dict[str, Any]:
+        """The 1.7B shapes."""
+        return self._validate(BIG)
+
+    def _validate(self, name: str) -> dict[str, Any]:
+        loaded = self._load(name)
+        args = SimpleNamespace(steps=3 if self.emulation else 32, tolerance=None)
+        dtypes = (torch.float32,) if self.emulation else (torch.float32, torch.bfloat16)
+        reports, passed = {}, True
+        for dtype in dtypes:
+            text, good = validate_kernel.validate_kernel(loaded, self.backend, dtype, args)
+            print(text, flush=True)
+            reports[str(dtype)], passed = text.splitlines(), passed and good
+            torch.cuda.empty_cache()
+        if not passed:
+            raise SystemExit("The kernel differs from the plain decoder.")
+        return {"model": loaded.files.name, "reports": reports}
+
+    def endurance(self) -> dict[str, Any]:
+        """Launches without a stall or another bit, while something like a vocoder runs beside."""
+        loaded = kernel_models.random_checkpoint(kernel_models.small_config())
+        decoder = self._decoder(loaded)
+        goal = 40 if self.emulation else NUM_LAUNCHES
+        frames, expected, launches, slowest = 10 if self.emulation else 200, None, 0, 0.0
+        started = time.monotonic()
+        with self._vocoder_like_load() as count_load:
+            while launches < goal and time.monotonic() < self.deadline:
+                kernel_models.start(decoder, 0, Sampling(), seed=1)
+                codes = []
+                for _ in range(frames):
+                    before = time.monotonic()
+                    step = decoder.step([0], 1)
+                    slowest = max(slowest, time.monotonic() - before)
+                    codes.append(step.codes[0, 0].tolist())
+                    launches += 1
+                    if step.ended[0]:
+                        break
+                expected = expected or codes
+                if codes != expected:
+                    raise SystemExit(f"After {launches} launches the codes differ.")
+        return {
+            "launches": launches,
+            "goal_reached": launches >= goal,
+            "seconds": round(time.monotonic() - started, 1),
+            "slowest_step_ms": round(1000 * slowest, 2),
+            "load_rounds_beside": count_load(),
+        }
+
+    @contextlib.contextmanager
+    def _vocoder_like_load(self) -> Iterator[Callable[[], int]]:
+        """Convolutions on another stream, from another thread, until the block ends."""
+        stop, rounds = threading.Event(), [0]
+        size = 256 if self.emulation else 4096
+
+        def work() -> None:
+            x = torch.randn(1, 32 if self.emulation else 512, size, device=self.device)
+            weight = torch.randn(x.shape[1], x.shape[1], 7, device=self.device) / 60
+            stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                while not stop.is_set():
+                    for _ in range(10):
+                        x = torch.tanh(torch.nn.functional.conv1d(x, weight, padding=3))
+                    if stream:
+                        stream.synchronize()
+                    rounds[0] += 1
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield lambda: rounds[0]
+        finally:
+            stop.set()
+            thread.join()
+
+    # ---- speed
+
+    def microbenchmark(self) -> dict[str, Any]:
+        """tools/gpu_bench.cu: bandwidths, barriers, the skeleton of a frame."""
+        source = Path(__file__).with_name("gpu_bench.cu")
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "gpu_bench"
+            if self.emulation:
+                units = sorted((build_tts.source_folder() / "emulation").glob("*.cpp"))
+                command = [build_tts.find_cxx(), *build_tts.CXX_FLAGS, "-x", "c++", str(source)]
+                command += [*map(str, units), "-lpthread", "-o", str(program)]
+            else:
+                flags = ["-std=c++17", "-O3", f"-arch={self.arch}"]
+                command = [build_tts.find_nvcc(), *flags, str(source), "-o", str(program)]
+            subprocess.run(command, check=True)
+            done = subprocess.run([program], capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)
+        if done.returncode:
+            raise SystemExit(f"gpu_bench ended with {done.returncode}.")
+        return {"rows": [json.loads(line) for line in done.stdout.splitlines()]}
+
+    def frame_times(self) -> dict[str, Any]:
+        """Milliseconds of a frame, sampling inside, for 1 to 16 streams of every model."""
+        copy = self._copy_gb_per_s()
+        rows, layers = [], {}
+        for name in (TOY,) if self.emulation else (SMALL, BIG):
+            loaded = self._load(name)
+            decoder = self._decoder(
+                loaded,
+                dtype=torch.float32 if self.emulation else torch.bfloat16,
+                num_slots=max(STREAM_COUNTS),
+                max_positions=PROMPT_POSITIONS + 256,
+            )
+            layers[name] = self._layer_times(decoder)
+            for streams in STREAM_COUNTS:
+                row = self._frame_time(decoder, streams) | {"model": name, "streams": streams}
+                row["gb_per_s"] = row["mb_per_frame"] / row["ms_per_frame"]
+                row["share_of_copy"] = row["gb_per_s"] / copy
+                print(row, flush=True)
+                rows.append(row)
+            del decoder
+            torch.cuda.empty_cache()
+        return {"copy_gb_per_s": copy, "rows": rows, "layers": layers}
+
+    def _frame_time(self, decoder: KernelDecoder, streams: int) -> dict[str, float]:
+        """Codes are forced, so that no stream ends; they are drawn all the same."""
+        talker, slots = decoder.config.talker, list(range(streams))
+        frames, rounds = 4, 2 if self.emulation else 20
+        positions = 8 if self.emulation else PROMPT_POSITIONS
+        generator = torch.Generator().manual_seed(1)
+        top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
+        shape = (streams, frames, talker.num_code_groups)
+        for slot in slots:
+            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
+        wall = []
+        with self._timed_launches(decoder, "step") as kernel_ms:
+            for _ in range(rounds + 2):
+                forced = torch.randint(0, top, shape, generator=generator)
+                started = time.perf_counter()
+                decoder.step(slots, frames, forced)
+                wall.append(1000 * (time.perf_counter() - started))
+        # The first launches warm up; a stream's first frame has no talker step.
+        kernel, host = sorted(kernel_ms[2:]), sorted(wall[2:])
+        position = positions + frames * (rounds + 2) / 2
+        return {
+            "ms_per_frame": kernel[len(kernel) // 2] / frames,
+            "best_ms_per_frame": kernel[0] / frames,
+            "host_ms_per_frame": host[len(host) // 2] / frames,
+            "mb_per_frame": frame_bytes(decoder.config, decoder.dtype, streams, position) / 1e6,
+        }
+
+    def _layer_times(self, decoder: KernelDecoder) -> dict[str, float]:
+        """Microseconds of one layer, one row: the difference between all layers and one."""
+        times = {}
+        position = 8 if self.emulation else PROMPT_POSITIONS
+        for stack, place in (("talker", position), ("predictor", 8)):
+            config: StackConfig = getattr(decoder.config, stack).stack
+            x = torch.randn(1, config.hidden_size, device=self.device)
+            token = torch.full((1,), -1, dtype=torch.int32)
+            spent = []
+            for layers in (1, config.num_layers):
+                with self._timed_launches(decoder, "forward") as found:
+                    for _ in range(3 if self.emulation else 30):
+                        decoder.forward(
+                            0, token, x, first_position=place, num_layers=layers, stack=stack
+                        )
+                spent.append(sorted(found)[len(found) // 2])
+            times[f"{stack}_layer_us"] = 1000 * (spent[1] - spent[0]) / (config.num_layers - 1)
+        return times
+
+    @contextlib.contextmanager
+    def _timed_launches(self, decoder: KernelDecoder, name: str) -> Iterator[list[float]]:
+        """Milliseconds of every launch of the library's `name` within the block."""
+        found: list[float] = []
+        launch = getattr(decoder.library, name)
+
+        def timed(*arguments: Any) -> None:
+            found.append(self._timed(lambda: launch(*arguments)))
+
+        setattr(decoder.library, name, timed)
+        try:
+            yield found
+        finally:
+            setattr(decoder.library, name, launch)
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        """Milliseconds of the device, without what the host does around it."""
+        if self.emulation:
+            started = time.perf_counter()
+            work()
+            return 1000 * (time.perf_counter() - started)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last)
+
+    def _copy_gb_per_s(self) -> float:
+        """Read and written bytes of a copy, a second; the best of a few."""
+        size = 2**20 if self.emulation else 2**31
+        source = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        return 2 * size / min(self._timed(lambda: target.copy_(source)) for _ in range(7)) / 1e6
+
+    def benchmark(self) -> dict[str, Any]:
+        """benchmark.py, and many streams: what a user of the engine sees."""
+        model = TOY if self.emulation else SMALL
+        common = ["--model", model, "--backend", self.backend.name, "--seed", "1"]
+        common += ["--runs", "1" if self.emulation else "3", "--warmup", "1"]
+        common += ["--max-frames", "4" if self.emulation else "60"]
+        commands = {"benchmark.py": ["benchmark.py"]}
+        for streams in (2,) if self.emulation else STREAM_COUNTS[1:]:
+            script = ["benchmarks/measure_streams.py", "--streams", str(streams)]
+            commands[f"{streams} streams"] = script
+        found = {}
+        for name, command in commands.items():
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "result.json"
+                subprocess.run(
+                    [sys.executable, *command, *common, "--json", str(file)], cwd=ROOT, check=True
+                )
+                found[name] = json.loads(file.read_text())
+        return found
+
+    # ---- shared
+
+    def _load(self, name: str) -> checkpoint.Checkpoint:
+        return checkpoint.load(checkpoint.resolve(TOY if self.emulation else name))
+
+    def _decoder(
+        self, loaded: Any, *, plain: bool = False, dtype: torch.dtype = torch.float32, **sizes: int
+    ) -> Any:
+        sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
+        kind = ReferenceDecoder if plain else KernelDecoder
+        return kind(loaded, device=self.device, dtype=dtype, **sizes)
+
+
+def frame_bytes(config: ModelConfig, dtype: torch.dtype, streams: int, position: float) -> float:
+    """What a frame must read: every weight once, and the talker's keys and values of each stream.
+
+    The predictor's first two positions share a pass, so it runs once for each code but the first.
+    """
+
+    def layers(stack: StackConfig) -> int:
+        qkv = stack.q_size + 2 * stack.kv_size
+        per_column = qkv + stack.q_size + 3 * stack.intermediate_size
+        return stack.num_layers * stack.hidden_size * per_column
+
+    talker, predictor = config.talker, config.predictor
+    passes = talker.num_code_groups - 1
+    weights = layers(talker.stack) + talker.vocab_size * talker.stack.hidden_size
+    weights += passes * layers(predictor.stack)
+    weights += passes * predictor.vocab_size * predictor.stack.hidden_size
+    if config.has_projection:
+        weights += talker.stack.hidden_size * predictor.stack.hidden_size
+    cache = 2 * talker.stack.num_layers * talker.stack.kv_size * position * streams
+    return (weights + cache) * dtype.itemsize
+
+
+STEPS = {
+    "build": Steps.build,
+    "validate_0.6b": Steps.validate_small,
+    "validate_1.7b": Steps.validate_big,
+    "frame_times": Steps.frame_times,
+    "tests": Steps.tests,
+    "microbenchmark": Steps.microbenchmark,
+    "endurance": Steps.endurance,
+    "benchmark": Steps.benchmark,
+    "sanitizer": Steps.sanitizer,
+    "toy_frames": Steps.toy_frames,  # what the sanitizer step runs
+}
+
+
+def main() -> None:
+    """Run one step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--json", required=True, metavar="FILE")
+    parser.add_argument("--emulation", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which to finish early")
+    args = parser.parse_args()
+    found = STEPS[args.step](Steps(args.emulation, args.seconds))
+    Path(args.json).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
