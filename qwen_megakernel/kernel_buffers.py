@@ -60,9 +60,14 @@ class KernelBuffers:
         self.workspace = self._allocate_workspace(description.max_rows, description.max_splits)
 
     def _keep(self, tensor: Tensor) -> int:
-        """The address of a tensor that lives as long as this object."""
+        """The address of a tensor that lives as long as this object.
+
+        A tensor of a mapped file lies at any multiple of 8 bytes; the kernel reads 16 at a time.
+        """
+        if tensor.data_ptr() % 16:
+            tensor = tensor.clone()
         self._alive.append(check_tensor("buffer", tensor, tensor.shape, tensor.dtype))
-        return tensor.data_ptr()
+        return self._alive[-1].data_ptr()
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
