@@ -77,7 +77,7 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
         )
     if np.issubdtype(samples.dtype, np.integer):
         samples = samples / np.float32(np.iinfo(samples.dtype).max + 1)
-    samples = samples.astype(np.float32)
+    samples = samples.astype(np.float32, copy=False)
     return samples if samples.ndim == 1 else samples.mean(axis=1)
 
 
@@ -92,15 +92,15 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     return np.pad(resampled, (0, num_samples - len(resampled)))
 
 
-def check(samples: np.ndarray, rate: int, name: str) -> None:
-    """Refuse recordings that cannot describe a voice; warn of clipped ones.
+def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
+    """Refuse recordings under 1 s and over 60 s.
 
     Args:
-        samples: [num_samples] float32 mono.
+        samples: [num_samples].
         rate: samples a second.
         name: of the recording, for messages.
     Raises:
-        ReferenceError_: under 1 s, over 60 s, silent, or not finite everywhere.
+        ReferenceError_: see above.
     """
     if rate <= 0:
         raise ReferenceError_(f"{name} has a sample rate of {rate}.")
@@ -111,6 +111,18 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
             f"{MAX_SECONDS:.0f} s.",
             "5 to 15 s of one speaker work best.",
         )
+
+
+def check(samples: np.ndarray, rate: int, name: str) -> None:
+    """Refuse recordings that cannot describe a voice; warn of clipped ones.
+
+    Args:
+        samples: [num_samples] float32 mono.
+        rate, name: as in `check_duration`.
+    Raises:
+        ReferenceError_: as there; silent; or not finite everywhere.
+    """
+    check_duration(samples, rate, name)
     if not np.isfinite(samples).all():
         first = np.flatnonzero(~np.isfinite(samples))[0]
         raise ReferenceError_(f"{name}: sample {first} is NaN or infinite.")

@@ -54,7 +54,9 @@ class ReferenceCache:
             samples, rate: the recording; its hash is the key.
             wanted: by name, what computes each value.
         """
-        key = hashlib.sha256(rate.to_bytes(8, "little") + samples.tobytes()).digest()
+        digest = hashlib.sha256(str(rate).encode())
+        digest.update(np.ascontiguousarray(samples).data)
+        key = digest.digest()
         with self._lock:
             reference = self._references.setdefault(key, _Reference())
             self._references.move_to_end(key)
@@ -191,10 +193,13 @@ class Voices:
         self._require_cloning(text is not None)
         label = str(audio) if isinstance(audio, str | Path) else "The recording"
         samples, rate = _samples_of(audio, rate)
-        reference_audio.check(samples, rate, label)
-        wanted: dict[object, Callable[[], np.ndarray]] = {
-            "x_vector": lambda: self._x_vector(samples, rate)
-        }
+        reference_audio.check_duration(samples, rate, label)
+
+        def x_vector() -> np.ndarray:
+            reference_audio.check(samples, rate, label)  # here: once for each recording
+            return self._x_vector(samples, rate)
+
+        wanted: dict[object, Callable[[], np.ndarray]] = {"x_vector": x_vector}
         if text is not None:
             reference_audio.check_transcript(text, len(samples) / rate)
             codes = ("codes", silence_tail)

@@ -1,0 +1,97 @@
+"""What cloning costs: a recording's x-vector, its codes, and asking for them again.
+
+The default model has the released shapes and random weights; only the Base checkpoint's encoders
+are used, on the CPU. Processor time is told beside wall time, which other work on the machine
+stretches.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+import numpy as np
+import torch
+
+from benchmarks import common
+from qwen_megakernel import checkpoint, options
+from qwen_megakernel.voices import Voices
+
+RATE = 24000
+TRANSCRIPT_WORDS_PER_SECOND = 3
+
+METRICS = {
+    "x_vector_ms": ("ms", "recording to x-vector"),
+    "x_vector_cpu_ms": ("ms", "the same, processor time of all threads"),
+    "codec_ms": ("ms", "recording to codes"),
+    "codec_cpu_ms": ("ms", "the same, processor time of all threads"),
+    "cached_voice_ms": ("ms", "an in-context voice whose recording is remembered"),
+}
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of wall time, and of processor time, that `work` takes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)
+
+
+def run_once(voices: Voices, seconds: float, index: int) -> dict[str, float]:
+    """Clone from a recording nobody has seen, then ask again."""
+    generator = np.random.default_rng(index)
+    samples = 0.1 * generator.standard_normal(round(seconds * RATE)).astype(np.float32)
+    text = "word " * round(TRANSCRIPT_WORDS_PER_SECOND * seconds)
+    x_vector = timed(lambda: voices.create(samples, rate=RATE))
+    codec = timed(lambda: voices.encode(samples, RATE))
+    voices.create(samples, text, rate=RATE)
+    hits = voices.cache.hits
+    cached = timed(lambda: voices.resolve(voices.create(samples, text, rate=RATE)))
+    assert voices.cache.hits == hits + 1
+    return {
+        "x_vector_ms": x_vector[0],
+        "x_vector_cpu_ms": x_vector[1],
+        "codec_ms": codec[0],
+        "codec_cpu_ms": codec[1],
+        "cached_voice_ms": cached[0],
+    }
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    torch.set_num_threads(args.threads)
+    loaded = checkpoint.load(checkpoint.resolve(args.model))
+    voices = Voices(loaded)
+    for index in range(args.warmup):
+        run_once(voices, args.seconds, args.runs + index)
+    runs = [run_once(voices, args.seconds, index) for index in range(args.runs)]
+    found = common.header() | {
+        "model": loaded.files.name,
+        "is_synthetic": loaded.files.is_synthetic,
+        "settings": {"seconds": args.seconds, "threads": args.threads, "warmup": args.warmup},
+        "peak_memory_mb": common.peak_memory_mb(),
+        "summary": {name: common.spread([run[name] for run in runs]) for name in METRICS},
+        "runs": runs,
+    }
+    for name, (unit, meaning) in METRICS.items():
+        best = min(run[name] for run in runs)
+        figures = f"{found['summary'][name]['p50']:9.2f}  best {best:9.2f} {unit}"
+        print(f"{name:18}{figures}  {meaning}")
+    common.write_json(args.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="random-0.6b-base")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the recording")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2, help="runs that are not counted")
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    options.add_verbosity(parser)
+    args = parser.parse_args()
+    sys.exit(options.run(main, args))
