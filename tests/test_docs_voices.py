@@ -1,0 +1,60 @@
+"""docs/voices.md is followed to the letter, with random weights in place of the model."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import signals
+import soundfile
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
+MODEL = "tiny-random-base"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the reader works: with the recording, and with what earlier snippets left."""
+    folder = tmp_path_factory.mktemp("reader")
+    soundfile.write(folder / "mario.wav", signals.voice_like(3, 16000), 16000)
+    return folder
+
+
+def run(command, folder):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=200, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_command_runs(folder):
+    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        words = shlex.split(command.replace("MODEL", MODEL))
+        assert words[0] == "python"
+        out = run([sys.executable, *words[1:]], folder)
+        if "show" in words:
+            assert "It is cold today" in out
+    assert soundfile.info(folder / "out.wav").duration > 0
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=["engine", "agent", "compat"])
+def test_every_example_runs(folder, block):
+    if "pipecat" in block:
+        pytest.importorskip("pipecat")
+    out = run([sys.executable, "-c", f"MODEL = {MODEL!r}\n{block}"], folder)
+    if "in_context" in block:
+        assert out.splitlines() == ["1", "mario True It is cold today, and we are late."]
+    if "num_bytes" in block:
+        assert int(out.split()[0]) > 0

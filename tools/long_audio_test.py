@@ -1,0 +1,116 @@
+"""Speak texts of growing length and look for decay: python tools/long_audio_test.py --model ...
+
+For each text: whether the model ended by itself, how long it spoke, how often code 0 repeats, and
+how much its entropy falls from the first half to the second. Repeats above 10 % or a fall above
+0.25 bits are what a decaying decoder looks like.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+from qwen_megakernel import codes_file, options
+from qwen_megakernel.errors import MissingPackageError
+
+MAX_FRAMES = 200  # 16 s, where the seed's table stops
+SENTENCES = (
+    "The morning train was late.",
+    "Nobody on the platform seemed to mind, for the sun was warm and there was coffee to be had.",
+    "A boy with a large dog asked the guard whether dogs needed tickets of their own, and if so, "
+    "whether a dog that slept under the seat the whole way might travel at half the price.",
+    "The guard thought about this for a while, because the rules, which he had read more than "
+    "once, said a great deal about bicycles, prams and musical instruments, but when it came to "
+    "sleeping dogs they were silent. In the end he shook the dog by the paw, wished the two of "
+    "them a pleasant journey, and wrote himself a note to look the matter up.",
+    "By the time the train came in, the whole platform had an opinion, two strangers had become "
+    "friends over it, and the dog, who was the cause of it all, had fallen fast asleep.",
+)
+TEXTS = {
+    name: " ".join(SENTENCES[: index + 1])
+    for index, name in enumerate(("short", "medium", "long", "very long", "extra long"))
+}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Speak every text; print the table."""
+    with options.load_engine(args) as tts:
+        speech_options = options.speech_options(args, tts)
+        rows = [
+            examine(name, text, tts.synthesize(text, split="off", **speech_options))
+            for name, text in TEXTS.items()
+        ]
+        figures = {"model": tts.files.name, "backend": tts.backend, "rows": rows}
+    print(table(rows))
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        plot(args.plot, figures)
+    return 0
+
+
+def examine(name: str, text: str, speech: Any) -> dict[str, Any]:
+    """The figures of one utterance."""
+    found = codes_file.describe(speech.codes)
+    return {
+        "text": name,
+        "chars": len(text),
+        "steps": found["frames"],
+        "finish_reason": speech.finish_reason,
+        "seed": speech.seed,
+        "duration_s": len(speech.audio) / speech.sample_rate,
+        "cb0_repeat": found["repeat_rate"],
+        "entropy_drop_bits": found["entropy_drop_bits"],
+        "synth_s": speech.timings["total"] / 1000,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in Markdown, with the columns of the seed's table."""
+    lines = [
+        "| Text | Chars | Steps | EOS? | Duration | CB0 repeat | Entropy drop | Synth time |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ended = "yes" if row["finish_reason"] == "eos" else f"no ({row['finish_reason']})"
+        lines.append(
+            f"| {row['text']} | {row['chars']} | {row['steps']} | {ended} "
+            f"| {row['duration_s']:.1f} s | {100 * row['cb0_repeat']:.1f} % "
+            f"| {row['entropy_drop_bits']:+.2f} b | {row['synth_s']:.1f} s |"
+        )
+    return "\n".join(lines)
+
+
+def plot(path: str, figures: dict[str, Any]) -> None:
+    """Repeats and entropy fall over the steps."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingPackageError(
+            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = [row["steps"] for row in figures["rows"]]
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3))
+    for axis, name in zip(axes, ("cb0_repeat", "entropy_drop_bits"), strict=True):
+        axis.plot(steps, [row[name] for row in figures["rows"]], "o")
+        axis.set(title=name, xlabel="steps")
+    figure.suptitle(f"{figures['model']}, {figures['backend']}")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_model_options(parser)
+    options.add_speech_options(parser)
+    parser.set_defaults(max_frames=MAX_FRAMES)
+    parser.add_argument("--json", metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", metavar="FILE", help="draw them (needs the [plots] extra)")
+    args = parser.parse_args()
+    sys.exit(options.run(main, args))
