@@ -125,7 +125,8 @@ class Attention {
     return (sequence * stack_.max_positions + position) * kHeadDim;
   }
 
-  // Positions [begin, end) of one row and one key/value head, all query heads that share it.
+  // Positions [begin, end) of one row and one key/value head, all query heads that share it. Ends
+  // without a barrier: what the next item writes first, nobody reads any more.
   __device__ void attend(int row, int head, int split, int num_splits, int begin, int end) {
     const int first_row = pass_.rows[row].first_row;
     const int first_fresh = max(pass_.rows[first_row].position, begin);
@@ -144,7 +145,6 @@ class Attention {
       __syncthreads();
       if (smem_.is_last) merge_splits(row, head, num_splits);
     }
-    __syncthreads();  // shared memory is free for the next item
   }
 
   // Normalised, rotated queries, and keys and values of the fresh positions in [first_fresh, end),

@@ -22,7 +22,6 @@ __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const v
       }
     }
     if (thread_idx() == 0) c.smem.pass.num_rows = count;
-    __syncthreads();
     for (int i = 0; i < count; ++i) {
       if (!owns_row(i)) continue;
       const int row = first + i;
@@ -49,7 +48,7 @@ __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const v
         normalise_to(c.slots.hidden + static_cast<size_t>(p.slot) * kHidden);
       }
     }
-    if (!c.barrier.sync(Stage::kFinalNorm, first)) return;  // x is free for the next rows
+    // No barrier: the next rows overwrite x, but each row in the block that has just read it.
   }
 }
 

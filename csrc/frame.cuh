@@ -37,7 +37,6 @@ class FrameLoop {
   __device__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
     if (thread_idx() == 0) c_.smem.num_rows = p_.num_streams;
-    __syncthreads();
     prime(c_.smem.rings, qkv_slice<Talker>(c_.model.talker, 0));
     for (int i = 0; i < p_.num_frames; ++i) {
       if (thread_idx() == 0) c_.smem.frame = i;
@@ -281,7 +280,6 @@ class FrameLoop {
     if (thread_idx() == 0) p_.codes[index] = code;
     if (p_.forced) code = p_.forced[index];
     if (thread_idx() == 0) codes(row)[group] = code;
-    __syncthreads();  // shared memory is free again
     return code;
   }
 

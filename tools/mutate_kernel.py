@@ -3,7 +3,7 @@
 
 Every mutant runs tests/kernels/sanitized.cu twice over: plain, where its codes must differ or the
 launch must fail, and under ThreadSanitizer. Needs g++; half a minute for each mutant on two cores.
-Exit 1 when a mutant goes unnoticed.
+Exit 1 when a mutant goes unnoticed that JUSTIFIED does not explain.
 """
 
 import argparse
@@ -25,10 +25,23 @@ SEEDS = range(3)
 REMOVALS = (
     (re.compile(r"__syncthreads\(\);"), ";"),
     (re.compile(r"__syncwarp\(\);"), ";"),
-    (re.compile(r"c_?\.barrier\.sync\(Stage::\w+, [^;]*?\)(?=\)|;)"), "true"),
+    (re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[^()]|\(\))*\)"), "(__syncthreads(), true)"),
     (re.compile(r"copy_async_wait<(0|kSlots - 1)>\(\);"), ";"),
     (re.compile(r"add_acquire_release\(ticket, 1\)"), "atomicAdd(ticket, 1u)"),
 )
+
+
+# (file, what is removed, its place among such lines of the file): why nobody notices.
+JUSTIFIED = {
+    (
+        "weights.cuh",
+        "copy_async_wait<0>();",
+        0,
+    ): "Two copies into one slot may be under way at once "
+    "where a forecast was wrong; the emulation completes copies in order, hardware need not.",
+    ("matvec.cuh", "__syncthreads();", 0): "Only where activations come in chunks, which the small "
+    "model of this run never needs; test_matvec.py does.",
+}
 
 
 def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
@@ -93,7 +106,9 @@ def main() -> int:
         program = work / "program"
         compile_program(csrc, program, objects)
         expected = outcomes(program)[0]
+        places: dict[tuple[str, str], int] = {}
         for file, line, removed, text in mutants(csrc):
+            place = places[file, removed] = places.get((file, removed), -1) + 1
             mutated = work / "csrc"
             shutil.rmtree(mutated, ignore_errors=True)
             shutil.copytree(csrc, mutated)
@@ -103,19 +118,19 @@ def main() -> int:
             compile_program(mutated, program, objects, "-fsanitize=thread")
             tsan = "failed" in outcomes(program)
             row = [f"{file}:{line}", f"`{removed}`", "yes" if plain else "", "yes" if tsan else ""]
-            if not plain and not tsan:
+            row.append(JUSTIFIED.get((file, removed, place), ""))
+            if not plain and not tsan and not row[-1]:
                 unnoticed.append(row[0])
-                row.append("nobody")
             rows.append(row)
             print(*row, flush=True)
     lines = [
         "# What happens when a synchronisation is removed",
         "",
-        f"Written by `tools/mutate_kernel.py`: {len(rows)} mutants, {len(unnoticed)} unnoticed.",
+        f"Written by `tools/mutate_kernel.py`: {len(rows)} mutants, {len(unnoticed)} unexplained.",
         "",
-        "| where | removed | other codes or failure | ThreadSanitizer |",
-        "|---|---|---|---|",
-        *(f"| {' | '.join(row[:4])} |" for row in rows),
+        "| where | removed | other codes or failure | ThreadSanitizer | if nobody: why |",
+        "|---|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
     TABLE.write_text("\n".join(lines) + "\n")
     return int(bool(unnoticed))
