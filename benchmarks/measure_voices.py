@@ -6,6 +6,7 @@ stretches.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -71,7 +72,13 @@ def main(args: argparse.Namespace) -> int:
     found = common.header() | {
         "model": loaded.files.name,
         "is_synthetic": loaded.files.is_synthetic,
-        "settings": {"seconds": args.seconds, "threads": args.threads, "warmup": args.warmup},
+        "settings": {
+            "seconds": args.seconds,
+            "threads": args.threads,
+            "warmup": args.warmup,
+            # On a busy machine threads that wait actively take the time they wait for.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
+        },
         "peak_memory_mb": common.peak_memory_mb(),
         "summary": {name: common.spread([run[name] for run in runs]) for name in METRICS},
         "runs": runs,
