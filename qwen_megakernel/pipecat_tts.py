@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -25,7 +24,6 @@ from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
     EngineClosed,
-    GenerationError,
     QwenTTSError,
     TextTooLong,
     UnknownLanguage,
@@ -38,8 +36,9 @@ from qwen_megakernel.pipecat_settings import (
     WordAggregator,
     as_language,
 )
+from qwen_megakernel.pipecat_speech import ContextSpeech
 from qwen_megakernel.sentences import unspeakable
-from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest
+from qwen_megakernel.utterance import Sampling, SpeechRequest
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
@@ -50,31 +49,6 @@ if TYPE_CHECKING:
 # What stands for text without sound, and for speech that failed before its first sample. The base
 # class writes a service off after three contexts without any audio.
 SILENCE_S = 0.08
-
-
-@dataclass(slots=True)
-class _Speech:
-    """What is made for one audio context: a turn, or a `TTSSpeakFrame`."""
-
-    audio_s: float = 0.0  # audio made so far
-    stream: SpeechStream | None = None  # the latest request
-    deadline: asyncio.Timeout | None = None  # for its next chunk
-    cancelled: bool = False
-    # Of a turn whose text is still arriving (TOKEN mode):
-    task: asyncio.Task | None = None  # brings its audio to the context, from the first word on
-    unspoken: str = ""  # text before the first word
-    timer: WordTimer | None = None
-    sentences: SimpleTextAggregator | None = None  # set where a turn takes several requests
-    requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)  # their texts
-    text_ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def cancel(self) -> None:
-        """Stop the engine at its next frame. Does not wait; harmless when all is over."""
-        self.cancelled = True
-        if self.stream:
-            self.stream.close()
-        if self.task:
-            self.task.cancel()
 
 
 class MegakernelTTSService(InProcessTTSService):
@@ -153,7 +127,7 @@ class MegakernelTTSService(InProcessTTSService):
         self._voices = dict(voices or {})
         self._chunking = {"first_chunk_frames": first_chunk_frames, "chunk_frames": chunk_frames}
         self._engine_timeout_s = engine_timeout_s
-        self._speeches: dict[str, _Speech] = {}  # by context id
+        self._speeches: dict[str, ContextSpeech] = {}  # by context id
         self._pace = DEFAULT_PACE
 
         store = self.Settings.defaults(engine.files.name)
@@ -268,7 +242,7 @@ class MegakernelTTSService(InProcessTTSService):
         """
         if self._stopping:
             return  # leftover text that comes behind the EndFrame: nobody would hear it
-        speech = self._speeches.setdefault(context_id, _Speech())
+        speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
         await self.start_tts_usage_metrics(text)
         if self._is_streaming_tokens:
             frames = self._take_words(context_id, speech, text)
@@ -278,7 +252,7 @@ class MegakernelTTSService(InProcessTTSService):
             yield frame
 
     async def _say_sentence(
-        self, context_id: str, speech: _Speech, text: str
+        self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame, None]:
         timer = WordTimer(self._pace, speech.audio_s)
         timer.add(text)
@@ -296,7 +270,7 @@ class MegakernelTTSService(InProcessTTSService):
             yield frame
 
     async def _take_words(
-        self, context_id: str, speech: _Speech, text: str
+        self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame | None, None]:
         """Give words to the request of their turn; the first one opens it."""
         if speech.text_ended.is_set():
@@ -308,20 +282,14 @@ class MegakernelTTSService(InProcessTTSService):
                     return
                 text = speech.unspoken
                 self._begin_turn(context_id, speech)
-            if speech.sentences:
-                async for sentence in speech.sentences.aggregate(text):
-                    speech.requests.put_nowait(sentence.text)
-            else:
-                speech.stream.feed(text)
-                speech.timer.add(text)
-                self._extend_deadline(speech)
+            await speech.feed(text)
         except Exception as error:  # run_tts must not raise, see above
-            self._end_text(speech)
+            await speech.end_text()
             for frame in await self._failure(context_id, speech, error):
                 yield frame
         yield None  # the audio comes through the context
 
-    def _begin_turn(self, context_id: str, speech: _Speech) -> None:
+    def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
         if isinstance(self._voice, Voice) and self._voice.in_context:
             speech.sentences = SimpleTextAggregator(language=self.text_aggregation_language)
             frames = self._say_requests(context_id, speech)
@@ -332,7 +300,7 @@ class MegakernelTTSService(InProcessTTSService):
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 
     async def _speak_turn(
-        self, context_id: str, speech: _Speech, frames: AsyncIterator[Frame]
+        self, context_id: str, speech: ContextSpeech, frames: AsyncIterator[Frame]
     ) -> None:
         async for frame in frames:
             await self.append_to_audio_context(context_id, frame)
@@ -341,7 +309,9 @@ class MegakernelTTSService(InProcessTTSService):
         await speech.text_ended.wait()
         await self.remove_audio_context(context_id)
 
-    async def _say_requests(self, context_id: str, speech: _Speech) -> AsyncGenerator[Frame, None]:
+    async def _say_requests(
+        self, context_id: str, speech: ContextSpeech
+    ) -> AsyncGenerator[Frame, None]:
         while (text := await speech.requests.get()) is not None:
             async for frame in self._say_sentence(context_id, speech, text):
                 yield frame
@@ -362,12 +332,12 @@ class MegakernelTTSService(InProcessTTSService):
         )
 
     async def _say_stream(
-        self, context_id: str, speech: _Speech, timer: WordTimer
+        self, context_id: str, speech: ContextSpeech, timer: WordTimer
     ) -> AsyncGenerator[Frame, None]:
         """Frames of the speech's request, while it runs; tells the context its words."""
         stream, is_silent = speech.stream, True
         try:
-            while (chunk := await self._next_chunk(speech)) is not None:
+            while (chunk := await speech.next_chunk()) is not None:
                 if not len(chunk.samples):
                     continue  # a last chunk may carry only the reason
                 await self.stop_ttfb_metrics()
@@ -380,7 +350,7 @@ class MegakernelTTSService(InProcessTTSService):
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
                 due = timer.due(speech.audio_s, self._heard_s(context_id))
                 await self._tell_words(context_id, due)
-            if stream.finish_reason == "cancelled" and not speech.cancelled:
+            if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
         except Exception as error:  # run_tts must not raise, see above
             for frame in await self._failure(context_id, speech, error):
@@ -397,24 +367,9 @@ class MegakernelTTSService(InProcessTTSService):
             )
         await self._call_event_handler("on_speech_ended", context_id, stream)
 
-    async def _next_chunk(self, speech: _Speech) -> AudioChunk | None:
-        try:
-            async with asyncio.timeout(self._engine_timeout_s) as speech.deadline:
-                return await anext(speech.stream, None)
-        except TimeoutError as error:
-            raise GenerationError(
-                f"No audio from the engine for {self._engine_timeout_s:g} s.",
-                "It hangs, other requests keep it busy, or the LLM does not go on with its turn.",
-            ) from error
-        finally:
-            speech.deadline = None
-
-    def _extend_deadline(self, speech: _Speech) -> None:
-        """Text has arrived, so the engine may have waited for it until now."""
-        if speech.deadline:
-            speech.deadline.reschedule(asyncio.get_running_loop().time() + self._engine_timeout_s)
-
-    async def _failure(self, context_id: str, speech: _Speech, error: Exception) -> Sequence[Frame]:
+    async def _failure(
+        self, context_id: str, speech: ContextSpeech, error: Exception
+    ) -> Sequence[Frame]:
         """What a context holds instead of audio that could not be made."""
         frames: list[Frame] = []
         if isinstance(error, EngineClosed):
@@ -426,7 +381,7 @@ class MegakernelTTSService(InProcessTTSService):
             frames.append(self._silence(context_id, speech))
         return frames
 
-    def _silence(self, context_id: str, speech: _Speech) -> TTSAudioRawFrame:
+    def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
         rate = self._engine.sample_rate
         speech.audio_s += SILENCE_S
         return TTSAudioRawFrame(bytes(2 * int(rate * SILENCE_S)), rate, 1, context_id=context_id)
@@ -456,21 +411,11 @@ class MegakernelTTSService(InProcessTTSService):
         context_id = context_id or self.get_active_audio_context_id()
         speech = self._speeches.get(context_id)
         if speech and speech.task:
-            if speech.sentences and (rest := await speech.sentences.flush()):
-                speech.requests.put_nowait(rest.text)
-            self._end_text(speech)
+            await speech.end_text()
         elif context_id and self.audio_context_available(context_id):
-            if speech and speech.unspoken:
+            if speech and speech.unspoken and not speech.audio_s:
                 await self.append_to_audio_context(context_id, self._silence(context_id, speech))
             await self.remove_audio_context(context_id)
-
-    def _end_text(self, speech: _Speech) -> None:
-        """Let the engine finish a turn with the text that it has."""
-        speech.text_ended.set()
-        speech.requests.put_nowait(None)
-        if speech.stream:
-            speech.stream.end_text()
-        self._extend_deadline(speech)
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
         """Stop the engine's work for an interrupted context.

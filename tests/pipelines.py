@@ -149,9 +149,15 @@ class Run:
     ) -> None:
         """Wait until `count` frames of a type have passed the service, or until a condition."""
         condition = (lambda: len(self.frames(seen)) >= count) if isinstance(seen, type) else seen
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                await asyncio.sleep(0.005)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    await asyncio.sleep(0.005)
+        except TimeoutError as error:
+            passed = [type(frame).__name__ for _, frame, _ in self.after.log]
+            raise AssertionError(
+                f"{seen} did not come; passed {passed}, errors {self.errors}"
+            ) from error
 
     # ---- what happened -------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from pipecat.frames.frames import (
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run, WavOutput
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService, _Speech
+from qwen_megakernel.pipecat_speech import ContextSpeech
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.tts_engine import TTSEngine
 
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
@@ -252,7 +253,7 @@ def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
     return {
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
-        "speeches": sum(type(thing) is _Speech for thing in gc.get_objects()),
+        "speeches": sum(type(thing) is ContextSpeech for thing in gc.get_objects()),
     }
 
 
