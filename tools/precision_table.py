@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""What half precision costs, by part of the decoder: docs/precision.md.
+
+precision_table.py --measure      decode and write benchmarks/results/precision.json, then the table
+precision_table.py                write the table from that file
+precision_table.py --check        exit 1 if that would change it
+
+Teacher-forced: every variant is led along the same codes, so that one flipped code does not count
+again in all that follows. The measure is the plain decoder in float32 on the same bf16 weights.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from benchmarks import common  # noqa: E402
+from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
+from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors  # noqa: E402
+from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
+from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
+from qwen_megakernel.synthetic_config import model_config  # noqa: E402
+from qwen_megakernel.utterance import Sampling  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "precision.json"
+TABLE = ROOT / "docs" / "precision.md"
+CPU = torch.device("cpu")
+HALF, FULL = torch.bfloat16, torch.float32
+
+RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
+NUM_PROMPTS, NUM_POSITIONS, NUM_FRAMES = 3, 24, 16
+# Depth, heads of 128 and code groups of the 0.6B model; its width is cut to a quarter.
+WIDTH, MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS = 256, 768, 4, 2
+BRANCH_GAIN, LOGIT_STD, EMBEDDING_STD = 0.5, 3.0, 0.3  # as in the built-in random checkpoints
+
+VARIANTS = {
+    "fp32": "plain decoder, float32",
+    "bf16": "plain decoder, bf16, rounded as the official code rounds",
+    "mixed": "plain decoder, bf16 talker, float32 predictor",
+    "kernel_fp32": "kernel (emulated), float32 weights",
+    "kernel_bf16": "kernel (emulated), bf16 weights, activations near float32",
+}
+
+
+class MixedDecoder(ReferenceDecoder):
+    """The talker in bf16 and the code predictor in float32."""
+
+    def __init__(self, checkpoint: Any, **options: Any):
+        super().__init__(checkpoint, **options, dtype=HALF)
+        self._full = ReferenceDecoder(checkpoint, **options, dtype=FULL)
+
+    def _draw_residual_codes(self, state: Any, code: int, forced: Tensor | None) -> Tensor:
+        self._full.tap = self.tap
+        full_state = replace(state, hidden=state.hidden.float())
+        return self._full._draw_residual_codes(full_state, code, forced)
+
+
+def narrow_config() -> ModelConfig:
+    """The 0.6B model at full depth and a quarter of its width."""
+    config = parse_model_config(model_config("random-0.6b"))
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": MLP_WIDTH,
+        "num_heads": NUM_HEADS,
+        "num_kv_heads": NUM_KV_HEADS,
+    }
+    talker = replace(
+        config.talker,
+        stack=replace(config.talker.stack, **sizes),
+        text_vocab_size=8,
+        text_hidden_size=8,
+    )
+    predictor = replace(config.predictor, stack=replace(config.predictor.stack, **sizes))
+    return replace(config, talker=talker, predictor=predictor)
+
+
+def random_checkpoint(config: ModelConfig) -> Any:
+    """Random weights that bf16 holds exactly."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, shape in model_tensors(config).items():
+        values = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.1 * values
+        elif "embedding" in name:
+            values *= EMBEDDING_STD
+        elif "head" in name:
+            values *= LOGIT_STD / shape[-1] ** 0.5
+        elif values.dim() == 2:
+            gain = BRANCH_GAIN if "o_proj" in name or "down_proj" in name else 1.0
+            values *= gain / shape[-1] ** 0.5
+        weights[name.removeprefix(TALKER_PREFIX)] = values.bfloat16()
+    return SimpleNamespace(config=config, talker=weights)
+
+
+def begin(decoder: Any, prompt: int, sampling: Sampling) -> None:
+    """The same prompt for every decoder; its pad row stands for the text of every frame."""
+    generator = torch.Generator().manual_seed(100 + prompt)
+    rows = EMBEDDING_STD * torch.randn(NUM_POSITIONS + 1, WIDTH, generator=generator)
+    rows = rows.bfloat16().to(decoder.embeddings.dtype)
+    decoder.begin(0, sampling, prompt, 0)
+    decoder.prefill(0, rows[:-1], rows[-1])
+
+
+def stages(decoder: Any, prompt: int, forced: Tensor) -> dict[str, Tensor]:
+    """Every stage of a teacher-forced utterance, stacked over frames, float32."""
+    begin(decoder, prompt, Sampling.greedy())
+    if isinstance(decoder, KernelDecoder):
+        taps: dict[str, Tensor] = {}
+        decoder.step([0], NUM_FRAMES, forced[None], taps)
+        return {"talker logits": taps["talker"][0], "predictor logits": taps["predictor"][0]}
+    seen: dict[str, list[Tensor]] = {}
+
+    def tap(name: str, value: Tensor) -> None:
+        part, what, *number = name.split(".")
+        label = f"{part} {what}"
+        if what == "layers":  # the last position: a frame's, or the last code's
+            label = f"{part} after layer {int(number[0]) + 1}"
+            value = value[-1]
+        seen.setdefault(label, []).append(value.float())
+
+    decoder.tap = tap
+    decoder.step([0], NUM_FRAMES, forced=forced[None])
+    decoder.tap = None
+    return {name: torch.stack(values) for name, values in seen.items()}
+
+
+def sampled(decoder: Any, prompt: int, forced: Tensor) -> Tensor:
+    """[NUM_FRAMES, groups] codes drawn with the default sampling along the forced ones."""
+    begin(decoder, prompt, Sampling())
+    return torch.from_numpy(decoder.step([0], NUM_FRAMES, forced[None]).codes[0])
+
+
+def measure() -> dict[str, Any]:
+    """Decode with every variant and compare with the first."""
+    config = narrow_config()
+    checkpoint = random_checkpoint(config)
+    options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
+    decoders = {
+        "fp32": ReferenceDecoder(checkpoint, **options, dtype=FULL),
+        "bf16": ReferenceDecoder(checkpoint, **options, dtype=HALF),
+        "mixed": MixedDecoder(checkpoint, **options),
+        "kernel_fp32": KernelDecoder(checkpoint, **options, dtype=FULL),
+        "kernel_bf16": KernelDecoder(checkpoint, **options, dtype=HALF),
+    }
+    exact: dict[int, tuple[Tensor, dict[str, Tensor], Tensor]] = {}
+    for prompt in range(NUM_PROMPTS):
+        begin(decoders["fp32"], prompt, Sampling())
+        codes = torch.from_numpy(decoders["fp32"].step([0], NUM_FRAMES).codes[0])
+        exact[prompt] = (
+            codes,
+            stages(decoders["fp32"], prompt, codes),
+            sampled(decoders["fp32"], prompt, codes),
+        )
+    found = {}
+    for name, decoder in decoders.items():
+        errors: dict[str, list[float]] = {}
+        best = {"talker logits": [], "predictor logits": []}
+        drawn = []
+        for prompt, (codes, expected, expected_codes) in exact.items():
+            actual = stages(decoder, prompt, codes)
+            for stage, value in actual.items():
+                target = expected[stage].view(value.shape)
+                rms = ((value - target).square().mean() / target.square().mean()).sqrt()
+                errors.setdefault(stage, []).append(rms.item())
+                if stage in best:
+                    best[stage].append((value.argmax(-1) == target.argmax(-1)).flatten())
+            drawn.append((sampled(decoder, prompt, codes) == expected_codes).flatten())
+        found[name] = {
+            "relative_rms_error": {s: sum(e) / len(e) for s, e in errors.items()},
+            "best_code_agrees": {s: torch.cat(v).float().mean().item() for s, v in best.items()},
+            "drawn_code_agrees": torch.cat(drawn).float().mean().item(),
+        }
+        print(name, json.dumps(found[name], indent=1), flush=True)
+    return common.header() | {
+        "model": {
+            "weights": "random, exactly representable in bf16",
+            "layers": [config.talker.stack.num_layers, config.predictor.stack.num_layers],
+            "hidden_size": WIDTH,
+            "intermediate_size": MLP_WIDTH,
+            "heads": [NUM_HEADS, NUM_KV_HEADS, config.talker.stack.head_dim],
+            "code_groups": config.talker.num_code_groups,
+        },
+        "frames": NUM_PROMPTS * NUM_FRAMES,
+        "variants": found,
+    }
+
+
+def weights_per_frame(config: ModelConfig) -> tuple[int, int]:
+    """Weights a frame reads of the talker and of the predictor, whose passes are one per code."""
+
+    def layers(stack: Any) -> int:
+        columns = 2 * (stack.q_size + stack.kv_size) + 3 * stack.intermediate_size
+        return stack.num_layers * stack.hidden_size * columns
+
+    talker, predictor = config.talker, config.predictor
+    passes = talker.num_code_groups - 1
+    head = predictor.vocab_size * predictor.stack.hidden_size
+    first = layers(talker.stack) + talker.vocab_size * talker.stack.hidden_size
+    return first, passes * (layers(predictor.stack) + head)
+
+
+def table(result: dict[str, Any]) -> str:
+    """docs/precision.md from a result file."""
+    model, variants = result["model"], result["variants"]
+    machine = result["machine"]
+    lines = [
+        "# Precision",
+        "",
+        "Generated by `tools/precision_table.py` from `benchmarks/results/precision.json`",
+        f"(commit {result['commit']}, {machine['processor']}, torch {machine['torch']}).",
+        "",
+        f"{result['frames']} frames, teacher-forced, of a model with {model['weights']} weights: "
+        f"{model['layers'][0]} + {model['layers'][1]} layers,",
+        f"hidden {model['hidden_size']}, intermediate {model['intermediate_size']}, "
+        f"{model['heads'][0]}/{model['heads'][1]} heads of {model['heads'][2]}, "
+        f"{model['code_groups']} codes: the 0.6B model's depth, a quarter of its width.",
+        "Random weights have flatter logits than trained ones: take the order of the rows from "
+        "here, not the",
+        "share of changed codes. How each sounds needs the released weights; nobody has heard it.",
+        "",
+        "Relative RMS error against the plain decoder in float32, by stage:",
+        "",
+    ]
+    names = [name for name in VARIANTS if name != "fp32"]
+    lines += ["| stage | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    shown = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
+    shown += ["talker hidden", "talker logits", "code_predictor after layer 1"]
+    shown += [f"code_predictor after layer {model['layers'][1]}", "predictor logits"]
+    for stage in shown:
+        values = [variants[name]["relative_rms_error"].get(stage) for name in names]
+        cells = ["–" if value is None else f"{value:.1e}" for value in values]
+        lines.append(f"| {stage} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Codes that stay the same: code 0 and the other codes by best logit, and all codes as "
+        "drawn with the",
+        "default sampling and the same random numbers:",
+        "",
+        "| | code 0, best | codes 1.., best | all, drawn |",
+        "|---|---|---|---|",
+    ]
+    for name in names:
+        best, drawn = variants[name]["best_code_agrees"], variants[name]["drawn_code_agrees"]
+        shares = [best["talker logits"], best["predictor logits"], drawn]
+        cells = [f"{100 * share:.1f} %" for share in shares]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "Bytes of weights a frame reads, computed from the released shapes:", ""]
+    lines += ["| | bf16 | fp32 | bf16 talker, fp32 predictor |", "|---|---|---|---|"]
+    for name, recipe in RELEASED.items():
+        talker, predictor = weights_per_frame(parse_model_config(model_config(recipe)))
+        sizes = (2 * (talker + predictor), 4 * (talker + predictor), 2 * talker + 4 * predictor)
+        lines.append(f"| {name} | {' | '.join(f'{size / 1e9:.2f} GB' for size in sizes)} |")
+    lines += ["", "Variants:", ""]
+    lines += [f"- `{name}`: {VARIANTS[name]}" for name in names]
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Measure, write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help="decode anew")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the table is out of date")
+    args = parser.parse_args()
+    if args.measure:
+        RESULT.parent.mkdir(parents=True, exist_ok=True)
+        common.write_json(str(RESULT), measure())
+    text = table(json.loads(RESULT.read_text(encoding="utf-8")))
+    if args.check:
+        return int(TABLE.read_text(encoding="utf-8") != text)
+    TABLE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
