@@ -1,6 +1,7 @@
 """Session fixtures: the built-in tiny checkpoints, our loader's view of them and the oracle's."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,16 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QWEN_MEGAKERNEL_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def build_cache() -> Iterator[Path]:
+    """Compiled kernels outlive the run: a change of sources or flags makes new ones."""
+    folder = Path(__file__).parents[1] / "build" / "kernels"
+    with pytest.MonkeyPatch.context() as patch:
+        if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
+            patch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(folder))
         yield folder
 
 

@@ -1,12 +1,10 @@
-"""Both decoders on the same weights; compiled kernels that outlive the run.
+"""Both decoders on the same weights.
 
 Tests that drive a whole decoder run twice: the kernel by emulation, and on a GPU (marker `gpu`,
 skipped where there is none). Tests of one stage (probes.cu) run by emulation.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,16 +48,6 @@ class KernelOnGpu(KernelDecoder):
         for name in taps or ():
             taps[name] = taps[name].cpu()
         return result
-
-
-@pytest.fixture(scope="session", autouse=True)
-def build_cache() -> Iterator[Path]:
-    """Compiled kernels outlive the run: a change of sources or flags makes new ones."""
-    folder = Path(__file__).parents[2] / "build" / "kernels"
-    with pytest.MonkeyPatch.context() as patch:
-        if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
-            patch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="session", params=["emulation", pytest.param("gpu", marks=pytest.mark.gpu)])
