@@ -75,7 +75,7 @@ def validate_kernel(
     rows = validation.compare_layers(kernel, plain, cases[0], tolerance)
     rows += validation.compare_forced(kernel, cases, tolerance)
     rows += validation.compare_free(kernel, cases, exact=exact)
-    rows.append(validation.compare_sampling(kernel, plain, cases[0]))
+    rows += validation.compare_sampling(kernel, plain, cases[0])
     name = str(dtype).removeprefix("torch.")
     return validation.report(f"{backend.name} against plain decoder, {name}", rows)
 

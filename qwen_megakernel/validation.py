@@ -56,6 +56,7 @@ class Case:
     codes: Tensor  # [num_frames, num_code_groups] int32
     talker_logits: Tensor  # [num_frames, vocab_size]
     predictor_logits: Tensor  # [num_frames, num_code_groups - 1, codebook_size]
+    ended: Tensor  # [] bool: EOS followed the last frame; else decoding was stopped there
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def official_cases(loaded: Checkpoint, num_steps: int) -> list[Case]:
                 codes=torch.from_numpy(run.codes),
                 talker_logits=torch.stack(run.talker_logits)[:frames].detach(),
                 predictor_logits=predictor.view(frames, groups - 1, -1).detach(),
+                ended=torch.tensor(frames < left),
             )
         )
     return cases
@@ -129,11 +131,12 @@ def plain_cases(loaded: Checkpoint, decoder: ReferenceDecoder, num_steps: int) -
         request = SpeechRequest(text, voice=_speaker(loaded), text_feed="stepwise")
         prefill = prompts.build(tokenizer.encode(text), request)
         case = Case(
-            prefill.embeds, prefill.trailing_text, prefill.pad_embed, *(torch.empty(0),) * 3
+            prefill.embeds, prefill.trailing_text, prefill.pad_embed, *(torch.empty(0),) * 4
         )
         begin(decoder, case)
         result = decoder.step([0], min(left, decoder.max_positions - len(prefill.embeds)))
         case.codes = torch.from_numpy(result.codes[0, : result.num_frames[0]])
+        case.ended = torch.tensor(result.ended[0])
         if len(case.codes):
             case.talker_logits, case.predictor_logits = forced_logits(decoder, case)
             cases.append(case)
@@ -260,23 +263,31 @@ def compare_forced(decoder: Any, cases: list[Case], tolerance: float) -> list[Ro
 
 
 def compare_free(decoder: Any, cases: list[Case], *, exact: bool) -> list[Row]:
-    """Greedy codes of a free-running decoder: where the first one differs, if any.
+    """Greedy codes of a free-running decoder: where the first one differs, if any, and whether it
+    ends where it should.
 
     Args:
         exact: differing codes fail (float32); otherwise they are reported only (bf16, where two
             correct decoders part after a few frames).
     """
     frames = sum(len(case.codes) for case in cases)
-    same, first = 0, None
+    same, first, elsewhere = 0, None, 0
     for index, case in enumerate(cases):
         begin(decoder, case)
-        ours = torch.from_numpy(decoder.step([0], len(case.codes)).codes[0])
+        # One frame more than there should be, if it should end before.
+        result = decoder.step([0], len(case.codes) + int(case.ended))
+        elsewhere += int((result.num_frames[0], result.ended[0]) != (len(case.codes), case.ended))
+        ours = torch.from_numpy(result.codes[0, : len(case.codes)])
         wrong = (ours != case.codes).any(dim=1).nonzero()
         same += int(wrong[0]) if len(wrong) else len(case.codes)
         if len(wrong) and first is None:
             first = f" (first: text {index}, frame {int(wrong[0])})"
     what = f"frames past the first difference, free{first or ''}"
-    return [Row(what, frames, frames - same, 0 if exact else None)]
+    limit = 0 if exact else None
+    return [
+        Row(what, frames, frames - same, limit),
+        Row("texts that end at another frame, free", len(cases), elsewhere, limit),
+    ]
 
 
 def compare_layers(kernel: Any, plain: ReferenceDecoder, case: Case, tolerance: float) -> list[Row]:
@@ -303,21 +314,30 @@ def compare_layers(kernel: Any, plain: ReferenceDecoder, case: Case, tolerance: 
     return rows
 
 
-def compare_sampling(kernel: Any, plain: ReferenceDecoder, case: Case) -> Row:
-    """Share of sampled first codes, under many seeds, on which two decoders disagree.
+def compare_sampling(kernel: Any, plain: ReferenceDecoder, case: Case) -> list[Row]:
+    """Sampled first frames of two decoders under many seeds.
 
-    Both draw with the same random numbers, so in float32 none should differ; in bf16 the share
-    bounds the distance of the two distributions.
+    Both draw with the same random numbers, so in float32 none should differ; in bf16 the share of
+    other codes bounds the distance of the two distributions. The histogram distance is that of all
+    codes drawn, codebook by codebook: half the summed difference, 0 to 1.
     """
-    seeds = range(NUM_SEEDS)
-    differing = 0
-    for seed in seeds:
-        drawn = []
-        for decoder in (kernel, plain):
+    drawn = []
+    for decoder in (kernel, plain):
+        frames = []
+        for seed in range(NUM_SEEDS):
             begin(decoder, case, Sampling(), seed)
-            drawn.append(decoder.step([0], 1).codes[0, 0, 0])
-        differing += int(drawn[0] != drawn[1])
-    return Row("sampled code 0 differs: share", len(seeds), differing / len(seeds))
+            frames.append(decoder.step([0], 1).codes[0, 0])
+        drawn.append(np.stack(frames))  # [NUM_SEEDS, num_code_groups]
+    ours, theirs = drawn
+    size = 1 + max(ours.max(), theirs.max())
+    distances = [
+        np.abs(np.bincount(a, minlength=size) - np.bincount(b, minlength=size)).sum() / 2
+        for a, b in zip(ours.T, theirs.T, strict=True)
+    ]
+    return [
+        Row("sampled code 0 differs: share", NUM_SEEDS, float((ours != theirs)[:, 0].mean())),
+        Row("sampled codes: histogram distance", ours.size, float(np.mean(distances)) / NUM_SEEDS),
+    ]
 
 
 def report(title: str, rows: list[Row]) -> tuple[str, bool]:

@@ -47,6 +47,24 @@ def test_a_planted_fault_is_found(loaded, cases, fault):
     assert not all(row.passed for row in rows)
 
 
+def test_an_end_at_another_frame_is_found(loaded, cases):
+    ended = replace(cases[0], codes=cases[0].codes[:3], ended=torch.tensor(True))
+    _, row = validation.compare_free(plain(loaded), [ended], exact=True)
+    assert row.value == 1 and not row.passed
+    stopped = replace(ended, ended=torch.tensor(False))
+    _, row = validation.compare_free(plain(loaded), [stopped], exact=True)
+    assert row.value == 0 and row.passed
+
+
+def test_the_distance_of_sampled_codes(loaded, cases, monkeypatch):
+    monkeypatch.setattr(validation, "NUM_SEEDS", 6)
+    decoder, other = plain(loaded), plain(loaded)
+    assert [row.value for row in validation.compare_sampling(decoder, other, cases[0])] == [0, 0]
+    other.lm_heads.reverse()
+    code_0, histogram = validation.compare_sampling(decoder, other, cases[0])
+    assert code_0.value == 0 and 0.5 < histogram.value <= 1  # 15 of 16 codes come from other heads
+
+
 def test_the_report_says_which_row_failed():
     text, passed = validation.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
     assert not passed
