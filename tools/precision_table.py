@@ -206,7 +206,10 @@ def weights_per_frame(config: ModelConfig) -> tuple[int, int]:
     passes = talker.num_code_groups - 1
     head = predictor.vocab_size * predictor.stack.hidden_size
     first = layers(talker.stack) + talker.vocab_size * talker.stack.hidden_size
-    return first, passes * (layers(predictor.stack) + head)
+    second = passes * (layers(predictor.stack) + head)
+    if config.has_projection:  # of the hidden state; embeddings are projected beforehand
+        second += talker.stack.hidden_size * predictor.stack.hidden_size
+    return first, second
 
 
 def table(result: dict[str, Any]) -> str:
