@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen_megakernel import checkpoint, codes_file, text
+from qwen_megakernel import checkpoint, codes_file
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
 from qwen_megakernel.step_loop import Stages, StepLoop
+from qwen_megakernel.text import TextTokenizer, validate
+from qwen_megakernel.text import split as split_text
 from qwen_megakernel.utterance import AudioChunk, SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
@@ -73,7 +75,7 @@ class TTSEngine(OfficialNames):
         self.files, self.max_frames = loaded.files, max_frames
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = Voices(loaded, voices)
-        self._tokenizer = text.TextTokenizer(loaded.files.folder, loaded.config)
+        self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
         def build() -> Stages:
             decoder = FrameDecoder(
@@ -164,7 +166,7 @@ class TTSEngine(OfficialNames):
 
     def stream(
         self,
-        text_: str | None = None,
+        text: str | None = None,
         *,
         voice: str | Voice | None = None,
         language: str = "auto",
@@ -181,7 +183,7 @@ class TTSEngine(OfficialNames):
         """Start speaking; returns at once.
 
         Args:
-            text_: what to say; None with `text_open=True`, whose text comes through `feed`.
+            text: what to say; None with `text_open=True`, whose text comes through `feed`.
             voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
                 `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
             language: name, BCP-47 code or "auto".
@@ -202,7 +204,7 @@ class TTSEngine(OfficialNames):
             text_feed = "stepwise"  # however much of the text is there when its prompt is built
         voice = self.find_voice(voice)
         request = SpeechRequest(
-            text=text_,
+            text=text,
             voice=voice,
             language=language,
             instruct=instruct,
@@ -214,7 +216,7 @@ class TTSEngine(OfficialNames):
             first_chunk_frames=first_chunk_frames,
             chunk_frames=chunk_frames,
         )
-        if (text_ is None) != text_open:
+        if (text is None) != text_open:
             raise UsageError("Give either a text or text_open=True, not both and not neither.")
         self._prompts.check(request)
         transcript = voice.transcript if isinstance(voice, Voice) else None
@@ -222,10 +224,10 @@ class TTSEngine(OfficialNames):
             parts, nothing = [], torch.empty(0, dtype=torch.int64)
             prompt_ids = self._tokenizer.encode_open(nothing, instruct=instruct)
         else:
-            spoken = text.validate(text_)
+            spoken = validate(text)
             parts = [
                 self._tokenizer.encode(part, instruct=instruct, transcript=transcript)
-                for part in ([spoken] if split == "off" else text.split(spoken))
+                for part in ([spoken] if split == "off" else split_text(spoken))
             ]
             prompt_ids = parts[0]
         state = StreamState(request, prompt_ids, self._loop.wake, text_closed=not text_open)
@@ -234,16 +236,16 @@ class TTSEngine(OfficialNames):
         self._loop.submit(state)
         return SpeechStream(state, self, self._tokenizer.stream if text_open else None)
 
-    async def astream(self, text_: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
+    async def astream(self, text: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
         """`stream` as an async generator; leaving it cancels the stream."""
-        with self.stream(text_, **options) as chunks:
+        with self.stream(text, **options) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def synthesize(self, text_: str, **options: Any) -> Speech:
-        """Speak `text_` and wait for all of it; options as in `stream`."""
+    def synthesize(self, text: str, **options: Any) -> Speech:
+        """Speak `text` and wait for all of it; options as in `stream`."""
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
-        return Speech.collect(self.stream(text_, **options))
+        return Speech.collect(self.stream(text, **options))
 
     def create_voice(
         self,
@@ -295,8 +297,8 @@ class TTSEngine(OfficialNames):
         if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
-        text = "This takes two seconds to say, and so it has every chunk size."
-        self.synthesize(text, voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
+        sentence = "This takes two seconds to say, and so it has every chunk size."
+        self.synthesize(sentence, voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
 
 
 def _dump_codes(state: StreamState) -> None:

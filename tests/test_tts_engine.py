@@ -443,10 +443,10 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage)
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"text_": ""}, EmptyText),
-        ({"text_": " \n\t"}, EmptyText),
-        ({"text_": "🙂👍"}, EmptyText),
-        ({"text_": "x" * 20_001}, TextTooLong),
+        ({"text": ""}, EmptyText),
+        ({"text": " \n\t"}, EmptyText),
+        ({"text": "🙂👍"}, EmptyText),
+        ({"text": "x" * 20_001}, TextTooLong),
         ({"voice": "alloy"}, UnknownVoice),
         ({"language": "klingon"}, UnknownLanguage),
         ({"seed": -1}, UsageError),
@@ -459,7 +459,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage)
 )
 def test_a_bad_request_is_refused_before_any_work(tts, options, error):
     with pytest.raises(error):
-        tts.stream(**({"text_": TEXT, "voice": VOICE} | options))
+        tts.stream(**({"text": TEXT, "voice": VOICE} | options))
     assert tts._loop.num_active == 0
 
 
