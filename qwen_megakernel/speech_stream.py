@@ -106,7 +106,7 @@ class StreamState:
         return (time.perf_counter() - self.started) * 1000
 
     def cancel(self) -> None:
-        """Stop at the next frame; does not wait. Harmless when the stream is over."""
+        """Stop after the current step of 1 to 4 frames; does not wait. Harmless when over."""
         self.cancelled = True
         self.wake()
 
@@ -243,7 +243,7 @@ class SpeechStream:
         return self._receive(await self._state.outbox.get_async())
 
     def close(self) -> None:
-        """Cancel at the next frame. Does not wait; chunks already made can still be read."""
+        """Cancel after the current step. Does not wait; chunks made before can still be read."""
         self._state.cancel()
 
     def __enter__(self) -> "SpeechStream":
