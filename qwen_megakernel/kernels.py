@@ -4,6 +4,7 @@ Python owns every buffer; the library allocates nothing. Every tensor is checked
 address crosses the border (kernel_library.py).
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,8 +135,17 @@ class KernelDecoder:
             dtype=dtype,
         )
         self.embeddings = self._buffers.embeddings
+        self._halted = threading.Event()
 
     # ---- the face that ReferenceDecoder shares
+
+    def halt(self) -> None:
+        """Draw no further frame until `go_on`; a running launch is finished. Any thread."""
+        self._halted.set()
+
+    def go_on(self) -> None:
+        """Let steps draw frames again."""
+        self._halted.clear()
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new, for one part of an utterance."""
@@ -325,6 +335,9 @@ class KernelDecoder:
         taps: dict[str, Tensor] | None,
     ) -> StepResult:
         n, groups = len(slots), self.config.talker.num_code_groups
+        if self._halted.is_set():
+            nothing = np.zeros((n, num_frames, groups), dtype=np.int32)
+            return StepResult(nothing, (0,) * n, (False,) * n)
         # [num_done, ended] of every stream, then the codes: one copy brings everything back.
         result = torch.zeros(n * (2 + num_frames * groups), dtype=torch.int32, device=self.device)
         address = result.data_ptr()

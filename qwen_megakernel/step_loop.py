@@ -1,7 +1,7 @@
 """The engine's thread: slots, one step loop, delivery.
 
-Everything here runs on one worker thread that owns all device work, `submit`, `wake` and `close`
-excepted.
+Everything here runs on one worker thread that owns all device work, `submit`, `wake`, `interrupt`
+and `close` excepted.
 """
 
 import logging
@@ -133,11 +133,17 @@ class StepLoop:
             self._news = True
             self._changed.notify()
 
+    def interrupt(self) -> None:
+        """`wake`, and the running step ends after the frame that it is drawing."""
+        self._decoder.halt()
+        self.wake()
+
     def close(self) -> None:
         """Cancel every stream and stop the thread; waits for it. Safe to call twice."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+        self._decoder.halt()
         if self._thread is not threading.current_thread():  # a finalizer may run anywhere
             self._thread.join()
 
@@ -154,6 +160,7 @@ class StepLoop:
             return
         while not self._closing:
             self._news = False  # before looking: what happens from here on is seen next time
+            self._decoder.go_on()
             while self._errands:
                 _settle(*self._errands.popleft())
             self._drop_cancelled()
@@ -288,7 +295,8 @@ class StepLoop:
         for row, slot in enumerate(slots):
             timings = slot.state.timings
             timings["decode"] = timings.get("decode", 0.0) + spent
-            timings.setdefault("first_frame", slot.state.elapsed_ms())
+            if result.num_frames[row]:  # there is none after a halt
+                timings.setdefault("first_frame", slot.state.elapsed_ms())
             for frame in result.codes[row, : result.num_frames[row]]:
                 slot.part_end = slot.part_end or slot.guard.check_codes(frame)
                 if not slot.part_end:

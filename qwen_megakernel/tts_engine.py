@@ -211,7 +211,10 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 for part in ([spoken] if split == "off" else split_text(spoken))
             ]
             prompt_ids = parts[0]
-        state = StreamState(request, prompt_ids, self._loop.wake, text_closed=not text_open)
+        loop = self._loop
+        state = StreamState(
+            request, prompt_ids, loop.wake, loop.interrupt, text_closed=not text_open
+        )
         for part in parts:
             state.parts.append(TextPart(deque([part.body]), closed=True))
         self._loop.submit(state)
