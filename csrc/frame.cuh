@@ -41,8 +41,10 @@ class FrameLoop {
     for (int i = 0; i < p_.num_frames; ++i) {
       if (thread_idx() == 0) c_.smem.frame = i;
       __syncthreads();
-      const bool cancelled = block_idx() == 0 && thread_idx() == 0 &&
-                             load_from_host(&c_.workspace.control->cancel) != 0;
+      // One block looks, before the first barrier of the frame and for all: they leave together,
+      // and what the frame has written so far nobody keeps.
+      const bool cancelled =
+          block_idx() == 0 && thread_idx() == 0 && load_from_host(c_.workspace.cancel) != 0;
       if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
       if (!talker_step() || !draw_code_0()) return;
       if (all_ended()) return;

@@ -1,5 +1,5 @@
-// The C ABI of the kernel library, and the plain structs that host and device share. kernels.py
-// mirrors these structs with ctypes and compares their sizes with qwen_tts_describe().
+// The C ABI of the kernel library, and the plain structs that host and device share.
+// kernel_library.py mirrors the structs with ctypes and compares sizes with qwen_tts_describe().
 //
 // The library allocates nothing and keeps nothing: every pointer is device memory (host memory
 // under emulation) that the caller owns until the stream is synchronised.
@@ -33,7 +33,7 @@ constexpr const char* kStageNames[] = {"none",       "input",         "qkv_proj"
 enum class LaunchStatus : uint32_t {
   kOk,
   kTimeout,    // a block did not reach a grid barrier in time
-  kCancelled,  // the host set Control::cancel
+  kCancelled,  // the host asked for it: the frames before are whole, no further one was begun
   kBadLogits,  // NaN, or nothing finite, in the logits
 };
 
@@ -43,7 +43,6 @@ struct Control {
   uint32_t pad[31];  // the polled word has its cache line for itself
   uint32_t left;     // blocks that finished the launch
   uint32_t error;    // pack_error(), 0: none
-  uint32_t cancel;   // set by the host, even while the kernel runs: abort this launch
 };
 
 struct Stack {
@@ -96,6 +95,7 @@ struct Workspace {              // contents do not outlive a launch
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
   uint32_t* attention_tickets;  // [kMaxRows, max kv heads], zero between launches
   Control* control;
+  const uint32_t* cancel;  // host memory that the device can read; not 0: begin no further frame
 };
 
 struct SamplingParams {

@@ -169,6 +169,9 @@ class KernelBuffers:
         stacks = (self.config.talker.stack, self.config.predictor.stack)
         vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
         self.control = self._zeros(ctypes.sizeof(Control) // 4, dtype=torch.int32)
+        # Written by the host while the kernel reads it: mapped memory, not the device's own.
+        on_gpu = self.device.type == "cuda"
+        self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
         buffers = (
             self._zeros(2 * rows, max(s.hidden_size for s in stacks)),
@@ -180,5 +183,6 @@ class KernelBuffers:
             self._zeros(rows, max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)),
             self.tickets,
             self.control,
+            self.cancel,
         )
         return Workspace(*map(self._keep, buffers))

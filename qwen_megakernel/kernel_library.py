@@ -32,7 +32,6 @@ class Control(ctypes.Structure):
         ("pad", c_uint32 * 31),
         ("left", c_uint32),
         ("error", c_uint32),
-        ("cancel", c_uint32),
     ]
 
 
@@ -65,7 +64,7 @@ class Slots(ctypes.Structure):
 class Workspace(ctypes.Structure):
     _fields_ = fields(
         c_void_p,
-        "x hidden qkv attention mlp logits attention_partials attention_tickets control",
+        "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel",
     )
 
 

@@ -4,7 +4,6 @@ Python owns every buffer; the library allocates nothing. Every tensor is checked
 address crosses the border (kernel_library.py).
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,27 +17,20 @@ from qwen_megakernel.config import StackConfig
 from qwen_megakernel.errors import (
     ArchError,
     GenerationError,
-    KernelTimeout,
     NoGPUError,
     UsageError,
 )
 from qwen_megakernel.kernel_buffers import KernelBuffers
+from qwen_megakernel.kernel_launch import Drawn, Launcher
 from qwen_megakernel.kernel_library import (
     MAX_STREAMS,
-    Control,
-    ForwardParams,
     KernelLibrary,
     SamplingParams,
     Stack,
-    StepParams,
     Stream,
     check_tensor,
 )
 from qwen_megakernel.utterance import Sampling, StepResult
-
-BARRIER_TIMEOUT_SECONDS = 2.0
-# LaunchStatus of csrc/tts_kernel.h.
-STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
 
 
 def check_device(device: torch.device) -> None:
@@ -107,12 +99,7 @@ class KernelDecoder:
         if dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(f"dtype is {dtype}; the kernel computes in bfloat16 or float32.")
         self.config, self.device, self.dtype = checkpoint.config, torch.device(device), dtype
-        self.num_blocks, self.max_positions, self.max_text_rows = (
-            num_blocks,
-            max_positions,
-            max_text_rows,
-        )
-        self.timeout_seconds = BARRIER_TIMEOUT_SECONDS
+        self.max_positions, self.max_text_rows = max_positions, max_text_rows
         build_tts.check_config(self.config)
         arch = None
         if self.device.type == "cuda":
@@ -134,18 +121,10 @@ class KernelDecoder:
             device=self.device,
             dtype=dtype,
         )
+        self.launcher = Launcher(self.library, self._buffers, num_blocks)
         self.embeddings = self._buffers.embeddings
-        self._halted = threading.Event()
 
     # ---- the face that ReferenceDecoder shares
-
-    def halt(self) -> None:
-        """Draw no further frame until `go_on`; a running launch is finished. Any thread."""
-        self._halted.set()
-
-    def go_on(self) -> None:
-        """Let steps draw frames again."""
-        self._halted.clear()
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new, for one part of an utterance."""
@@ -208,15 +187,26 @@ class KernelDecoder:
         """
         self._check_step(slots, num_frames, forced)
         parts = []
-        for first in range(0, len(slots), MAX_STREAMS):
-            some = slots[first : first + MAX_STREAMS]
-            given = None if forced is None else forced[first : first + MAX_STREAMS]
-            parts.append(self._launch_step(some, num_frames, given, taps))
+        try:
+            for first in range(0, len(slots), MAX_STREAMS):
+                some = slots[first : first + MAX_STREAMS]
+                given = None if forced is None else forced[first : first + MAX_STREAMS]
+                parts.append(self._step_some(some, num_frames, given, taps))
+        finally:
+            self.launcher.clear_cancel()
         return StepResult(
             np.concatenate([part.codes for part in parts]),
-            sum((part.num_frames for part in parts), ()),
-            sum((part.ended for part in parts), ()),
+            tuple(count for part in parts for count in part.num_frames),
+            tuple(ended for part in parts for ended in part.ended),
         )
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread, at any time; never waits. No stream loses anything: `step` returns the
+        frames that are whole, perhaps none, and a later `step` goes on from there.
+        """
+        self.launcher.cancel()
 
     # ---- driving the layers directly
 
@@ -274,28 +264,22 @@ class KernelDecoder:
                 raise UsageError(f"A rope position is outside 0 .. {native.max_positions - 1}.")
             rope_positions = rope_positions.to(self.device, torch.int32).contiguous()
             check_tensor("rope_positions", rope_positions, (3, n), torch.int32)
-        hidden = torch.empty((n, config.hidden_size), device=self.device)
-        params = ForwardParams(
-            model=self._buffers.model,
-            slots=self._buffers.slots,
-            workspace=self._buffers.workspace,
-            use_predictor=stack == "predictor",
-            num_layers=layers,
-            slot=slot,
-            first_position=first_position,
-            num_rows=n,
-            keep_last=keep_last,
-            tokens=tokens.data_ptr(),
-            embeds=embeds.data_ptr(),
-            rope_positions=None if rope_positions is None else rope_positions.data_ptr(),
-            hidden=hidden.data_ptr(),
-            timeout_ns=self._timeout_ns(),
-        )
-        self.library.forward(params, self.num_blocks, self._stream())
-        self._check_control(self._buffers.control.cpu(), [slot])
-        return hidden
+        try:
+            return self.launcher.forward(
+                tokens,
+                embeds,
+                rope_positions,
+                slot=slot,
+                first_position=first_position,
+                num_layers=layers,
+                use_predictor=stack == "predictor",
+                keep_last=keep_last,
+            )
+        except GenerationError:
+            self._lose([slot])
+            raise
 
-    # ---- one launch
+    # ---- slots
 
     def _begun(self, slot: int) -> _Slot:
         state = self._slots[slot]
@@ -327,67 +311,32 @@ class KernelDecoder:
         if bool((forced < 0).any()) or bool((forced.cpu() >= torch.tensor(limits)).any()):
             raise UsageError(f"forced has a code outside the vocabularies {limits[:2]}.")
 
-    def _launch_step(
+    def _step_some(
         self,
         slots: Sequence[int],
         num_frames: int,
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
-    ) -> StepResult:
-        n, groups = len(slots), self.config.talker.num_code_groups
-        if self._halted.is_set():
-            nothing = np.zeros((n, num_frames, groups), dtype=np.int32)
-            return StepResult(nothing, (0,) * n, (False,) * n)
-        # [num_done, ended] of every stream, then the codes: one copy brings everything back.
-        result = torch.zeros(n * (2 + num_frames * groups), dtype=torch.int32, device=self.device)
-        address = result.data_ptr()
-        params = StepParams(
-            model=self._buffers.model,
-            slots=self._buffers.slots,
-            workspace=self._buffers.workspace,
-            num_streams=n,
-            num_frames=num_frames,
-            num_done=address,
-            ended=address + 4 * n,
-            codes=address + 8 * n,
-            timeout_ns=self._timeout_ns(),
-        )
-        for index, slot in enumerate(slots):
-            params.streams[index] = self._native_stream(slot)
-        keep = []  # alive until the launch is over
-        if forced is not None:
-            keep.append(forced.to(self.device, torch.int32).contiguous())
-            params.forced = keep[0].data_ptr()
-        kept = None
-        if taps is not None:
-            # Room for the logits of every code instead of one place for all of them.
-            vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
-            shape = (num_frames, groups, MAX_STREAMS, vocab)
-            kept = torch.full(shape, torch.nan, device=self.device)
-            params.workspace.logits = kept.data_ptr()
-            params.logits_step = MAX_STREAMS * vocab
-        self.library.step(params, self.num_blocks, self._stream())
-        control, result = self._buffers.control.cpu(), result.cpu().numpy()
-        self._check_control(control, slots)
-        del keep
-        if taps is not None and kept is not None:
-            self._collect_taps(taps, kept[:, :, :n].permute(2, 0, 1, 3))
-        counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
-        codes = result[2 * n :].reshape(n, num_frames, groups)
-        for index, slot in enumerate(slots):
-            codes[index, counts[index] :] = 0
+    ) -> Drawn:
+        """One launch for up to `MAX_STREAMS` slots, and their accounts after it."""
+        try:
+            streams = [self._native_stream(slot) for slot in slots]
+            drawn = self.launcher.step(streams, num_frames, forced, taps)
+        except GenerationError:
+            self._lose(slots)
+            raise
+        for slot, count, ended in zip(slots, drawn.num_frames, drawn.ended, strict=True):
             state = self._begun(slot)
             # Every frame but a stream's first is preceded by a talker step, a drawn EOS too.
-            state.position += counts[index] + ended[index] - (state.frame == 0)
-            state.frame += counts[index]
-        return StepResult(codes, tuple(counts), tuple(ended))
+            num_drawn = count + ended
+            state.position += num_drawn - (num_drawn > 0 and state.frame == 0)
+            state.frame += count
+        return drawn
 
-    def _collect_taps(self, taps: dict[str, Tensor], kept: Tensor) -> None:
-        """Append [rows, frames, groups, vocabulary] logits to `taps`."""
-        talker, predictor = self.config.talker.vocab_size, self.config.predictor.vocab_size
-        new = {"talker": kept[:, :, 0, :talker], "predictor": kept[:, :, 1:, :predictor]}
-        for name, logits in new.items():
-            taps[name] = torch.cat((taps[name], logits)) if name in taps else logits.clone()
+    def _lose(self, slots: Sequence[int]) -> None:
+        """After a failed launch half a frame is in the caches of its slots."""
+        for slot in slots:
+            self._slots[slot] = None
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._begun(slot)
@@ -406,41 +355,3 @@ class KernelDecoder:
             SamplingParams(*talker),
             SamplingParams(*predictor),
         )
-
-    def _timeout_ns(self) -> int:
-        return int(self.timeout_seconds * 1e9)
-
-    def _stream(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        return torch.cuda.current_stream(self.device).cuda_stream
-
-    def _check_control(self, control: Tensor, slots: Sequence[int]) -> None:
-        """After a launch: raise what it reported, and make the next one possible."""
-        error = Control.from_buffer_copy(control.numpy().tobytes()).error
-        if not error:
-            return
-        self._buffers.control.zero_()
-        self._buffers.tickets.zero_()
-        for slot in slots:  # half a frame is in their caches
-            self._slots[slot] = None
-        status, stage, layer = (
-            error >> 24,
-            self.library.stage_name(error >> 16 & 0xFF),
-            error & 0xFFFF,
-        )
-        where = f"in stage {stage}, layer {layer}"
-        if status == STATUS_TIMEOUT:
-            raise KernelTimeout(
-                f"Grid barrier timed out after {self.timeout_seconds:g} s {where}; this stream "
-                "ended with error.",
-                "Next streams run on a fresh launch.",
-            )
-        if status == STATUS_CANCELLED:
-            raise GenerationError(f"The launch was cancelled {where}.")
-        if status == STATUS_BAD_LOGITS:
-            raise GenerationError(
-                f"The logits of codebook {layer} are not finite ({where}).",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
-        raise GenerationError(f"The kernel reported unknown status {status} {where}.")

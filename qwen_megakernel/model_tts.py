@@ -252,18 +252,19 @@ class FrameDecoder:
             ready = min(ready, account.num_text_rows + 1 - account.num_frames)
         return ready
 
-    def halt(self) -> None:
-        """Draw no further frame until `go_on`; the one being drawn is finished. Any thread."""
-        self._decoder.halt()
-
-    def go_on(self) -> None:
-        """Let steps draw frames again."""
-        self._decoder.go_on()
-
     def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
-        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `halt`."""
+        """Draw up to `num_frames` frames in every slot of `slots`."""
         assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
         result = self._decoder.step(slots, num_frames)
         for slot, count in zip(slots, result.num_frames, strict=True):
             self._accounts[slot].num_frames += count
         return result
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread, at any time; never waits. `step` returns the frames that are whole, perhaps
+        none; no stream loses anything, and a later `step` goes on. Whoever wants a stream to end
+        says so first (the loop reads that after `step`), then cancels.
+        """
+        self._decoder.cancel()

@@ -8,7 +8,6 @@ rounding follows the official order: RMSNorm rounds before its weight, cos and s
 softmax stays in float32, logits are rounded once.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -239,16 +238,8 @@ class ReferenceDecoder:
         self.caches = [self.talker.new_cache(max_positions) for _ in range(num_slots)]
         self._predictor_cache = self.predictor.new_cache(talker.num_code_groups)
         self._slots: list[_Slot | None] = [None] * num_slots
-        self._halted = threading.Event()
+        self._cancelled = False
         self.tap: Tap | None = None  # tests: called with (name, tensor) of intermediate results
-
-    def halt(self) -> None:
-        """Draw no further frame until `go_on`; the one being drawn is finished. Any thread."""
-        self._halted.set()
-
-    def go_on(self) -> None:
-        """Let steps draw frames again."""
-        self._halted.clear()
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new, for one part of an utterance."""
@@ -277,7 +268,7 @@ class ReferenceDecoder:
     def step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None = None
     ) -> StepResult:
-        """Decode up to `num_frames` frames of every slot in `slots`; fewer after `halt`.
+        """Decode up to `num_frames` frames of every slot in `slots`.
 
         Args:
             forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
@@ -287,19 +278,25 @@ class ReferenceDecoder:
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
         with native_products(self.embeddings.device, self.embeddings.dtype):
-            for index in range(num_frames):
-                if self._halted.is_set():
-                    break
-                for row, slot in enumerate(slots):
-                    if ended[row]:
-                        continue
+            for row, slot in enumerate(slots):
+                for index in range(num_frames):
+                    if self._cancelled:
+                        break
                     frame = self._frame(slot, None if forced is None else forced[row, index])
                     if frame is None:
                         ended[row] = True
-                    else:
-                        codes[row, index] = frame
-                        counts[row] += 1
+                        break
+                    codes[row, index] = frame
+                    counts[row] += 1
+        self._cancelled = False
         return StepResult(codes.numpy(), tuple(counts), tuple(ended))
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread; `step` returns the frames that are whole, and a later one goes on.
+        """
+        self._cancelled = True
 
     def _frame(self, slot: int, forced: Tensor | None) -> Tensor | None:
         """One frame, in the rotated order: talker step on the previous frame, then codes."""

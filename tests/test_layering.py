@@ -18,12 +18,11 @@ FLOORS = [
     {"checkpoint"},
     {"embeddings"},
     {"kernel_buffers"},
+    {"kernel_launch"},
     {"kernels", "reference", "speaker_encoder", "codec_encoder"},
     {"text", "prompt", "voices", "model_tts"},
     {"vocoder", "speech_stream"},
-    {"stages"},
     {"step_loop", "official_names"},
-    {"speech_engine"},
     {"tts_engine"},
     {
         "pipecat_settings",

@@ -133,7 +133,7 @@ class Steps:
         """Prompt and frames of three streams at toy size, compared with the plain decoder."""
         loaded = kernel_models.random_checkpoint(kernel_models.small_config())
         kernel, plain = self._decoder(loaded), self._decoder(loaded, plain=True)
-        kernel.timeout_seconds = PATIENT_SECONDS
+        kernel.launcher.timeout_seconds = PATIENT_SECONDS
         for slot in range(3):
             for decoder in (kernel, plain):
                 kernel_models.start(decoder, slot, Sampling(), seed=slot + 1)

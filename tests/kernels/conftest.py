@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 # What only the emulation can do to a launch.
 EMULATION_ONLY = {
     "test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang": "sets the number of SMs",
-    "test_cancel_at_any_moment_ends_the_launch_and_not_the_engine": "chooses the moment",
+    "test_cancel_at_any_moment_loses_no_frame": "chooses the moment",
     "test_the_order_of_threads_and_blocks_does_not_matter": "chooses the order",
 }
 

@@ -97,7 +97,8 @@ int run_frames() {
                       zeros<float>(kMaxRows * kMaxVocab),
                       zeros<float>(kMaxRows * heads * kMaxSplits),
                       zeros<uint32_t>(kMaxRows * 16),
-                      zeros<Control>(1)};
+                      zeros<Control>(1),
+                      zeros<uint32_t>(1)};
   const uint64_t timeout_ns = 600'000'000'000;
 
   StepParams step{};

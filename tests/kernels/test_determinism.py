@@ -37,7 +37,7 @@ def assert_same_bits(first, second):
 def test_the_grid_does_not_matter(decoder, monkeypatch, num_blocks):
     monkeypatch.setenv("EMULATION_SMS", "7")
     expected = run(decoder, 0)
-    monkeypatch.setattr(decoder, "num_blocks", num_blocks)
+    monkeypatch.setattr(decoder.launcher, "num_blocks", num_blocks)
     assert_same_bits(run(decoder, 0), expected)
 
 

@@ -1,6 +1,7 @@
 """What `KernelDecoder` refuses, how it fails, and the features it gives direct access to."""
 
 import ctypes
+import threading
 from dataclasses import replace
 
 import kernel_models as k
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import kernels
+from qwen_megakernel import kernel_launch, kernels
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -132,34 +133,77 @@ def test_logits_that_are_not_finite_are_an_error_and_the_engine_goes_on(decoder,
 def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 1)
-    decoder.timeout_seconds = 0.001
+    decoder.launcher.timeout_seconds = 0.001
     decoder._buffers.control[0] = -1  # as if one block never arrived
     with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
         decoder.step([0], 1)
-    decoder.timeout_seconds = kernels.BARRIER_TIMEOUT_SECONDS
+    decoder.launcher.timeout_seconds = kernel_launch.BARRIER_TIMEOUT_SECONDS
     with pytest.raises(UsageError, match="call begin"):  # its stream is lost
         decoder.step([0], 1)
     k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
     assert decoder.step([0], 2).num_frames == (2,)
 
 
-@pytest.mark.parametrize("moment", range(40, 2000, 150))
-def test_cancel_at_any_moment_ends_the_launch_and_not_the_engine(decoder, moment):
-    for _ in range(2):
-        k.start(decoder, 0, GREEDY, seed=1)
-        expected = decoder.step([0], 4).codes
+# ---- cancelling
+
+
+@pytest.fixture(scope="module")
+def uncancelled(make_decoder, checkpoint) -> np.ndarray:
+    """[4, num_code_groups] of the stream that `k.start(.., GREEDY, seed=1)` begins."""
+    decoder = make_decoder(KernelDecoder, checkpoint, max_positions=20)
     k.start(decoder, 0, GREEDY, seed=1)
-    control = decoder._buffers.control
-    cancel = control.data_ptr() + kernels.Control.cancel.offset
+    return decoder.step([0], 4).codes[0]
+
+
+def assert_goes_on(decoder, first, expected):
+    """`first` of [len(expected), groups] were drawn; the rest comes as if nothing had happened."""
+    (count,) = first.num_frames
+    assert first.ended == (False,)
+    np.testing.assert_array_equal(first.codes[0, :count], expected[:count])
+    assert not first.codes[0, count:].any()
+    if count < len(expected):
+        rest = decoder.step([0], len(expected) - count)
+        np.testing.assert_array_equal(rest.codes[0], expected[count:])
+        assert rest.num_frames == (len(expected) - count,)
+
+
+def test_cancel_at_any_moment_loses_no_frame(decoder, uncancelled):
     inject = decoder.library._library.emulation_inject
-    inject(ctypes.c_ulonglong(moment), ctypes.c_void_p(cancel), ctypes.c_uint(1))
-    try:
-        np.testing.assert_array_equal(decoder.step([0], 4).codes, expected)
-        control.zero_()  # it came too late
-    except GenerationError as error:
-        assert "cancelled" in error.what
+    address = ctypes.c_void_p(decoder._buffers.cancel.data_ptr())
+    counts = set()
+    for moment in range(1, 2000, 150):  # of the things that waiting blocks may see happen
+        k.start(decoder, 0, GREEDY, seed=1)
+        inject(ctypes.c_ulonglong(moment), address, ctypes.c_uint(1))
+        first = decoder.step([0], 4)
+        counts.add(first.num_frames[0])
+        assert not decoder._buffers.control.any() and not decoder._buffers.tickets.any()
+        assert_goes_on(decoder, first, uncancelled)
+    assert len(counts) > 2  # some came at once, some too late
+
+
+@pytest.mark.parametrize("kind", [KernelDecoder, ReferenceDecoder])
+def test_cancel_between_steps_empties_the_next_one(make_decoder, checkpoint, kind, uncancelled):
+    decoder = make_decoder(kind, checkpoint)
     k.start(decoder, 0, GREEDY, seed=1)
-    np.testing.assert_array_equal(decoder.step([0], 4).codes, expected)
+    decoder.cancel()
+    first = decoder.step([0], 4)
+    assert first.num_frames == (0,)
+    assert_goes_on(decoder, first, uncancelled)
+
+
+@pytest.mark.parametrize("kind", [KernelDecoder, ReferenceDecoder])
+def test_cancel_from_another_thread_ends_a_long_step(make_decoder, checkpoint, kind, uncancelled):
+    decoder = make_decoder(kind, checkpoint, max_positions=1024)
+    for slot in (0, 3):
+        k.start(decoder, slot, GREEDY, seed=1)
+    canceller = threading.Timer(0.1, decoder.cancel)
+    canceller.start()
+    forced = torch.zeros((2, 1000, 4), dtype=torch.int64)  # no end but the cancel; many seconds
+    stopped = decoder.step([3, 0], 1000, forced)
+    canceller.join()
+    assert max(stopped.num_frames) < 500 and stopped.ended == (False, False)
+    k.start(decoder, 0, GREEDY, seed=1)
+    np.testing.assert_array_equal(decoder.step([0], 4).codes[0], uncancelled)
 
 
 def test_every_launch_leaves_the_barrier_clean(decoder):
