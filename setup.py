@@ -67,6 +67,7 @@ setup(
             "ruff",
             "clang-format",
             *PIPECAT,
+            *WYOMING,
         ],
     },
     entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},

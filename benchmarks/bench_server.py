@@ -1,0 +1,308 @@
+"""Load a speech server: Poisson arrivals (--rps) or so many listeners at once (--concurrency).
+
+Any OpenAI-compatible server will do, so that others can be measured beside ours:
+
+    python -m qwen_megakernel serve --model demo-voice &
+    python benchmarks/bench_server.py --url http://127.0.0.1:8090 --rps 1,2,4 --pid $!
+
+First audio is told both ways: `first_byte` is the first byte of audio, `first_audible` the first
+sound a listener hears (two 20 ms windows in a row above -45 dBFS, the second 10 ms after the
+first), both since the first byte of the request's body; `first_byte_planned` counts from the
+planned arrival. Percentiles are nearest-rank. The definitions are those of nari-labs' benchmark of
+speech servers (docs/tts_bench/methodology.md) and, for `planned` and `c50`, of SGLang-Omni's; the
+arrivals are drawn by SHA-256 as theirs are, but are not the same draws.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+import psutil
+
+from benchmarks import common, server_plot
+from benchmarks.speech_client import PLAYABLE_GAP_MS, Heard, SpeechClient
+from qwen_megakernel import options
+from qwen_megakernel.errors import EnvironmentError_, UsageError
+
+PROMPTS = (
+    "Your table for two is ready.",
+    "The train leaves at half past nine.",
+    "We will meet you at the hotel on Friday.",
+    "Please call me back when you have time.",
+    "It is cold today, and we are late.",
+    "Hello, how are you today?",
+    "The doctor can see you on Monday morning. Please bring your card.",
+    "Turn left after the bridge. The station is on your right.",
+)
+SAMPLE_EVERY_S = 0.25
+FIGURES = ("first_byte_ms", "first_audible_ms", "first_byte_planned_ms", "e2e_ms")
+
+
+# ---- load --------------------------------------------------------------------------------------
+
+
+def uniform(seed: int, name: str, index: int) -> float:
+    """A number in (0, 1) that every machine draws alike."""
+    digest = hashlib.sha256(f"{seed}:{name}:{index}".encode()).digest()
+    return (int.from_bytes(digest[:8]) + 0.5) / 2**64
+
+
+def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
+    """Seconds at which requests are sent: a Poisson process."""
+    at = index = 0
+    while (at := at - math.log(uniform(seed, "gap", index)) / rps) < duration_s:
+        yield at
+        index += 1
+
+
+def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
+    """Every prompt once in an order of its own, then again in another."""
+    order: list[int] = []
+    while len(order) < num_requests:
+        key = {i: uniform(seed, f"prompt {len(order)}", i) for i in range(num_prompts)}
+        order += sorted(key, key=key.get)
+    return order[:num_requests]
+
+
+async def open_loop(
+    speak: Callable[[str, float], Awaitable[None]], args: argparse.Namespace, rps: float, seed: int
+) -> None:
+    """Send requests when they are due, whatever the server does, and wait for all answers."""
+    times = list(arrivals(seed, rps, args.duration))
+    order = prompt_order(seed, len(args.texts), len(times))
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for at, prompt in zip(times, order, strict=True):
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            group.create_task(speak(args.texts[prompt], began + at))
+
+
+async def closed_loop(
+    speak: Callable[[str, float], Awaitable[None]], args: argparse.Namespace, count: int, seed: int
+) -> None:
+    """`count` listeners, each of whom asks again as soon as an answer is complete."""
+    began = time.perf_counter()
+
+    async def listen(listener: int) -> None:
+        order = prompt_order(seed + listener, len(args.texts), len(args.texts))
+        turn = 0
+        while (now := time.perf_counter()) - began < args.duration:
+            await speak(args.texts[order[turn % len(order)]], now)
+            turn += 1
+
+    await asyncio.gather(*(listen(listener) for listener in range(count)))
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+async def measure_level(
+    client: SpeechClient, args: argparse.Namespace, mode: str, load: float, seed: int
+) -> dict[str, Any]:
+    """One load for `--duration` seconds; its requests and what they come to."""
+    found: list[dict[str, Any]] = []
+    refused = 0
+
+    async def speak(text: str, planned: float) -> None:
+        nonlocal refused
+        if client.in_flight >= args.max_in_flight:
+            refused += 1
+            found.append({"error": f"not sent: {args.max_in_flight} requests in flight"})
+            return
+        heard: Heard = await client.speak(text, planned)
+        found.append(await asyncio.to_thread(heard.figures, client.rate))
+
+    watcher = asyncio.create_task(watch(client, args.pid))
+    began = time.perf_counter()
+    loop = open_loop if mode == "open" else closed_loop
+    await loop(speak, args, load, seed)
+    wall_s = time.perf_counter() - began
+    watcher.cancel()
+    seen = (await asyncio.gather(watcher, return_exceptions=True))[0]
+    return summarize(found, wall_s) | {"mode": mode, "load": load} | seen | {"requests": found}
+
+
+async def watch(client: SpeechClient, pid: int | None) -> dict[str, Any]:
+    """Sample requests in flight and memory until cancelled; returns the peaks and the mean."""
+    in_flight, host, gpu = [], [], []
+    has_gpu = pid is not None and shutil.which("nvidia-smi") is not None
+    try:
+        while True:
+            in_flight.append(client.in_flight)
+            if pid is not None:
+                host.append(resident_mb(pid))
+            if has_gpu:
+                gpu.append(await asyncio.to_thread(gpu_memory_mb))
+            await asyncio.sleep(SAMPLE_EVERY_S)
+    except asyncio.CancelledError:
+        return {
+            "in_flight_mean": sum(in_flight) / len(in_flight),
+            "in_flight_peak": max(in_flight),
+            "server_memory_mb": max(host, default=None),
+            "gpu_memory_mb": max(gpu, default=None),
+        }
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process and its children."""
+    try:
+        server = psutil.Process(pid)
+        family = [server, *server.children(recursive=True)]
+        return sum(process.memory_info().rss for process in family) / 1e6
+    except psutil.Error:
+        return 0.0
+
+
+def gpu_memory_mb() -> float:
+    """Memory in use on all GPUs, by whomever."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return sum(float(line) for line in done.stdout.split()) * 1.048576
+
+
+def summarize(found: list[dict[str, Any]], wall_s: float) -> dict[str, Any]:
+    """Counts, shares and percentiles of one level's requests."""
+    good = [one for one in found if "error" not in one]
+    errors: dict[str, int] = {}
+    for one in found:
+        if "error" in one:
+            errors[one["error"]] = errors.get(one["error"], 0) + 1
+    level: dict[str, Any] = {"wall_s": wall_s, "completed": len(good), "errors": errors}
+    if not good:
+        return level | {"summary": {}}
+    playable = sum(one["longest_gap_ms"] <= PLAYABLE_GAP_MS for one in good)
+    return level | {
+        "xrt": sum(one["audio_s"] for one in good) / wall_s,
+        "underrun_share": sum(one["underruns"] > 0 for one in good) / len(good),
+        "underrun_100ms_share": sum(one["underruns_100ms"] > 0 for one in good) / len(good),
+        "c50_share": playable / len(good),
+        "summary": {
+            name: common.spread([one[name] for one in good], (50, 95, 99)) for name in FIGURES
+        },
+    }
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Every level in turn, each after its own warm-up; returns a result object."""
+    body = {"response_format": "pcm", "stream_format": "audio", "model": args.model_name}
+    body |= {"voice": args.voice, "language": args.language}
+    body = {name: value for name, value in body.items() if value is not None} | args.body
+    levels = [("open", load) for load in args.rps] + [("closed", n) for n in args.concurrency]
+    async with SpeechClient(args.url, body, args.api_key, args.timeout) as client:
+        found = common.header() | {
+            "model": args.label or await client.model() or "unknown",
+            "settings": {"body": body, "prompts": len(args.texts), "seed": args.seed}
+            | {name: getattr(args, name) for name in ("duration", "warmup", "timeout")},
+            "levels": [],
+        }
+        first = await client.speak(args.texts[0], time.perf_counter())
+        if first.error:
+            raise EnvironmentError_(
+                f"{args.url} does not speak: {first.error}",
+                cure="Start a server, or name it with --url.",
+            )
+        for mode, load in levels:
+            if args.warmup:
+                warm = argparse.Namespace(**vars(args) | {"duration": args.warmup})
+                await measure_level(client, warm, mode, load, args.seed + 1_000_000)
+            level = await measure_level(client, args, mode, load, args.seed)
+            print_level(level, is_first=not found["levels"])
+            found["levels"].append(level)
+    return found
+
+
+def print_level(level: dict[str, Any], is_first: bool) -> None:
+    """One line of the table."""
+    if is_first:
+        print(
+            f"{'load':>10} {'done':>5} {'fail':>5}   {'first byte p50/95/99':>22}   "
+            f"{'first audible p50/95/99':>23}   {'end to end p50/95/99':>22}   "
+            f"{'underrun':>8} {'c50':>5} {'peak':>4} {'xRT':>6} {'memory':>8}"
+        )
+    name = f"{level['load']:g} rps" if level["mode"] == "open" else f"{level['load']:g} users"
+    failed = sum(level["errors"].values())
+    line = f"{name:>10} {level['completed']:>5} {failed:>5}   "
+    if level["completed"]:
+        for figure, width in (("first_byte_ms", 22), ("first_audible_ms", 23), ("e2e_ms", 22)):
+            values = "/".join(f"{level['summary'][figure][p]:.0f}" for p in ("p50", "p95", "p99"))
+            line += f"{values:>{width}}   "
+        memory = level["server_memory_mb"]
+        line += (
+            f"{level['underrun_share']:>8.1%} {level['c50_share']:>5.0%} "
+            f"{level['in_flight_peak']:>4} {level['xrt']:>6.2f} "
+            f"{f'{memory:.0f} MB' if memory else '-':>8}"
+        )
+    print(line, flush=True)
+    for error, count in level["errors"].items():
+        print(f"{count:>16} x {error}", file=sys.stderr)
+
+
+# ---- command line ------------------------------------------------------------------------------
+
+
+def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
+    """For argparse: a list of positive numbers with commas."""
+
+    def parse(text: str) -> list[float]:
+        found = [kind(part) for part in text.split(",")]
+        if min(found) <= 0:
+            raise ValueError(text)
+        return found
+
+    parse.__name__ = f"list of {kind.__name__}"  # which argparse tells
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    root.add_argument("--url", default="http://127.0.0.1:8090", help="of the server, without /v1")
+    root.add_argument("--rps", type=numbers(float), default=[], help="requests a second: 1,2,4")
+    root.add_argument("--concurrency", type=numbers(int), default=[], help="listeners: 1,4,16")
+    root.add_argument("--duration", type=float, default=30.0, help="seconds for each load")
+    root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
+    root.add_argument("--timeout", type=float, default=120.0, help="seconds for a request")
+    root.add_argument("--max-in-flight", type=int, default=4096)
+    root.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
+    root.add_argument("--prompts", metavar="FILE", help="texts to say, one a line")
+    root.add_argument("--voice")
+    root.add_argument("--language")
+    root.add_argument("--model-name", help="`model` of the requests")
+    root.add_argument("--body", type=json.loads, default={}, help="JSON: more fields of requests")
+    root.add_argument("--api-key")
+    root.add_argument("--label", help="what is measured (default: the model the server lists)")
+    root.add_argument("--pid", type=int, help="of the server, to tell its memory")
+    root.add_argument("--json", metavar="FILE", help="write the result file")
+    root.add_argument("--plot", metavar="FILE", help="draw it (needs the [plots] extra)")
+    options.add_verbosity(root)
+    return root
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, report; 1 when a request failed."""
+    if not args.rps and not args.concurrency:
+        raise UsageError("There is no load.", cure="Give --rps 1,2,4 or --concurrency 1,4,16.")
+    args.texts = list(PROMPTS)
+    if args.prompts:
+        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
+        args.texts = [line.strip() for line in lines if line.strip()]
+    found = asyncio.run(measure(args))
+    common.write_json(args.json, found)
+    server_plot.draw(args.plot, found)
+    return int(any(level["errors"] for level in found["levels"]))
+
+
+if __name__ == "__main__":
+    parsed = parser().parse_args()
+    sys.exit(options.run(main, parsed))

@@ -1,0 +1,153 @@
+"""A client of any OpenAI-compatible speech server that times what it hears.
+
+Times of a request count from the first byte of its body, so that connecting is no part of them, as
+in nari-labs' benchmark; `planned` ones from the moment the load generator meant to send it, as in
+SGLang's. What was heard is played by a simulated player without a buffer.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from qwen_megakernel import audio
+
+SAMPLE_RATE = (
+    24000  # of servers that do not say X-Sample-Rate: OpenAI's and every one of this model
+)
+PLAYABLE_GAP_MS = 50  # SGLang's c50 asks that no silence is longer
+
+
+@dataclass(slots=True)
+class Heard:
+    """One request, as its client saw it; times are `time.perf_counter()` seconds."""
+
+    planned: float
+    sent: float = 0.0  # first byte of the body
+    arrivals: list[float] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)  # raw 16-bit samples, one for each arrival
+    ended: float = 0.0
+    error: str | None = None
+
+    def figures(self, rate: int) -> dict[str, Any]:
+        """What the request amounts to.
+
+        Args:
+            rate: samples a second.
+        Returns:
+            Milliseconds since the first byte of the body; `error` alone where it failed.
+        """
+        if self.error:
+            return {"error": self.error}
+        times = [1000 * (at - self.sent) for at in self.arrivals]
+        # A piece may end inside a sample.
+        bounds = np.cumsum([0] + [len(piece) for piece in self.pieces]) // 2
+        durations = list(np.diff(bounds) * 1000 / rate)
+        samples = np.frombuffer(b"".join(self.pieces)[: 2 * bounds[-1]], "<i2")
+        gaps = audio.playback_gaps(times, durations, 0)
+        silence = audio.leading_silence_ms(samples, rate)
+        return {
+            "first_byte_ms": times[0],
+            "first_byte_planned_ms": times[0] + 1000 * (self.sent - self.planned),
+            "first_audible_ms": played_at_ms(times, durations, silence),
+            "leading_silence_ms": silence,
+            "underruns": len(gaps),
+            "underruns_100ms": len(audio.playback_gaps(times, durations, 100)),
+            "longest_gap_ms": max(gaps, default=0.0),
+            "e2e_ms": 1000 * (self.ended - self.sent),
+            "audio_s": sum(durations) / 1000,
+        }
+
+
+def played_at_ms(times_ms: list[float], durations_ms: list[float], position_ms: float) -> float:
+    """When a player that starts at once plays what lies `position_ms` into the audio.
+
+    Args:
+        times_ms: when each piece arrived, in order.
+        durations_ms: how long each piece plays.
+        position_ms: 0 .. sum(durations_ms).
+    """
+    played_until = begin_ms = 0.0
+    for arrived, duration in zip(times_ms, durations_ms, strict=True):
+        starts = max(arrived, played_until)
+        if position_ms < begin_ms + duration:
+            return starts + position_ms - begin_ms
+        begin_ms += duration
+        played_until = starts + duration
+    return played_until
+
+
+class SpeechClient:
+    """Requests to one server.
+
+    Args:
+        url: of the server, without /v1.
+        body: fields of every request but `input`.
+        api_key: sent as a bearer token.
+        timeout_s: for a whole request.
+    """
+
+    def __init__(self, url: str, body: dict[str, Any], api_key: str | None, timeout_s: float):
+        self._url, self._body = url.rstrip("/"), body
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self.in_flight = 0
+        self.rate = SAMPLE_RATE
+
+    async def __aenter__(self) -> "SpeechClient":
+        trace = aiohttp.TraceConfig()
+        trace.on_request_chunk_sent.append(_note_sent)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=self._timeout,
+            headers=self._headers,
+            trace_configs=[trace],
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def model(self) -> str | None:
+        """The first model the server lists; None if it lists none."""
+        try:
+            async with self._session.get(f"{self._url}/v1/models") as response:
+                return (await response.json())["data"][0]["id"]
+        except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError):
+            return None
+
+    async def speak(self, text: str, planned: float) -> Heard:
+        """Send one request and read all of its answer; failures are in `Heard.error`."""
+        heard = Heard(planned)
+        self.in_flight += 1
+        try:
+            async with self._session.post(
+                f"{self._url}/v1/audio/speech",
+                json={**self._body, "input": text},
+                trace_request_ctx=heard,
+            ) as response:
+                if response.status != 200:
+                    detail = (await response.text())[:200]
+                    heard.error = f"{response.status} {detail}"
+                    return heard
+                self.rate = int(response.headers.get("X-Sample-Rate", SAMPLE_RATE))
+                async for piece in response.content.iter_any():
+                    heard.arrivals.append(time.perf_counter())
+                    heard.pieces.append(piece)
+            if sum(map(len, heard.pieces)) < 2:
+                heard.error = "no audio"
+        except (TimeoutError, aiohttp.ClientError) as error:
+            heard.error = type(error).__name__
+        finally:
+            heard.ended = time.perf_counter()
+            self.in_flight -= 1
+        return heard
+
+
+async def _note_sent(_: Any, context: Any, __: Any) -> None:
+    """Called before each piece of a body is written."""
+    heard = context.trace_request_ctx
+    if heard and not heard.sent:
+        heard.sent = time.perf_counter()
