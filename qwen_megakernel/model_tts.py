@@ -253,7 +253,7 @@ class FrameDecoder:
         return ready
 
     def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
-        """Draw up to `num_frames` frames in every slot of `slots`."""
+        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`."""
         assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
         result = self._decoder.step(slots, num_frames)
         for slot, count in zip(slots, result.num_frames, strict=True):

@@ -76,7 +76,7 @@ class ContextSpeech:
         self._extend_deadline()
 
     def cancel(self) -> None:
-        """Stop the engine after its current step. Does not wait; harmless when over."""
+        """Stop the engine after its current frame. Does not wait; harmless when over."""
         self.is_cancelled = True
         if self.stream:
             self.stream.close()

@@ -278,16 +278,18 @@ class ReferenceDecoder:
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
         with native_products(self.embeddings.device, self.embeddings.dtype):
-            for row, slot in enumerate(slots):
-                for index in range(num_frames):
-                    if self._cancelled:
-                        break
+            for index in range(num_frames):
+                if self._cancelled:
+                    break
+                for row, slot in enumerate(slots):
+                    if ended[row]:
+                        continue
                     frame = self._frame(slot, None if forced is None else forced[row, index])
                     if frame is None:
                         ended[row] = True
-                        break
-                    codes[row, index] = frame
-                    counts[row] += 1
+                    else:
+                        codes[row, index] = frame
+                        counts[row] += 1
         self._cancelled = False
         return StepResult(codes.numpy(), tuple(counts), tuple(ended))
 

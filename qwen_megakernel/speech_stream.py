@@ -91,6 +91,7 @@ class StreamState:
     request: SpeechRequest
     prompt_ids: TextIds  # of which each part replaces the body
     wake: Callable[[], None]  # tells the engine's thread to look again
+    interrupt: Callable[[], None]  # the same, and its running step ends after the current frame
     parts: deque[TextPart] = field(default_factory=deque)
     text_closed: bool = False
     cancelled: bool = False
@@ -106,9 +107,10 @@ class StreamState:
         return (time.perf_counter() - self.started) * 1000
 
     def cancel(self) -> None:
-        """Stop after the current step of 1 to 4 frames; does not wait. Harmless when over."""
+        """Stop after the frame that is being drawn; does not wait. Harmless when over."""
         self.cancelled = True
-        self.wake()
+        if self.finish_reason is None:
+            self.interrupt()
 
 
 class SpeechStream:
@@ -243,7 +245,7 @@ class SpeechStream:
         return self._receive(await self._state.outbox.get_async())
 
     def close(self) -> None:
-        """Cancel after the current step. Does not wait; chunks made before can still be read."""
+        """Cancel after the current frame. Does not wait; chunks made before can still be read."""
         self._state.cancel()
 
     def __enter__(self) -> "SpeechStream":

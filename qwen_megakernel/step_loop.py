@@ -1,7 +1,7 @@
 """The engine's thread: slots, one step loop, delivery.
 
-Everything here runs on one worker thread that owns all device work, `submit`, `wake` and `close`
-excepted.
+Everything here runs on one worker thread that owns all device work, `submit`, `wake`, `interrupt`
+and `close` excepted.
 """
 
 import logging
@@ -20,11 +20,10 @@ import torch
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, QwenTTSError
 from qwen_megakernel.guard import RunawayGuard
-from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP, FrameDecoder
-from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP
 from qwen_megakernel.speech_stream import StreamState, TextPart
+from qwen_megakernel.stages import Stages
 from qwen_megakernel.utterance import AudioChunk, FinishReason
-from qwen_megakernel.vocoder import Vocoder, VocoderState
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,8 @@ class Slot:
 
     index: int
     state: StreamState
-    vocoder: VocoderState
+    vocoder: Any  # its state in the vocoder
+    lookahead: int  # frames the vocoder must see behind those it turns into audio
     chunk_frames: int  # of the chunk being filled; doubles up to the request's
     part: TextPart | None = None  # None: between parts
     part_open: bool = False  # its text goes on
@@ -56,16 +56,12 @@ class Slot:
     @property
     def frames_until_due(self) -> int:
         """Frames missing until the next chunk can leave."""
-        return 0 if self.part_end else self.chunk_frames - len(self.pending)
+        return 0 if self.part_end else self.chunk_frames + self.lookahead - len(self.pending)
 
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """What the loop drives; made and used on its thread."""
-
-    decoder: FrameDecoder
-    prompts: PromptBuilder
-    vocoder: Vocoder
+    @property
+    def num_ready(self) -> int:
+        """Pending frames that can be turned into audio."""
+        return len(self.pending) - (0 if self.part_end else self.lookahead)
 
 
 class StepLoop:
@@ -137,11 +133,17 @@ class StepLoop:
             self._news = True
             self._changed.notify()
 
+    def interrupt(self) -> None:
+        """`wake`, and the running step ends after the frame that it is drawing."""
+        self._decoder.cancel()
+        self.wake()
+
     def close(self) -> None:
         """Cancel every stream and stop the thread; waits for it. Safe to call twice."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+        self._decoder.cancel()
         if self._thread is not threading.current_thread():  # a finalizer may run anywhere
             self._thread.join()
 
@@ -195,8 +197,13 @@ class StepLoop:
         for index, slot in enumerate(self._slots):
             if slot is None and self._waiting:
                 state = self._waiting.popleft()
-                first = state.request.first_chunk_frames
-                self._slots[index] = Slot(index, state, self._vocoder.new_state(), first)
+                self._slots[index] = Slot(
+                    index,
+                    state,
+                    self._vocoder.new_state(),
+                    self._vocoder.lookahead,
+                    state.request.first_chunk_frames,
+                )
 
     def _begin_parts(self) -> None:
         """Prefill the next part of every stream that is between parts and has text for it."""
@@ -287,7 +294,8 @@ class StepLoop:
         for row, slot in enumerate(slots):
             timings = slot.state.timings
             timings["decode"] = timings.get("decode", 0.0) + spent
-            timings.setdefault("first_frame", slot.state.elapsed_ms())
+            if result.num_frames[row]:  # there is none after a cancel
+                timings.setdefault("first_frame", slot.state.elapsed_ms())
             for frame in result.codes[row, : result.num_frames[row]]:
                 slot.part_end = slot.part_end or slot.guard.check_codes(frame)
                 if not slot.part_end:
@@ -301,29 +309,36 @@ class StepLoop:
 
     def _deliver(self) -> None:
         """Turn due frames into audio, slots of equal chunk length in one batch, and send it."""
+
+        def length(slot: Slot) -> tuple[int, int]:
+            return slot.num_ready, len(slot.pending)
+
         due = [slot for slot in self._active() if slot.frames_until_due <= 0]
-        due.sort(key=lambda slot: len(slot.pending))
-        for num_frames, group in groupby(due, key=lambda slot: len(slot.pending)):
+        due.sort(key=length)
+        for (num_ready, _), group in groupby(due, key=length):
             slots = list(group)
-            if num_frames:
-                self._protect(slots, self._vocode, slots)
+            if num_ready:
+                self._protect(slots, self._vocode, slots, num_ready)
             for slot in slots:
                 if slot.part_end and self._slots[slot.index] is slot:
                     self._end_part(slot)
 
-    def _vocode(self, slots: list[Slot]) -> None:
+    def _vocode(self, slots: list[Slot], num_ready: int) -> None:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
-        pcm = self._vocoder.step(codes, [slot.vocoder for slot in slots]).cpu().numpy()
+        ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
+        states = [slot.vocoder for slot in slots]
+        pcm = self._vocoder.step(codes[:, :num_ready], states, *ahead).cpu().numpy()
         spent = self._account("vocoder", started)
         for slot, samples in zip(slots, pcm, strict=True):
             timings = slot.state.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            frames = samples.reshape(len(slot.pending), -1)
+            frames = samples.reshape(num_ready, -1)
             for index, frame in enumerate(frames):
                 reason = slot.guard.check_audio(frame)
                 if reason:
                     slot.part_end, frames = reason, frames[:index]
+                    del slot.pending[index:]
                     break
             self._send(slot, frames)
 
@@ -332,7 +347,7 @@ class StepLoop:
         state = slot.state
         first = len(state.codes)
         state.codes.extend(slot.pending[: len(frames)])
-        slot.pending.clear()
+        del slot.pending[: len(frames)]
         slot.chunk_frames = min(2 * slot.chunk_frames, state.request.chunk_frames)
         if len(frames):
             state.timings.setdefault("first_chunk", state.elapsed_ms())

@@ -5,27 +5,25 @@ loop and many callers share one model.
 """
 
 import logging
-import os
 import secrets
-import weakref
 from collections import deque
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from qwen_megakernel import checkpoint, codes_file
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel import checkpoint
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
-from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState, TextPart
-from qwen_megakernel.step_loop import Stages, StepLoop
+from qwen_megakernel.speech_engine import SpeechEngine
+from qwen_megakernel.speech_stream import SpeechStream, StreamState, TextPart
+from qwen_megakernel.stages import Stages
 from qwen_megakernel.text import TextTokenizer, validate
 from qwen_megakernel.text import split as split_text
-from qwen_megakernel.utterance import AudioChunk, SpeechRequest
+from qwen_megakernel.utterance import SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Voices
@@ -36,11 +34,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
-# The seed's users know this variable: codes of every utterance, one row a frame, appended there.
-DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
-
-class TTSEngine(OfficialNames):
+class TTSEngine(SpeechEngine, OfficialNames):
     """Text in, speech out, streamed. Make one with `TTSEngine.from_pretrained`.
 
     Args:
@@ -70,8 +65,7 @@ class TTSEngine(OfficialNames):
             raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
         chosen = choose_backend(backend, device)
         self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
-        self.config, self.sample_rate = loaded.config, loaded.codec_config.sample_rate
-        self._frame_seconds = loaded.codec_config.frame_seconds
+        self.config = loaded.config
         self.files, self.max_frames = loaded.files, max_frames
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = Voices(loaded, voices)
@@ -91,10 +85,12 @@ class TTSEngine(OfficialNames):
                 Vocoder(loaded.codec_config, loaded.codec_decoder, chosen.device),
             )
 
-        self._loop = StepLoop(build, sample_rate=self.sample_rate, on_finished=_dump_codes)
+        super().__init__(
+            build,
+            sample_rate=loaded.codec_config.sample_rate,
+            seconds_per_frame=loaded.codec_config.frame_seconds,
+        )
         self._prompts, self.dtype = self._loop.stages.prompts, self._loop.stages.decoder.dtype
-        # Also runs when the engine is dropped, and before the interpreter takes its threads down.
-        self._close = weakref.finalize(self, self._loop.close)
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
             self._warm_up()
@@ -132,16 +128,6 @@ class TTSEngine(OfficialNames):
         return self._voices.speakers + self._voices.presets
 
     @property
-    def spent_ms(self) -> dict[str, float]:
-        """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
-        return dict(self._loop.spent_ms)
-
-    @property
-    def num_active(self) -> int:
-        """Streams being spoken or waiting for a slot."""
-        return self._loop.num_active
-
-    @property
     def default_voice(self) -> str | None:
         """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
@@ -153,11 +139,6 @@ class TTSEngine(OfficialNames):
             UnknownVoice, VoiceMismatch, ReferenceError_: see `voices.Voices.resolve`.
         """
         return self.default_voice if voice is None else self._voices.resolve(voice)
-
-    @property
-    def seconds_per_frame(self) -> float:
-        """0.08 in every release."""
-        return self._frame_seconds
 
     @property
     def languages(self) -> list[str]:
@@ -230,22 +211,14 @@ class TTSEngine(OfficialNames):
                 for part in ([spoken] if split == "off" else split_text(spoken))
             ]
             prompt_ids = parts[0]
-        state = StreamState(request, prompt_ids, self._loop.wake, text_closed=not text_open)
+        loop = self._loop
+        state = StreamState(
+            request, prompt_ids, loop.wake, loop.interrupt, text_closed=not text_open
+        )
         for part in parts:
             state.parts.append(TextPart(deque([part.body]), closed=True))
         self._loop.submit(state)
         return SpeechStream(state, self, self._tokenizer.stream if text_open else None)
-
-    async def astream(self, text: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
-        """`stream` as an async generator; leaving it cancels the stream."""
-        with self.stream(text, **options) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def synthesize(self, text: str, **options: Any) -> Speech:
-        """Speak `text` and wait for all of it; options as in `stream`."""
-        options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
-        return Speech.collect(self.stream(text, **options))
 
     def create_voice(
         self,
@@ -276,21 +249,6 @@ class TTSEngine(OfficialNames):
         """Forget every recording; voices that were made stay usable."""
         self._voices.cache.clear()
 
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""
-        vocoder = self._loop.stages.vocoder
-        return self._loop.run(lambda: vocoder.decode(codes))
-
-    def close(self) -> None:
-        """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
-        self._close()
-
-    def __enter__(self) -> "TTSEngine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _warm_up(self) -> None:
         """One short utterance through every stage and chunk size of the default ramp."""
         voice: Voice | None = None
@@ -299,13 +257,3 @@ class TTSEngine(OfficialNames):
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
         sentence = "This takes two seconds to say, and so it has every chunk size."
         self.synthesize(sentence, voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
-
-
-def _dump_codes(state: StreamState) -> None:
-    path = os.environ.get(DUMP_CODES_VARIABLE)
-    if not path or not state.codes:
-        return
-    try:
-        codes_file.write(Path(path), np.array(state.codes), append=True)
-    except OutputError as error:  # a debugging aid must not end the speech it watches
-        logger.error("%s", error)

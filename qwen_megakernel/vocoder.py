@@ -68,6 +68,8 @@ class Vocoder:
     (n, num_frames) alone, and states are updated in place.
     """
 
+    lookahead = 0  # strictly causal: no frame behind a chunk can change it
+
     def __init__(
         self,
         codec_config: CodecConfig,

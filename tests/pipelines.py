@@ -118,12 +118,12 @@ class Run:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def finish(self, timeout_s: float = 10.0) -> None:
+    async def finish(self, timeout_s: float = 30.0) -> None:
         """Queue an EndFrame and wait for the pipeline to end by itself."""
         await self.send(EndFrame())
         await self.ended(timeout_s)
 
-    async def ended(self, timeout_s: float = 10.0) -> None:
+    async def ended(self, timeout_s: float = 30.0) -> None:
         await asyncio.wait_for(asyncio.shield(self._task), timeout_s)
 
     async def send(self, *frames: Frame) -> None:
@@ -145,7 +145,7 @@ class Run:
         await self.before.broadcast_interruption()
 
     async def until(
-        self, seen: type[Frame] | Callable[[], Any], count: int = 1, timeout_s: float = 5.0
+        self, seen: type[Frame] | Callable[[], Any], count: int = 1, timeout_s: float = 20.0
     ) -> None:
         """Wait until `count` frames of a type have passed the service, or until a condition."""
         condition = (lambda: len(self.frames(seen)) >= count) if isinstance(seen, type) else seen

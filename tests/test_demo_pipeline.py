@@ -135,3 +135,37 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path: Path) -> None:
     )
     assert process.returncode == 3
     assert 'pip install "qwen_megakernel[pipecat]"' in process.stderr
+
+
+# ALSA's way to a loudspeaker that is a file.
+SOUND_CARD = """</usr/share/alsa/alsa.conf>
+pcm.!default {{
+  type file
+  file "{played}"
+  format "raw"
+  slave.pcm "null"
+}}
+"""
+
+
+def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path: Path) -> None:
+    """In a process of its own: ALSA reads its configuration once."""
+    try:
+        import sounddevice  # noqa: F401
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no sounddevice or no PortAudio: {error}")
+    if not Path("/usr/share/alsa/alsa.conf").exists():
+        pytest.skip("no ALSA to stand in for a sound card")
+    played, card, wav = tmp_path / "played.raw", tmp_path / "asound.conf", tmp_path / "a.wav"
+    card.write_text(SOUND_CARD.format(played=played))
+    arguments = ["--text", TEXT, "--play", "--output", str(wav), *TINY]
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env=os.environ | {"ALSA_CONFIG_PATH": str(card)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    samples, _ = soundfile.read(wav, dtype="int16")
+    np.testing.assert_array_equal(np.fromfile(played, dtype="<i2"), samples)

@@ -22,7 +22,9 @@ FLOORS = [
     {"kernels", "reference", "speaker_encoder", "codec_encoder"},
     {"text", "prompt", "voices", "model_tts"},
     {"vocoder", "speech_stream"},
+    {"stages"},
     {"step_loop", "official_names"},
+    {"speech_engine"},
     {"tts_engine"},
     {
         "pipecat_settings",

@@ -135,6 +135,57 @@ def test_close_stops_the_stream_and_frees_its_slot(tts):
     wait_until(lambda: tts._loop.num_active == 0)
 
 
+@pytest.fixture
+def gated(tts, monkeypatch):
+    """Lets the plain decoder draw frames one by one: (entered, let_go, frames drawn by slot)."""
+    decoder, entered, let_go = (
+        tts._loop._decoder._decoder,
+        threading.Semaphore(0),
+        threading.Event(),
+    )
+    frames, frame = [], decoder._frame
+
+    def gated_frame(slot, forced):
+        frames.append(slot)
+        entered.release()
+        assert let_go.wait(30)
+        return frame(slot, forced)
+
+    monkeypatch.setattr(decoder, "_frame", gated_frame)
+    yield entered, let_go, frames
+    let_go.set()
+
+
+def test_close_frees_the_slot_after_the_frame_that_is_being_drawn(tts, gated):
+    entered, let_go, frames = gated
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, first_chunk_frames=4, max_frames=200)
+    assert entered.acquire(timeout=30)  # in the first of the four frames of a step
+    stream.close()
+    let_go.set()
+    assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+    assert frames == [0]
+
+
+def test_a_neighbour_of_a_closed_stream_loses_nothing(tts, alone, gated):
+    entered, let_go, _ = gated
+    options = {"voice": VOICE, "max_frames": 24, "chunk_frames": 4}
+    keep, drop = tts.stream(TEXT, seed=1, **options), tts.stream(TEXT, seed=2, **options)
+    assert entered.acquire(timeout=30)
+    drop.close()
+    let_go.set()
+    list(keep)
+    assert np.array_equal(keep.codes, alone[1].codes)
+
+
+def test_closing_a_finished_stream_interrupts_nobody(tts, monkeypatch):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2)
+    list(stream)
+    interrupted = []
+    monkeypatch.setattr(tts._loop._decoder, "cancel", lambda: interrupted.append(True))
+    stream.close()
+    assert not interrupted
+
+
 def test_a_dropped_stream_frees_its_slot(tts):
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=200)
     next(stream)

@@ -1,0 +1,136 @@
+"""What every family of models looks like to those who speak with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from qwen_megakernel import codes_file
+from qwen_megakernel.errors import OutputError
+from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState
+from qwen_megakernel.stages import Stages
+from qwen_megakernel.step_loop import StepLoop
+from qwen_megakernel.utterance import AudioChunk
+from qwen_megakernel.voice import Voice
+
+logger = logging.getLogger(__name__)
+
+# The seed's users know this variable: codes of every utterance, one row a frame, appended there.
+DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
+
+
+class Files(Protocol):
+    """Where a model came from."""
+
+    name: str  # as the user gave it
+    folder: Path
+
+
+class SpeechEngine(ABC):
+    """Text in, speech out, streamed.
+
+    Args:
+        build: makes the stages, on the loop's thread.
+        sample_rate: of the audio, in Hz.
+        seconds_per_frame: how long one frame of codes sounds.
+    """
+
+    files: Files
+    backend: str  # what decodes, and why it was chosen
+    why: str
+    device: torch.device
+    dtype: torch.dtype
+    max_frames: int  # of one part of a text
+
+    def __init__(
+        self, build: Callable[[], Stages], *, sample_rate: int, seconds_per_frame: float
+    ) -> None:
+        self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
+        self._loop = StepLoop(build, sample_rate=sample_rate, on_finished=_dump_codes)
+        # Also runs when the engine is dropped, and before the interpreter takes its threads down.
+        self._close = weakref.finalize(self, self._loop.close)
+
+    # ---- what a family defines -------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def voices(self) -> list[str]:
+        """Names `voice=` accepts."""
+
+    @property
+    @abstractmethod
+    def languages(self) -> list[str]:
+        """Languages `language=` accepts, "auto" first."""
+
+    @property
+    @abstractmethod
+    def default_voice(self) -> str | None:
+        """Who speaks when no voice is asked for; None: nobody in particular."""
+
+    @abstractmethod
+    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
+        """Who `voice=` means; raises `UnknownVoice` for anybody else."""
+
+    @abstractmethod
+    def stream(self, text: str | None = None, **options: Any) -> SpeechStream:
+        """Start speaking; returns at once. The options are those of `TTSEngine.stream`."""
+
+    @abstractmethod
+    def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:
+        """Clone a voice, or raise `TaskError` where the model cannot."""
+
+    # ---- what they share -------------------------------------------------------------------------
+
+    @property
+    def spent_ms(self) -> dict[str, float]:
+        """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
+        return dict(self._loop.spent_ms)
+
+    @property
+    def num_active(self) -> int:
+        """Streams being spoken or waiting for a slot."""
+        return self._loop.num_active
+
+    async def astream(self, text: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
+        """`stream` as an async generator; leaving it cancels the stream."""
+        with self.stream(text, **options) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def synthesize(self, text: str, **options: Any) -> Speech:
+        """Speak `text` and wait for all of it; options as in `stream`."""
+        options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
+        return Speech.collect(self.stream(text, **options))
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""
+        vocoder = self._loop.stages.vocoder
+        return self._loop.run(lambda: vocoder.decode(codes))
+
+    def close(self) -> None:
+        """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _dump_codes(state: StreamState) -> None:
+    path = os.environ.get(DUMP_CODES_VARIABLE)
+    if not path or not state.codes:
+        return
+    try:
+        codes_file.write(Path(path), np.array(state.codes), append=True)
+    except OutputError as error:  # a debugging aid must not end the speech it watches
+        logger.error("%s", error)

@@ -1,0 +1,89 @@
+"""What the step loop drives: any decoder, prompts and vocoder with these faces.
+
+`FrameDecoder`, `PromptBuilder` and `Vocoder` are those of Qwen3-TTS; `sheen` has its own three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from qwen_megakernel.utterance import Sampling, SpeechRequest, StepResult, TextIds
+
+
+class Decoder(Protocol):
+    """Prompts in, codec frames out, on `num_slots` slots that do not influence each other."""
+
+    num_slots: int
+    max_frames: int  # of one part of an utterance
+
+    def prefill(
+        self,
+        slot: int,
+        prefill: Any,
+        sampling: Sampling,
+        *,
+        seed: int,
+        part: int,
+        text_open: bool = False,
+    ) -> None:
+        """Start one part of an utterance in `slot`; `prefill` is what `Prompts.build` made."""
+
+    def add_text(self, slot: int, rows: Any) -> None:
+        """Take text of an open part, from `Prompts.text_rows` or `end_rows`."""
+
+    def close_text(self, slot: int) -> None:
+        """No more text comes."""
+
+    def frames_ready(self, slot: int) -> int:
+        """Frames that can be drawn now."""
+
+    def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
+        """Draw up to `num_frames` frames in every slot of `slots`."""
+
+
+class Prompts(Protocol):
+    """Token ids in, what a decoder takes out."""
+
+    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Any:
+        """The prompt of one part of an utterance."""
+
+    def text_rows(self, ids: Tensor) -> Any:
+        """Further text of an open part."""
+
+    def end_rows(self) -> Any:
+        """What follows the last text of an open part."""
+
+
+class FrameVocoder(Protocol):
+    """Codec frames in, PCM out, in chunks that together equal the whole."""
+
+    lookahead: int  # frames it must see behind those that it turns into audio; 0: it is causal
+
+    def new_state(self) -> Any:
+        """The state of a stream that has decoded nothing yet."""
+
+    def warm(self, codes: Any, state: Any) -> None:
+        """Let a state hear frames whose audio nobody wants."""
+
+    def step(self, codes: Tensor, states: Sequence[Any], *ahead: Tensor) -> Tensor:
+        """[n, num_frames, num_code_groups] -> [n, num_frames * samples_per_frame] float32.
+
+        Where `lookahead` is not 0, `ahead` is [n, k, num_code_groups]: the frames behind `codes`,
+        `lookahead` of them, or at the end of a part what is left.
+        """
+
+    def decode(self, codes: Any) -> Any:
+        """A whole utterance at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The three of one model; made and used on the loop's thread."""
+
+    decoder: Decoder
+    prompts: Prompts
+    vocoder: FrameVocoder

@@ -1,0 +1,75 @@
+"""OpenTelemetry spans of the service, as Pipecat's own tracing records them."""
+
+from collections.abc import Iterator
+
+import pytest
+from fake_engine import FakeEngine
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
+from pipecat.services.tts_service import TextAggregationMode
+from pipelines import Run
+
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+BOTH = pytest.mark.parametrize(
+    "mode", [TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN], ids=str
+)
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    """Finished spans of this process; OpenTelemetry takes a provider only once."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> Iterator[InMemorySpanExporter]:
+    exporter.clear()
+    yield exporter
+    exporter.clear()
+
+
+def tts_spans(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.name == "tts"]
+
+
+def traced(tts: MegakernelTTSService) -> Run:
+    return Run(tts, enable_tracing=True, enable_turn_tracking=True)
+
+
+@BOTH
+async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
+    mode: TextAggregationMode, spans: InMemorySpanExporter
+) -> None:
+    tts = MegakernelTTSService(engine=FakeEngine(first_delay_s=0.05), text_aggregation_mode=mode)
+    async with traced(tts) as run:
+        await run.turn("The first one. ", "And the second one.")
+        await run.until(TTSStoppedFrame)
+    (span,) = tts_spans(spans)
+    assert span.attributes["gen_ai.request.model"] == "hum"
+    assert "".join(span.attributes["text"].split()) == "Thefirstone.Andthesecondone."
+    assert 0.05 <= span.attributes["metrics.ttfb"] < 2
+    assert "tts.interrupted" not in span.attributes
+    assert tts._tts_spans == {}
+
+
+@BOTH
+async def test_an_interrupted_turn_ends_its_span(
+    mode: TextAggregationMode, spans: InMemorySpanExporter
+) -> None:
+    tts = MegakernelTTSService(engine=FakeEngine(rtf=0.5), text_aggregation_mode=mode)
+    async with traced(tts) as run:
+        await run.turn("It was a dark night, and nobody was out in the rain but me.")
+        await run.until(TTSAudioRawFrame)
+        await run.interrupt()
+        await run.until(InterruptionFrame)
+    (span,) = tts_spans(spans)
+    assert span.attributes["tts.interrupted"]
+    assert tts._tts_spans == {}
