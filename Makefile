@@ -11,7 +11,7 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 	$(BIN)/python demo_pipeline.py --model demo-voice --text "$(TEXT)" --output out.wav
 
 test: lint  ## linters and the whole default test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow

@@ -34,9 +34,15 @@ def build_cache() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Toy tensors are faster on one thread, and sums do not depend on the machine's cores."""
+def one_thread() -> Iterator[None]:
+    """Toy tensors are faster on one thread, and sums do not depend on the machine's cores.
+
+    Commands that a test runs inherit it: the tests themselves keep all cores busy.
+    """
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

