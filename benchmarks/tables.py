@@ -1,12 +1,13 @@
-"""Write the measured tables of the README from the committed result files.
+"""Write the measured tables of the documents from the committed result files.
 
-python benchmarks/tables.py            rewrite README.md between its markers
-python benchmarks/tables.py --check    exit 1 if that would change it
+python benchmarks/tables.py            rewrite each document between its markers
+python benchmarks/tables.py --check    exit 1 if that would change one
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -14,33 +15,81 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def table(results: list[dict]) -> str:
-    """One row a result file: what ran where, and its p50 figures."""
+def load_results(pattern: str) -> list[dict]:
+    """Result files of this name, in order."""
+    found = []
+    for path in sorted(RESULTS.glob(pattern)):
+        found.append(json.loads(path.read_text(encoding="utf-8")) | {"file": path.name})
+    return found
+
+
+def machine_of(result: dict) -> str:
+    """What a result was measured on."""
+    machine = result["machine"]
+    if machine["gpu"]:
+        return machine["gpu"]["name"]
+    return f"{machine['processor']}, {machine['cores']} threads"
+
+
+def speech_table() -> str:
+    """One row a result file of benchmark.py: what ran where, and its p50 figures."""
     lines = [
         "| model | backend | machine | first frame | first samples | RTF | commit | file |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for result in results:
+    for result in load_results("benchmark_*.json"):
         p50 = {name: values["p50"] for name, values in result["summary"].items()}
-        gpu = result["machine"]["gpu"]
-        machine = gpu["name"] if gpu else f"{result['machine']['processor']}, "
-        if not gpu:
-            machine += f"{result['machine']['cores']} threads"
         weights = " (random weights)" if result["is_synthetic"] else ""
         lines.append(
-            f"| {result['model']}{weights} | {result['backend']}, {result['dtype']} | {machine} "
+            f"| {result['model']}{weights} | {result['backend']}, {result['dtype']} "
+            f"| {machine_of(result)} "
             f"| {p50['first_frame_ms']:.0f} ms | {p50['first_chunk_ms']:.0f} ms "
             f"| {p50['rtf']:.2f} | {result['commit']} | `{result['file']}` |"
         )
     return "\n".join(lines)
 
 
-def load_results() -> list[dict]:
-    """Result files of benchmark.py, by name."""
-    found = []
-    for path in sorted(RESULTS.glob("benchmark_*.json")):
-        found.append(json.loads(path.read_text(encoding="utf-8")) | {"file": path.name})
-    return found
+def voices_table() -> str:
+    """One row a result file of measure_voices.py, p50."""
+    lines = [
+        "| model | machine | x-vector | codes | a remembered voice | commit | file |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in load_results("voices_*.json"):
+        p50 = {name: values["p50"] for name, values in result["summary"].items()}
+        weights = " (random weights)" if result["is_synthetic"] else ""
+        lines.append(
+            f"| {result['model']}{weights} | {machine_of(result)} | {p50['x_vector_ms']:.0f} ms "
+            f"| {p50['codec_ms']:.0f} ms | {p50['cached_voice_ms']:.1f} ms "
+            f"| {result['commit']} | `{result['file']}` |"
+        )
+    return "\n".join(lines)
+
+
+def pipecat_table() -> str:
+    """One row a result file of measure_pipecat.py."""
+    lines = [
+        "| mode | pipelines | machine | chunk to frame, p95 | event loop held | barge-in to engine "
+        "told, p95 | commit | file |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in load_results("pipecat_*.json"):
+        settings, summary = result["settings"], result["summary"]
+        lines.append(
+            f"| {'TOKEN' if settings['token'] else 'SENTENCE'} | {settings['pipelines']} "
+            f"| {machine_of(result)} | {summary['overhead_ms']['p95']:.1f} ms "
+            f"| {summary['loop_held_ms']['max']:.1f} ms CPU, "
+            f"{summary['loop_held_wall_ms']['max']:.1f} ms by the clock "
+            f"| {summary['quiet_ms']['p95']:.2f} ms | {result['commit']} | `{result['file']}` |"
+        )
+    return "\n".join(lines)
+
+
+DOCUMENTS: dict[str, Callable[[], str]] = {
+    "README.md": speech_table,
+    "docs/voices.md": voices_table,
+    "docs/pipecat.md": pipecat_table,
+}
 
 
 def main() -> int:
@@ -48,14 +97,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    new = f"{before}{BEGIN}\n{table(load_results())}\n{END}{after}"
-    if args.check:
-        return int(new != text)
-    readme.write_text(new, encoding="utf-8")
+    stale = []
+    for name, table in DOCUMENTS.items():
+        document = ROOT / name
+        text = document.read_text(encoding="utf-8")
+        before, rest = text.split(BEGIN)
+        after = rest.split(END)[1]
+        new = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+        if new != text:
+            stale.append(name)
+            if not args.check:
+                document.write_text(new, encoding="utf-8")
+    if args.check and stale:
+        print("not what the result files say:", *stale, file=sys.stderr)
+        return 1
     return 0
 
 
