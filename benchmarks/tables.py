@@ -31,6 +31,11 @@ def machine_of(result: dict) -> str:
     return f"{machine['processor']}, {machine['cores']} threads"
 
 
+def model_of(result: dict) -> str:
+    """Which model was measured, and whether its weights are real."""
+    return result["model"] + (" (random weights)" if result["is_synthetic"] else "")
+
+
 def speech_table() -> str:
     """One row a result file of benchmark.py: what ran where, and its p50 figures."""
     lines = [
@@ -39,9 +44,8 @@ def speech_table() -> str:
     ]
     for result in load_results("benchmark_*.json"):
         p50 = {name: values["p50"] for name, values in result["summary"].items()}
-        weights = " (random weights)" if result["is_synthetic"] else ""
         lines.append(
-            f"| {result['model']}{weights} | {result['backend']}, {result['dtype']} "
+            f"| {model_of(result)} | {result['backend']}, {result['dtype']} "
             f"| {machine_of(result)} "
             f"| {p50['first_frame_ms']:.0f} ms | {p50['first_chunk_ms']:.0f} ms "
             f"| {p50['rtf']:.2f} | {result['commit']} | `{result['file']}` |"
@@ -57,9 +61,8 @@ def voices_table() -> str:
     ]
     for result in load_results("voices_*.json"):
         p50 = {name: values["p50"] for name, values in result["summary"].items()}
-        weights = " (random weights)" if result["is_synthetic"] else ""
         lines.append(
-            f"| {result['model']}{weights} | {machine_of(result)} | {p50['x_vector_ms']:.0f} ms "
+            f"| {model_of(result)} | {machine_of(result)} | {p50['x_vector_ms']:.0f} ms "
             f"| {p50['codec_ms']:.0f} ms | {p50['cached_voice_ms']:.1f} ms "
             f"| {result['commit']} | `{result['file']}` |"
         )

@@ -42,7 +42,13 @@ class Decoder(Protocol):
         """Frames that can be drawn now."""
 
     def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
-        """Draw up to `num_frames` frames in every slot of `slots`."""
+        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`."""
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread; never waits.
+        """
 
 
 class Prompts(Protocol):
