@@ -1,4 +1,4 @@
-"""The command line: speak | voices | download | doctor | build | codes."""
+"""The command line: speak | serve | voices | download | doctor | build | codes."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_megakernel import __version__, cli_build, cli_voices, options
+from qwen_megakernel import __version__, cli_build, cli_serve, cli_voices, options
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_speech_options(command)
     command.set_defaults(run=speak)
 
+    cli_serve.add_command(commands)
     cli_voices.add_commands(commands)
 
     command = commands.add_parser("download", help="fetch a model", description=download.__doc__)

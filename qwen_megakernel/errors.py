@@ -119,6 +119,20 @@ class EngineBusy(ResourceError):
     http_status = 429
 
 
+class Draining(ResourceError):
+    """The server finishes what it has begun and takes nothing new."""
+
+
+class NotReady(ResourceError):
+    """The model is not loaded yet."""
+
+
+class DeadlineExceeded(ResourceError):
+    """A request was not over in the time it is given."""
+
+    http_status = 504
+
+
 class OutputError(ResourceError):
     """An output file or folder cannot be written."""
 
@@ -135,3 +149,5 @@ class KernelTimeout(GenerationError):
 
 class EngineClosed(GenerationError):
     """The engine was closed while, or before, this stream ran."""
+
+    http_status = 503

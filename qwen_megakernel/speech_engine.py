@@ -49,6 +49,8 @@ class SpeechEngine(ABC):
     device: torch.device
     dtype: torch.dtype
     max_frames: int  # of one part of a text
+    num_slots: int  # streams spoken at the same time
+    reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
     def __init__(
         self, build: Callable[[], Stages], *, sample_rate: int, seconds_per_frame: float

@@ -99,6 +99,8 @@ class StreamState:
     outbox: Outbox = field(default_factory=Outbox)
     codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
     num_parts: int = 0
+    planned_parts: int | None = None  # None: the text is open
+    num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
 
@@ -160,6 +162,21 @@ class SpeechStream:
     def num_parts(self) -> int:
         """Parts begun so far."""
         return self._state.num_parts
+
+    @property
+    def planned_parts(self) -> int | None:
+        """Parts the text was cut into; None for a text that comes through `feed`."""
+        return self._state.planned_parts
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Text tokens the model has been given so far."""
+        return self._state.num_text_tokens
+
+    def codes_of(self, chunk: AudioChunk) -> np.ndarray:
+        """[chunk.num_frames, num_code_groups] int32, the frames a chunk of this stream plays."""
+        end = chunk.frame_index + chunk.num_frames
+        return np.array(self._state.codes[chunk.frame_index : end], dtype=np.int32)
 
     def feed(self, text: str) -> None:
         """Give the next piece of text; pieces need not be words.

@@ -246,6 +246,7 @@ class StepLoop:
             left = min(left, request.max_frames - slot.num_frames)
         slot.part, slot.part_open, slot.guard = part, not closed, RunawayGuard(left)
         slot.guard.num_text_tokens = len(ids)
+        state.num_text_tokens += len(ids)
         state.num_parts += 1
         state.timings.setdefault("prefill", self._account("prefill", started))
 
@@ -261,6 +262,7 @@ class StepLoop:
         if len(ids):
             self._decoder.add_text(slot.index, self._prompts.text_rows(ids))
             slot.guard.num_text_tokens += len(ids)
+            slot.state.num_text_tokens += len(ids)
         if closed:
             self._decoder.add_text(slot.index, self._prompts.end_rows())
             self._decoder.close_text(slot.index)

@@ -66,7 +66,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         chosen = choose_backend(backend, device)
         self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
         self.config = loaded.config
-        self.files, self.max_frames = loaded.files, max_frames
+        self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = Voices(loaded, voices)
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
@@ -217,6 +217,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         )
         for part in parts:
             state.parts.append(TextPart(deque([part.body]), closed=True))
+        state.planned_parts = len(parts) or None
         self._loop.submit(state)
         return SpeechStream(state, self, self._tokenizer.stream if text_open else None)
 

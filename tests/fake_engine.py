@@ -56,9 +56,11 @@ class FakeEngine:
         stall_after: int | None = None,
         voices: tuple[str, ...] = ("aiden", "vivian"),
     ):
-        self.sample_rate = SAMPLE_RATE
+        self.sample_rate, self.num_slots, self.max_frames = SAMPLE_RATE, num_slots, 1000
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
+        self.default_voice = next(iter(voices), None)
+        self.reference_cache_hits = 0
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
@@ -122,11 +124,24 @@ class FakeStream:
         self.sent = b""
         self.num_frames = 0
         self.cancelled = False
+        self.num_parts = 1
+        self.planned_parts = None if request.text is None else 1
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
         self._chunk_frames = request.first_chunk_frames
         self._over = False
+
+    @property
+    def num_text_tokens(self) -> int:
+        """One for each letter."""
+        return count_letters(self.text)
+
+    def codes_of(self, chunk: AudioChunk) -> np.ndarray:
+        """[num_frames, 16]; the first code of a frame is its number."""
+        codes = np.zeros((chunk.num_frames, 16), dtype=np.int32)
+        codes[:, 0] = np.arange(chunk.frame_index, chunk.frame_index + chunk.num_frames)
+        return codes
 
     def feed(self, text: str) -> None:
         if self.text_ended:

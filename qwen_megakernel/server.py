@@ -1,0 +1,289 @@
+"""The HTTP server: OpenAI's speech endpoint, its events, a WebSocket, voices, health, metrics.
+
+    app = create_app(engine, ServerSettings())
+    uvicorn.run(app)                    # or `serve`, which drains, and times slow clients out
+
+The wire is described in docs/serving.md, and by the server itself at /openapi.json.
+"""
+
+import asyncio
+import functools
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI, File, Form, Request, Response, UploadFile, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse
+
+from qwen_megakernel import __version__
+from qwen_megakernel.errors import NotReady, UsageError
+from qwen_megakernel.server_audio import new_encoder
+from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers
+from qwen_megakernel.server_guard import Guard
+from qwen_megakernel.server_metrics import CONTENT_TYPE
+from qwen_megakernel.server_protocol import DrainingServer, guarded_protocol
+from qwen_megakernel.server_requests import MODEL_ALIASES, SpeechBody, check_length
+from qwen_megakernel.server_service import Service
+from qwen_megakernel.server_settings import MEDIA_TYPES, ServerSettings
+from qwen_megakernel.server_stream import (
+    EVENT_STREAM,
+    Speaking,
+    SpeechResponse,
+    audio_bytes,
+    buffered,
+    error_event,
+    events,
+)
+from qwen_megakernel.server_websocket import Session
+
+SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+PAGE = Path(__file__).parent / "assets" / "web" / "index.html"
+
+_BODIES = {SPEECH: "application/json", VOICES: "multipart/form-data"}
+_BACKLOG = 2048  # connections the kernel holds until we take them
+_EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")
+_ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
+_AUDIO = {
+    media_type: {"schema": {"type": "string", "format": "binary"}}
+    for media_type in (*MEDIA_TYPES.values(), EVENT_STREAM)
+}
+
+
+def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
+    """The application; each has its own queue and metrics.
+
+    Args:
+        engine: a `TTSEngine`, or a function that makes one (see `Service`).
+        settings: None: the defaults.
+    Returns:
+        Its `state.service` is the `Service`.
+    """
+    settings = settings or ServerSettings()
+    service = Service(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.admission.draining = True
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(
+        title="qwen_megakernel",
+        version=__version__,
+        description="Qwen3-TTS speech, streamed; see docs/serving.md.",
+        lifespan=lifespan,
+        docs_url=None,  # these pages load scripts from other hosts
+        redoc_url=None,
+        responses=_ERRORS,
+    )
+    app.state.service = service
+    add_handlers(app)
+    app.add_middleware(Guard, settings=settings, metrics=service.metrics, bodies=_BODIES)
+    if settings.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allow_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED,
+        )
+    _add_speech(app, service)
+    _add_voices(app, service)
+    _add_facts(app, service)
+    return app
+
+
+def _add_speech(app: FastAPI, service: Service) -> None:
+    settings = service.settings
+
+    @app.post(SPEECH, response_class=Response, responses={200: {"content": _AUDIO}})
+    async def speech(request: Request, body: SpeechBody) -> Response:
+        """Speak: audio while it is made, events, or one answer (`stream` false)."""
+        arrived = time.perf_counter()
+        check_length(len(body.input), settings)
+        options, warnings = await service.configure(body)
+        response_format = body.format_or(settings)
+        encoder = new_encoder(response_format, service.engine.sample_rate)
+        speaking = service.speak(
+            body.input, options, request_id=request.state.request_id, arrived=arrived
+        )
+        headers = _headers(speaking, warnings)
+        if body.stream is False and body.stream_format != "sse":
+            response = await buffered(speaking, response_format, request.receive, settings)
+            response.headers.update(headers)
+            return response
+        respond = functools.partial(
+            SpeechResponse,
+            speaking,
+            headers=headers,
+            settings=settings,
+            admission=service.admission,
+        )
+        is_superset = bool(body.stream) and body.stream_format is None
+        if not is_superset and body.stream_format != "sse":
+            return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])
+        max_steps = options["max_frames"] or service.engine.max_frames
+        body_of_events = events(
+            speaking,
+            encoder,
+            include_codes=body.include_codes,
+            max_steps=max_steps if is_superset else None,
+        )
+        return respond(body_of_events, media_type=EVENT_STREAM, on_error=error_event)
+
+    @app.get(SPEECH + "/{request_id}")
+    async def finished(request_id: str) -> dict[str, Any]:
+        """How a request ended: what the headers of a streamed answer could not say yet."""
+        facts = service.finished.get(request_id)
+        if facts is None:
+            raise ApiError(404, "No finished request has this id.", code="not_found")
+        return {"id": request_id, "object": "speech"} | facts
+
+    @app.websocket(SPEECH + "/stream")
+    async def stream(websocket: WebSocket) -> None:
+        session_id, count = websocket.state.request_id, iter(range(2**63))
+
+        def speak(text: str | None, options: dict[str, Any]) -> Speaking:
+            return service.speak(text, options, request_id=f"{session_id}-{next(count)}")
+
+        await Session(websocket, settings, configure=service.configure, speak=speak).run()
+
+
+def _headers(speaking: Speaking, warnings: list[str]) -> dict[str, str]:
+    headers = {
+        "X-Seed": str(speaking.stream.seed),
+        "X-Sample-Rate": str(speaking.record.sample_rate),
+        "Cache-Control": "no-store",
+    }
+    if speaking.stream.planned_parts is not None:
+        headers["X-Parts"] = str(speaking.stream.planned_parts)
+    if warnings:
+        text = "; ".join(warnings).encode("ascii", "backslashreplace").decode()
+        headers["X-Warning"] = text
+    return headers
+
+
+def _add_voices(app: FastAPI, service: Service) -> None:
+    @app.get(VOICES)
+    async def voices() -> dict[str, Any]:
+        """Who can speak."""
+        return service.voices.listing()
+
+    if not service.settings.allow_upload:
+        return
+
+    @app.post(VOICES, status_code=201)
+    async def upload(
+        audio_sample: Annotated[UploadFile, File(description="1 to 60 s of one speaker")],
+        name: Annotated[str, Form(min_length=1, max_length=80)],
+        consent: Annotated[str, Form(min_length=1, description="who agreed, or a reference to it")],
+        ref_text: Annotated[str | None, Form(description="exactly what is said")] = None,
+    ) -> dict[str, Any]:
+        """Clone a voice and keep it."""
+        recording = await audio_sample.read()
+        service.voices.check_size(len(recording))
+        voice = await service.voices.upload(recording, name, ref_text or None)
+        return {"success": True, "voice": voice}
+
+    @app.delete(VOICES + "/{name}")
+    async def delete(name: str) -> dict[str, Any]:
+        """Forget an uploaded voice."""
+        service.voices.delete(name)
+        return {"success": True, "name": name}
+
+
+def _add_facts(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    @app.get("/v1/audio/models")
+    async def models() -> dict[str, Any]:
+        """The model that is loaded, and the names it answers to."""
+        names = (service.engine.files.name, *MODEL_ALIASES)
+        listed = [
+            {
+                "id": name,
+                "name": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "qwen_megakernel",
+            }
+            for name in names
+        ]
+        return {"object": "list", "data": listed, "models": listed}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """The process is alive."""
+        return {"status": "draining" if service.admission.draining else "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, Any]:
+        """Requests are taken: the model is loaded and warm, and no shutdown has begun."""
+        if not service.ready:
+            service.engine  # noqa: B018 - raises what is missing
+            raise NotReady("The server is shutting down.")
+        return {"status": "ready", "model": service.engine.files.name}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        if not PAGE.is_file():
+            raise ApiError(404, "This build has no web page.", code="not_found")
+        return FileResponse(PAGE, headers={"Cache-Control": "no-cache"})
+
+
+def serve(
+    engine: Any,
+    settings: ServerSettings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8090,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; running streams are finished first.
+
+    Args:
+        engine: see `create_app`.
+        settings: limits.
+        host, port: where to listen; port 0 takes any that is free.
+        on_listening: is told the address.
+    Raises:
+        UsageError: the address cannot be had.
+        Whatever kept the engine from being made.
+    """
+    server = new_server(create_app(engine, settings), settings)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"Cannot listen on {host} port {port}: {error}.") from error
+    with listener:
+        if on_listening:
+            shown = f"[{host}]" if ":" in host else host
+            on_listening(f"http://{shown}:{listener.getsockname()[1]}")
+        server.run(sockets=[listener])
+    if server.service.failure:
+        raise server.service.failure
+
+
+def new_server(app: FastAPI, settings: ServerSettings) -> DrainingServer:
+    """uvicorn for `app`, with its limits; `run(sockets=[...])` serves."""
+    config = uvicorn.Config(
+        app,
+        http=guarded_protocol(settings.body_timeout_s),
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # audio does not get smaller, only later
+        timeout_graceful_shutdown=1,  # what drains has drained by then
+        log_config=None,
+        access_log=False,
+    )
+    return DrainingServer(config, app.state.service, settings)

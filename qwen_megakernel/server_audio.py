@@ -1,0 +1,217 @@
+"""Samples to bytes, piece by piece: what a client that reads while we speak can play.
+
+Encoders are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so
+what a format writes into its head at the end (lengths, checksums) stays open: players take that for
+a live stream.
+"""
+
+import io
+import struct
+from typing import Protocol
+
+import numpy as np
+
+from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.server_settings import MEDIA_TYPES
+
+# libsndfile's name of container and codec. MP3 at a constant bit rate: a player can then tell the
+# length from the size, where a variable rate would need the table that is written at the end.
+_SNDFILE = {
+    "flac": {"format": "FLAC", "subtype": "PCM_16"},
+    "mp3": {
+        "format": "MP3",
+        "subtype": "MPEG_LAYER_III",
+        "bitrate_mode": "CONSTANT",
+        "compression_level": 0.5,
+    },
+    "opus": {"format": "OGG", "subtype": "OPUS", "compression_level": 0.5},
+}
+_AAC_BITS_PER_SECOND = 96_000
+_UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
+
+
+class Encoder(Protocol):
+    """Turns samples into a stream of bytes."""
+
+    blocks: bool  # encoding takes milliseconds: not on the event loop
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """Bytes that are ready after these samples, [num_samples] int16; may be empty."""
+
+    def finish(self) -> bytes:
+        """The last bytes."""
+
+
+def new_encoder(response_format: str, rate: int) -> Encoder:
+    """An encoder for one stream.
+
+    Args:
+        response_format: a key of `MEDIA_TYPES`.
+        rate: samples a second.
+    Raises:
+        MissingPackageError: AAC without PyAV.
+    """
+    assert response_format in MEDIA_TYPES
+    if response_format == "pcm":
+        return PcmEncoder()
+    if response_format == "wav":
+        return WavEncoder(rate)
+    return AacEncoder(rate) if response_format == "aac" else SndfileEncoder(response_format, rate)
+
+
+def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
+    """The 44 bytes before mono 16-bit samples.
+
+    Args:
+        rate: samples a second.
+        num_bytes: of the samples; left out when they are still being made.
+    """
+    total = min(num_bytes + 36, _UNKNOWN_BYTES)
+    layout = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)  # PCM, mono, bytes/s, align, bits
+    return b"RIFF%sWAVEfmt %s%sdata%s" % (
+        struct.pack("<I", total),
+        struct.pack("<I", len(layout)),
+        layout,
+        struct.pack("<I", num_bytes),
+    )
+
+
+def encode_whole(response_format: str, samples: np.ndarray, rate: int) -> bytes:
+    """A complete file, with its lengths: [num_samples] int16 at `rate`."""
+    if response_format == "wav":
+        pcm = samples.astype("<i2", copy=False).tobytes()
+        return wav_header(rate, len(pcm)) + pcm
+    if response_format in _SNDFILE:
+        import soundfile
+
+        file = io.BytesIO()
+        with soundfile.SoundFile(file, "w", rate, 1, **_SNDFILE[response_format]) as writer:
+            writer.write(samples)
+        return file.getvalue()
+    encoder = new_encoder(response_format, rate)
+    return encoder.encode(samples) + encoder.finish()
+
+
+class PcmEncoder:
+    """Raw little-endian 16-bit samples."""
+
+    blocks = False
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """See `Encoder`."""
+        return samples.astype("<i2", copy=False).tobytes()
+
+    def finish(self) -> bytes:
+        """Nothing."""
+        return b""
+
+
+class WavEncoder(PcmEncoder):
+    """A header of unknown length, then the samples."""
+
+    def __init__(self, rate: int):
+        self._header = wav_header(rate)
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """See `Encoder`."""
+        header, self._header = self._header, b""
+        return header + super().encode(samples)
+
+    def finish(self) -> bytes:
+        """The header, if there were no samples at all."""
+        return self._header
+
+
+class _Growing(io.RawIOBase):
+    """A file that only grows: what an encoder would write over again has left already."""
+
+    def __init__(self) -> None:
+        self._position = self._end = 0
+        self._fresh = bytearray()
+
+    def take(self) -> bytes:
+        """Bytes written since the last call."""
+        fresh, self._fresh = bytes(self._fresh), bytearray()
+        return fresh
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:
+        old = min(self._end - self._position, len(data))  # bytes that are on their way already
+        self._fresh += data[old:]
+        self._position += len(data)
+        self._end = max(self._end, self._position)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end}[whence]
+        self._position = min(base + offset, self._end)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: bytearray) -> int:
+        return 0  # libsndfile looks for a file to go on with; there is none
+
+
+class SndfileEncoder:
+    """FLAC, MP3 or Opus in Ogg by libsndfile.
+
+    Each holds samples back until a block is full: FLAC 170 ms, MP3 about 50 ms, an Ogg page 1 s.
+    """
+
+    blocks = True
+
+    def __init__(self, response_format: str, rate: int):
+        import soundfile
+
+        self._sink = _Growing()
+        self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **_SNDFILE[response_format])
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """See `Encoder`."""
+        self._file.write(samples)
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        """See `Encoder`."""
+        self._file.close()
+        return self._sink.take()
+
+
+class AacEncoder:
+    """AAC in ADTS frames by FFmpeg."""
+
+    blocks = True
+
+    def __init__(self, rate: int):
+        try:
+            import av
+        except ImportError as error:
+            raise MissingPackageError(
+                "response_format aac needs PyAV.", cure='pip install "qwen_megakernel[aac]"'
+            ) from error
+        self._frame = av.AudioFrame.from_ndarray
+        self._sink = _Growing()
+        self._container = av.open(self._sink, "w", format="adts")
+        self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
+        self._stream.bit_rate = _AAC_BITS_PER_SECOND
+        self._rate, self._num_samples = rate, 0
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """See `Encoder`."""
+        if not len(samples):
+            return b""
+        frame = self._frame(samples.reshape(1, -1), format="s16", layout="mono")
+        frame.sample_rate, frame.pts = self._rate, self._num_samples
+        self._num_samples += len(samples)
+        self._container.mux(self._stream.encode(frame))
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        """See `Encoder`."""
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._sink.take()

@@ -1,0 +1,128 @@
+"""Every refusal and failure in one form: {"error": {"message", "type", "param", "code"}}.
+
+Clients show `error.message` and nothing else, so it says everything.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from qwen_megakernel.errors import MissingPackageError, QwenTTSError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1  # where nothing tells when a slot will be free
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_MAX_ECHO_CHARS = 200  # of what a client sent, in a message
+
+
+class ErrorFacts(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: ErrorFacts
+
+
+class ApiError(Exception):
+    """A refusal that only HTTP knows.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong, why, what to do.
+        code: a word for programs.
+        param: the field at fault.
+        headers: added to the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+
+def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """HTTP status, the object under "error", and headers for any exception."""
+    param, headers = None, {}
+    if isinstance(error, ApiError):
+        status, message, code, param = error.status, error.message, error.code, error.param
+        headers = error.headers
+    elif isinstance(error, QwenTTSError):
+        status, message, code = error.http_status, str(error), _snake(type(error).__name__)
+        if isinstance(error, MissingPackageError):
+            status = 400  # a format this server was installed without; no use in trying again
+    elif isinstance(error, RequestValidationError | ValidationError):
+        status, code = 400, "invalid_value"
+        message, param = _validation_message(error)
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, f"{error.detail}."
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
+        headers = dict(error.headers or {})
+    else:
+        status, code = 500, "internal_error"
+        message = "Internal error; the server's log has it under this request's X-Request-Id."
+    if status in (429, 503):
+        headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return status, {"message": message, "type": kind, "param": param, "code": code}, headers
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """The answer for any exception."""
+    status, facts, headers = error_facts(error)
+    return JSONResponse({"error": facts}, status, headers)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have the refusals of `app` answered in our form; what else fails, `server_guard` answers."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
+
+
+def _validation_message(error: RequestValidationError | ValidationError) -> tuple[str, str | None]:
+    """All complaints of pydantic, and the field of the first."""
+    lines, first = [], None
+    for fault in error.errors():
+        if fault["type"] == "json_invalid":
+            return f"The body is not JSON: {fault['ctx']['error']}.", None
+        # Nothing but names of fields: pydantic puts branches of a union into the location, too.
+        path = [str(part) for part in fault["loc"] if part != "body"]
+        name = ".".join(path) or None
+        first = first or name
+        line = f"{name or 'body'}: {fault['msg']}"
+        if isinstance(fault.get("input"), str | int | float | bool):
+            line += f" (got {json.dumps(fault['input'])[:_MAX_ECHO_CHARS]})"
+        lines.append(line)
+    return "\n".join(lines), first
+
+
+def _snake(name: str) -> str:
+    parts = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
+    return parts.strip("_").replace("t_t_s", "tts")

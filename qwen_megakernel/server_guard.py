@@ -1,0 +1,176 @@
+"""In front of every route: request ids, origins, the API key, and bodies that stay in bounds.
+
+The key is asked for before a byte of the body is read. Bodies are read here, whole, within a size
+and a time: no handler ever waits for a slow one.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen_megakernel.server_errors import ApiError, error_response
+from qwen_megakernel.server_metrics import Metrics
+from qwen_megakernel.server_settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+_PROTECTED = ("/v1", "/metrics")
+_REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+_MULTIPART_SLACK = 64 * 1024  # of an upload that is not the recording: fields and boundaries
+
+
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        app: what is guarded.
+        settings: the key, limits, origins.
+        metrics: refusals are counted there.
+        bodies: path -> media type a POST there must have.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServerSettings,
+        metrics: Metrics,
+        bodies: dict[str, str],
+    ):
+        self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection (ASGI)."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        started = False
+
+        async def stamped(message: Message) -> None:
+            nonlocal started
+            started = True
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if message["status"] >= 400:
+                    self._metrics.refused.labels(message["status"]).inc()
+            await send(message)
+
+        try:
+            self._check_origin(scope, headers)
+            self._check_key(scope["path"], headers)
+            if scope["type"] == "http":
+                body = await self._read_body(scope, headers, receive)
+                if body is None:
+                    return
+                receive = _replay(body, receive)
+            await self._app(scope, receive, stamped)
+        except ApiError as error:
+            await _refuse(error, scope, receive, stamped)
+        except Exception as error:
+            if started:
+                raise
+            logger.exception("Request %s failed.", request_id)
+            await _refuse(error, scope, receive, stamped)
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """A web page of another host may not act for its reader, who may be on this machine."""
+        origin = headers.get("origin")
+        if origin is None or (scope["type"] == "http" and scope["method"] not in _CHANGING):
+            return
+        if origin in self._settings.allow_origins:
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise ApiError(
+                403,
+                f"Pages of {origin[:200]} may not call this server. Start it with --allow-origin.",
+                code="origin_not_allowed",
+            )
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        wanted = self._settings.api_key
+        if wanted is None or not path.startswith(_PROTECTED):
+            return
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() not in ("bearer", "api-key"):
+            token = headers.get("x-api-key", "")
+        if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
+            raise ApiError(
+                401,
+                "Missing or wrong API key. Send it as: Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+            )
+
+    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body; None: the client has gone in the middle of it."""
+        media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
+        sent = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type is not None and sent != media_type:
+            raise ApiError(
+                415,
+                f"Content-Type is {sent[:80] or 'absent'}; need {media_type}.",
+                code="unsupported_media_type",
+                headers={"Connection": "close"},
+            )
+        limit = self._settings.max_body_bytes
+        if media_type == "multipart/form-data":
+            limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
+        too_large = ApiError(
+            413,
+            f"The body is larger than {limit} bytes.",
+            code="too_large",
+            headers={"Connection": "close"},
+        )
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError as error:
+            raise ApiError(
+                408,
+                f"The body was not here after {self._settings.body_timeout_s:.0f} s.",
+                code="body_timeout",
+                headers={"Connection": "close"},
+            ) from error
+        return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one message, then whatever the server says."""
+    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
+
+
+async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope["extensions"]:
+        await send({"type": "websocket.close", "code": 1008})  # which becomes a 403
+        return
+    await error_response(error)(scope, receive, send)

@@ -1,0 +1,150 @@
+"""Prometheus metrics, named as vLLM-Omni proposes for speech, and the record of one request."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from qwen_megakernel.server_admission import Admission
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+_FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10)
+_RATES = (1, 2, 5, 10, 12.5, 25, 50, 100, 200, 500, 1000)  # 12.5 frames a second is real time
+
+
+class _CacheHits(Collector):
+    """Reads the engine's own counter when it is asked for."""
+
+    def __init__(self, hits: Callable[[], int]):
+        self._hits = hits
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(
+            "tts_reference_cache_hits",
+            "Reference recordings whose voice was ready",
+            value=self._hits(),
+        )
+
+
+class Metrics:
+    """Everything /metrics tells; each server has a registry of its own.
+
+    Args:
+        admission: read for what is running and waiting.
+        cache_hits: the engine's counter of reference cache hits.
+    """
+
+    def __init__(self, admission: Admission, cache_hits: Callable[[], int]):
+        registry = self.registry = CollectorRegistry()
+        self.duration = Histogram(
+            "tts_request_duration_seconds",
+            "Arrival of a request to the last frame of its speech",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.first_audio = Histogram(
+            "tts_time_to_first_audio_seconds",
+            "Arrival of a request to its first samples",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.realtime_factor = Histogram(
+            "tts_realtime_factor",
+            "Time to speak over length of the speech, waiting included",
+            buckets=_FACTORS,
+            registry=registry,
+        )
+        self.frame_rate = Histogram(
+            "tts_tokens_per_second",
+            "Codec frames a second, from the first samples to the last",
+            buckets=_RATES,
+            registry=registry,
+        )
+        self.requests = Counter(
+            "tts_requests", "Requests that were admitted", ["finish_reason"], registry=registry
+        )
+        self.refused = Counter(
+            "tts_refused",
+            "Requests that were answered with an error",
+            ["status"],
+            registry=registry,
+        )
+        self.underruns = Counter(
+            "tts_underruns", "Times a player without a buffer ran dry", registry=registry
+        )
+        active = Gauge("tts_active_requests", "Requests being spoken or waiting", registry=registry)
+        active.set_function(lambda: len(admission.running))
+        waiting = Gauge("tts_waiting_requests", "Requests waiting for a slot", registry=registry)
+        waiting.set_function(lambda: admission.num_waiting)
+        registry.register(_CacheHits(cache_hits))
+        ProcessCollector(registry=registry)
+
+    def render(self) -> bytes:
+        """The text Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+@dataclass(slots=True)
+class SpeechRecord:
+    """One request's times, from its arrival on; figures go into `metrics` at the end."""
+
+    metrics: Metrics
+    sample_rate: int
+    arrived: float = field(default_factory=time.perf_counter)
+    first_audio: float | None = None  # perf_counter() of the first samples
+    num_samples: int = 0
+    num_frames: int = 0
+    underruns: int = 0
+    _played_until: float = 0.0
+    _ended: float | None = None
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the arrival; stands still once the speech is over."""
+        end = time.perf_counter() if self._ended is None else self._ended
+        return 1000 * (end - self.arrived)
+
+    @property
+    def first_audio_ms(self) -> float | None:
+        """Arrival to first samples."""
+        return None if self.first_audio is None else 1000 * (self.first_audio - self.arrived)
+
+    def add(self, num_samples: int, num_frames: int) -> None:
+        """A chunk came out of the engine."""
+        now = time.perf_counter()
+        if self.first_audio is None:
+            self.first_audio = self._played_until = now
+            self.metrics.first_audio.observe(now - self.arrived)
+        elif now > self._played_until:
+            self.underruns += 1
+            self._played_until = now
+        self._played_until += num_samples / self.sample_rate
+        self.num_samples += num_samples
+        self.num_frames += num_frames
+
+    def finish(self, reason: str) -> None:
+        """The speech is over; only the first call counts."""
+        if self._ended is not None:
+            return
+        self._ended = time.perf_counter()
+        metrics, spent = self.metrics, self._ended - self.arrived
+        metrics.requests.labels(reason).inc()
+        metrics.underruns.inc(self.underruns)
+        metrics.duration.observe(spent)
+        if self.num_samples:
+            metrics.realtime_factor.observe(spent * self.sample_rate / self.num_samples)
+            speaking = self._ended - self.first_audio
+            if speaking > 0:
+                metrics.frame_rate.observe(self.num_frames / speaking)

@@ -1,0 +1,159 @@
+"""What clients send: the bodies, and what they mean to the engine."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen_megakernel.errors import TextTooLong, UsageError
+from qwen_megakernel.server_errors import ApiError
+from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server_voices import VoiceDesk
+from qwen_megakernel.voice import Voice
+
+# Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
+MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+
+MIN_NEW_TOKENS = 2  # the last token drawn is no frame, and the first two are never the end
+MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks grow
+_MAX_SIDE_CHARS = 4096  # of instructions and transcripts
+
+Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
+
+
+class VoiceId(BaseModel):
+    """A voice by its id, the newer of OpenAI's two forms."""
+
+    id: str
+
+
+class SpeechSettings(BaseModel):
+    """How to speak; shared by the HTTP body and the WebSocket's session.config."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="The model's name, or one of OpenAI's.")
+    voice: str | VoiceId | None = Field(None, description="An id of GET /v1/audio/voices.")
+    instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
+    response_format: Format | None = Field(None, description="Absent: the server's default.")
+    speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
+    language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    temperature: float | None = Field(None, gt=0)
+    top_k: int | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    max_new_tokens: int | None = Field(None, ge=MIN_NEW_TOKENS, description="Frames, plus one.")
+    ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
+    ref_text: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
+    x_vector_only_mode: bool | None = None
+    non_streaming_mode: bool | None = Field(None, description="true: the text in the prefill.")
+    first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
+
+    def warnings(self) -> list[str]:
+        """What of the body is not obeyed."""
+        extras = sorted(self.model_extra or {})
+        if not extras:
+            return []
+        names = ", ".join(json.dumps(name)[:40] for name in extras[:10])
+        return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
+
+    def format_or(self, settings: ServerSettings) -> str:
+        """The response format, or the server's default."""
+        return self.response_format or settings.default_format
+
+
+class SpeechBody(SpeechSettings):
+    """The body of POST /v1/audio/speech."""
+
+    input: str = Field(description="What to say.")
+    stream_format: Literal["audio", "sse"] | None = Field(None, description="Absent: audio.")
+    stream: bool | None = Field(
+        None, description="true: all events; false: one answer with its length."
+    )
+    include_codes: bool = Field(False, description="Deltas of events carry their codec frames.")
+
+
+class SessionConfig(SpeechSettings):
+    """The WebSocket's session.config, without its `type`."""
+
+    stream_audio: bool = True  # false: an utterance's audio in one message
+
+
+async def engine_options(
+    body: SpeechSettings, voices: VoiceDesk, model_name: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Keyword arguments for `TTSEngine.stream`, and warnings.
+
+    Raises:
+        ApiError: 404, the model is another one.
+        UsageError: a value that can never work.
+    """
+    _check_model(body.model, model_name)
+    if body.speed != 1:
+        raise UsageError(
+            f"speed is {body.speed}; only 1 is supported.",
+            "The model speaks at its own pace.",
+            "Leave speed out, and change the speed in the player.",
+        )
+    warnings = body.warnings()
+    name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
+    voice: str | Voice | None
+    if body.ref_audio is not None:
+        voice, warning = (
+            await _clone(body, voices),
+            "voice gives way to ref_audio" if name else None,
+        )
+    elif body.ref_text is not None:
+        raise UsageError("ref_text is the transcript of a ref_audio; there is none.")
+    else:
+        voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
+    warnings += [warning] if warning else []
+    feeds = {None: "auto", True: "full", False: "stepwise"}
+    options = {
+        "voice": voice,
+        "language": body.language or "auto",
+        "instruct": body.instructions,
+        "seed": body.seed,
+        "max_frames": None if body.max_new_tokens is None else body.max_new_tokens - 1,
+        "text_feed": feeds[body.non_streaming_mode],
+        "first_chunk_frames": body.first_chunk_frames or 1,
+        "chunk_frames": MAX_FIRST_CHUNK_FRAMES,
+    }
+    for knob in ("temperature", "top_k", "top_p", "repetition_penalty"):
+        options[knob] = getattr(body, knob)
+    return options, warnings
+
+
+def check_length(num_chars: int, settings: ServerSettings) -> None:
+    """Refuse text that is too long.
+
+    Raises:
+        TextTooLong: more than `max_chars` characters.
+    """
+    if num_chars > settings.max_chars:
+        raise TextTooLong(
+            f"{num_chars} characters; limit {settings.max_chars}.",
+            cure="Split the input, or raise the server's --max-chars.",
+        )
+
+
+def _check_model(name: str | None, loaded: str) -> None:
+    known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
+    if name is not None and name.lower() not in known:
+        raise ApiError(
+            404,
+            f'The model "{name[:80]}" does not exist. This server has: {loaded}.',
+            code="model_not_found",
+            param="model",
+        )
+
+
+async def _clone(body: SpeechSettings, voices: VoiceDesk) -> Voice:
+    if body.x_vector_only_mode is False and body.ref_text is None:
+        raise UsageError(
+            "x_vector_only_mode is false, but there is no ref_text.",
+            "In-context cloning needs the exact transcript of the recording.",
+        )
+    transcript = None if body.x_vector_only_mode else body.ref_text
+    return await voices.clone(voices.decode_reference(body.ref_audio), transcript, "reference")

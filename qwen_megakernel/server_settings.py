@@ -1,0 +1,60 @@
+"""What an operator can set; one record, checked when it is made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_megakernel.errors import UsageError
+
+# `response_format` -> media type of the answer. The names are OpenAI's.
+MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Limits and switches of the server; the defaults suit one machine on loopback."""
+
+    api_key: str | None = None  # asked for under /v1 and /metrics; None: nobody is asked
+    max_queue: int = 8  # requests that may wait for a slot of the engine
+    max_chars: int = 4096  # of `input`, as at OpenAI
+    max_body_bytes: int = 20 * 2**20  # of a request: a minute of 16-bit audio in base64
+    max_upload_bytes: int = 10 * 2**20  # of a recording, in an upload or in `ref_audio`
+    default_format: str = "wav"
+    voice_fallback: str | None = None  # who speaks when an OpenAI voice is asked for
+    voices: Path | None = None  # the engine's folder of voice files; uploads go there
+    allow_upload: bool = False
+    allow_origins: tuple[str, ...] = ()  # web pages of other hosts that may call
+    deadline_s: float = 600.0  # from the request's arrival to its last byte
+    body_timeout_s: float = 30.0  # to send headers, and then the body
+    stall_timeout_s: float = 30.0  # a client may take this long for one chunk
+    buffer_s: float = 60.0  # seconds of audio kept for a client that reads slower than we speak
+    config_timeout_s: float = 10.0  # WebSocket: until the first session.config
+    idle_timeout_s: float = 30.0  # WebSocket: between messages, while nothing is being spoken
+    drain_timeout_s: float = 120.0  # after SIGTERM, for the streams that run
+
+    def __post_init__(self) -> None:
+        for name in ("max_chars", "max_body_bytes", "max_upload_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.max_queue < 0:
+            raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
+        for name in self.__slots__:
+            if name.endswith("_s") and not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be positive.")
+        if self.default_format not in MEDIA_TYPES:
+            raise UsageError(
+                f"Unknown format {self.default_format!r}.", cure=f"Known: {', '.join(MEDIA_TYPES)}."
+            )
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
+            raise UsageError("The API key must be ASCII text and not empty.")
+        if self.allow_upload and self.voices is None:
+            raise UsageError(
+                "Uploads are allowed, but there is no folder to keep voices in.",
+                cure="Name one with --voices DIR.",
+            )

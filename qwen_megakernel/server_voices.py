@@ -1,0 +1,229 @@
+"""Voices over HTTP: what there is, who is meant, recordings that come from strangers.
+
+A client names voices, never files: a path in `voice` or a URL in `ref_audio` is refused, so nobody
+reads this machine's files or has it call others.
+"""
+
+import asyncio
+import base64
+import binascii
+import io
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen_megakernel import reference_audio
+from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice
+from qwen_megakernel.server_errors import ApiError
+from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice
+
+logger = logging.getLogger(__name__)
+
+# Names that OpenAI's clients send unasked.
+OPENAI_VOICES = frozenset(
+    {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
+    | {"sage", "shimmer", "verse"}
+)
+
+_CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # libsndfile's names of what we take
+_MAX_CHANNELS = 8
+
+
+class VoiceDesk:
+    """The voices of one engine, as its clients may use them.
+
+    Args:
+        engine: a `TTSEngine`.
+        settings: the fallback voice, limits, the folder uploads go to.
+    """
+
+    def __init__(self, engine: Any, settings: ServerSettings):
+        self._engine, self._settings = engine, settings
+        self._cloning = asyncio.Lock()  # one recording at a time: it takes every core it can get
+        self._num_cloning = 0
+
+    def find(
+        self, name: str | None, *, x_vector_only: bool = False
+    ) -> tuple[str | Voice | None, str | None]:
+        """Who is meant by `voice`.
+
+        Args:
+            name: as a client sent it.
+            x_vector_only: use a cloned voice without its recording and transcript.
+        Returns:
+            What to pass to the engine, and a warning or None.
+        Raises:
+            UnknownVoice: nobody of that name; lists who there is.
+        """
+        if name is None:
+            return None, None
+        known = self._engine.voices
+        match = next((each for each in known if each == name), None) or next(
+            (each for each in known if each.lower() == name.lower()), None
+        )
+        if match is not None:
+            voice = self._engine.find_voice(match)
+            if x_vector_only and isinstance(voice, Voice) and voice.in_context:
+                voice = replace(voice, codes=None, transcript=None)
+            return voice, None
+        if name.lower() in OPENAI_VOICES:
+            if self._engine.default_voice is None:
+                return None, f'voice "{name}" means no speaker on this model'
+            if self._settings.voice_fallback is not None:
+                fallback = self._settings.voice_fallback
+                return fallback, f'voice "{name}" is spoken by "{fallback}"'
+        raise UnknownVoice(
+            f'Unknown voice "{name[:80]}". This model has: {", ".join(known) or "(none)"}.',
+            cure="Names are those of GET /v1/audio/voices." if known else "Leave voice out.",
+        )
+
+    def listing(self) -> dict[str, Any]:
+        """The body of GET /v1/audio/voices: objects, because clients read `id` and `name`."""
+        uploaded = self._uploaded()
+        default = self._engine.default_voice
+        voices = [
+            {"id": name, "name": name, "object": "voice", "uploaded": name in uploaded}
+            | ({"default": True} if name == default else {})
+            for name in self._engine.voices
+        ]
+        return {
+            "object": "list",
+            "voices": voices,
+            "data": voices,
+            "uploaded_voices": [voice for voice in voices if voice["uploaded"]],
+        }
+
+    async def clone(self, recording: bytes, transcript: str | None, name: str) -> Voice:
+        """Make a voice of a recording a client sent.
+
+        Raises:
+            ReferenceError_, TaskError: see `Voices.create`; or not a recording we take.
+            EngineBusy: too many wait for theirs.
+        """
+        limit = self._settings.max_queue
+        if self._num_cloning > limit:
+            raise EngineBusy(f"{limit} recordings are waiting to be cloned (limit {limit}).")
+        self._num_cloning += 1
+        try:
+            async with self._cloning:
+                samples, rate = await asyncio.to_thread(_decode, recording)
+                return await asyncio.to_thread(
+                    self._engine.create_voice, samples, transcript, rate=rate, name=name
+                )
+        finally:
+            self._num_cloning -= 1
+
+    def decode_reference(self, ref_audio: str) -> bytes:
+        """The recording in `ref_audio`: base64, with or without a "data:" head.
+
+        Raises:
+            ReferenceError_: a URL, no base64, or too long.
+        """
+        head, comma, body = ref_audio.partition(",")
+        if comma and head.startswith("data:"):
+            if not head.endswith(";base64"):
+                raise ReferenceError_("ref_audio is a data URL without base64.")
+        elif "://" in ref_audio[:16]:
+            raise ReferenceError_(
+                f"ref_audio is a URL ({ref_audio[:80]}).",
+                "This server fetches nothing on behalf of others.",
+                "Send the recording itself, as base64.",
+            )
+        else:
+            body = ref_audio
+        try:
+            recording = base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ReferenceError_(f"ref_audio is not base64: {error}.") from error
+        self.check_size(len(recording))
+        return recording
+
+    def check_size(self, num_bytes: int) -> None:
+        """Refuse a recording that is too large.
+
+        Raises:
+            ApiError: 413.
+        """
+        limit = self._settings.max_upload_bytes
+        if num_bytes > limit:
+            raise ApiError(
+                413, f"The recording has {num_bytes} bytes; the limit is {limit}.", code="too_large"
+            )
+
+    async def upload(self, recording: bytes, name: str, transcript: str | None) -> dict[str, Any]:
+        """Clone a voice and keep it under `name`.
+
+        Returns:
+            The voice, as in the listing.
+        Raises:
+            ApiError: 409, there is one of that name.
+            UsageError: the name cannot be one.
+        """
+        Voice(name)  # refuses what is no file name, before any work
+        taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES
+        if name.lower() in taken:
+            raise ApiError(
+                409, f'There is a voice "{name}" already.', code="voice_exists", param="name"
+            )
+        voice = await self.clone(recording, transcript, name)
+        await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
+        logger.info("voice %r was uploaded", name)
+        return next(each for each in self.listing()["voices"] if each["id"] == name)
+
+    def delete(self, name: str) -> None:
+        """Forget an uploaded voice.
+
+        Raises:
+            ApiError: 404, there is no uploaded voice of that name.
+        """
+        if name not in self._uploaded():
+            raise ApiError(404, f'No uploaded voice is called "{name[:80]}".', code="not_found")
+        (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
+        logger.info("voice %r was deleted", name)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._settings.voices is not None
+        return Path(self._settings.voices)
+
+    def _uploaded(self) -> set[str]:
+        if self._settings.voices is None:
+            return set()
+        files = self._folder.glob(f"[!.]*{VOICE_SUFFIX}")
+        return {path.name.removesuffix(VOICE_SUFFIX) for path in files}
+
+
+def _decode(recording: bytes) -> tuple[np.ndarray, int]:
+    """[num_samples] float32 mono and the rate, of a file from outside.
+
+    Length and channels are looked at before anything is decoded: a small file can hold hours.
+    """
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(recording)) as file:
+            container, rate, channels = file.format, file.samplerate, file.channels
+            if container not in _CONTAINERS or not 1 <= channels <= _MAX_CHANNELS:
+                raise ReferenceError_(
+                    f"The recording is {container} with {channels} channels.",
+                    cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
+                )
+            limit = int(reference_audio.MAX_SECONDS * rate)
+            if file.frames > limit:
+                raise ReferenceError_(
+                    f"The recording is {file.frames / rate:.0f} s long; the limit is "
+                    f"{reference_audio.MAX_SECONDS:.0f} s."
+                )
+            samples = file.read(limit, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
+        if isinstance(error, ReferenceError_):
+            raise
+        raise ReferenceError_(
+            f"The recording cannot be read as audio: {error}.",
+            cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
+        ) from error
+    return reference_audio.to_mono(samples), rate

@@ -1,0 +1,334 @@
+"""WS /v1/audio/speech/stream: text in, by the token, and audio out before the text is complete.
+
+The wire is vLLM-Omni's. One connection speaks one utterance after the other; `input.done` ends an
+utterance, not the connection. Ours: `response.cancel`, and audio leaves as it is made.
+
+    client                                server
+    session.config (settings)
+    input.text (text) ...                 audio.start, binary ..., audio.done
+    input.done                            session.done (utterance_index)
+    response.cancel                       audio.done and session.done, "cancelled"
+    session.close                         (closes)
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+
+from qwen_megakernel.errors import DeadlineExceeded, EmptyText, QwenTTSError, TaskError, UsageError
+from qwen_megakernel.server_audio import new_encoder
+from qwen_megakernel.server_errors import ApiError, error_facts
+from qwen_megakernel.server_requests import SessionConfig, check_length
+from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server_stream import Speaking, abort, encoded, encoded_whole
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING = 8  # utterances that may wait for the one being spoken
+MAX_FAULTS = 20  # messages that are none; then the connection is closed
+
+_POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
+
+
+@dataclass(eq=False, slots=True)
+class Utterance:
+    """Text between two flushes; held here until its stream is open, then passed on."""
+
+    index: int
+    config: SessionConfig
+    options: dict[str, Any]
+    warnings: list[str]
+    pieces: list[str] = field(default_factory=list)
+    num_chars: int = 0
+    ended: bool = False
+    cancelled: bool = False
+    speaking: Speaking | None = None
+    takes_text: bool = False  # its stream is open and takes text as it comes
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        if self.takes_text:
+            self.speaking.stream.feed(text)
+        else:
+            self.pieces.append(text)
+        self.changed.set()
+
+    def end(self) -> None:
+        """Its text is complete."""
+        self.ended = True
+        if self.takes_text:
+            self.speaking.stream.end_text()
+        self.changed.set()
+
+    def cancel(self) -> None:
+        """Stop speaking it, or never begin."""
+        self.cancelled = self.ended = True
+        if self.speaking:
+            self.speaking.close()
+        self.changed.set()
+
+
+class Session:
+    """One WebSocket connection.
+
+    Args:
+        websocket: not accepted yet.
+        settings: limits and times.
+        configure: turns a config into options of `TTSEngine.stream` and warnings.
+        speak: `speak(text, options)` starts an utterance; None as text: it comes in pieces.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        settings: ServerSettings,
+        *,
+        configure: Callable[..., Any],
+        speak: Callable[..., Speaking],
+    ):
+        self._socket, self._settings = websocket, settings
+        self._configure, self._speak = configure, speak
+        self._config: SessionConfig | None = None
+        self._options: dict[str, Any] = {}
+        self._warnings: list[str] = []
+        self._pending: deque[Utterance] = deque()  # the first is being spoken
+        self._writing: Utterance | None = None  # still takes text
+        self._num_utterances = self._num_faults = 0
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve the connection until either side ends it."""
+        await self._socket.accept()
+        speaker = asyncio.create_task(self._speak_all())
+        reader = asyncio.create_task(self._read_all())
+        try:
+            await asyncio.wait((speaker, reader), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for utterance in self._pending:
+                utterance.cancel()
+            for task in (speaker, reader):
+                task.cancel()
+            ends = await asyncio.gather(speaker, reader, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, WebSocketDisconnect):
+                raise end
+
+    # ---- what the client says --------------------------------------------------------------------
+
+    async def _read_all(self) -> None:
+        while True:
+            try:
+                message = await self._receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                if await self._obey(message):
+                    await self._socket.close()
+                    return
+            except (QwenTTSError, ApiError, ValidationError) as error:
+                await self._send_error(error)
+                self._num_faults += 1
+                if self._config is None or self._num_faults >= MAX_FAULTS:
+                    await self._socket.close(_POLICY)
+                    return
+            except TimeoutError:
+                wanted = "session.config" if self._config is None else "message"
+                await self._send_error(ApiError(408, f"No {wanted} came.", code="idle_timeout"))
+                await self._socket.close(_POLICY)
+                return
+
+    async def _receive(self) -> dict[str, Any]:
+        """The next message; a quiet client is waited for while it listens, else for a time."""
+        settings = self._settings
+        limit = settings.config_timeout_s if self._config is None else settings.idle_timeout_s
+        receiving = asyncio.ensure_future(self._socket.receive())
+        try:
+            while True:
+                done, _ = await asyncio.wait({receiving}, timeout=limit)
+                if done:
+                    return receiving.result()
+                if not self._pending or self._writing is not None:
+                    raise TimeoutError
+        finally:
+            receiving.cancel()
+
+    async def _obey(self, message: dict[str, Any]) -> bool:
+        """Do what a message says; True closes the session."""
+        if message.get("text") is None:
+            raise UsageError("Messages are JSON text; this one is binary.")
+        try:
+            facts = json.loads(message["text"])
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"The message is not JSON: {error}.") from error
+        if not isinstance(facts, dict):
+            raise UsageError("The message is no JSON object.")
+        kind = facts.pop("type", None)
+        if kind == "session.config":
+            await self._set_config(facts)
+        elif kind == "session.close":
+            return True
+        elif self._config is None:
+            raise UsageError("The first message must be session.config.")
+        elif kind == "input.text":
+            self._take_text(facts.get("text"))
+        elif kind == "input.done":
+            (self._writing or self._begin()).end()
+            self._writing = None
+        elif kind == "response.cancel":
+            for utterance in self._pending:
+                utterance.cancel()
+            self._writing = None
+        else:
+            raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.")
+        return False
+
+    async def _set_config(self, facts: dict[str, Any]) -> None:
+        if self._writing is not None:
+            raise UsageError("session.config in the middle of an utterance; send input.done first.")
+        config = SessionConfig.model_validate(facts)
+        self._options, self._warnings = await self._configure(config)
+        self._config = config
+
+    def _take_text(self, text: Any) -> None:
+        if not isinstance(text, str):
+            raise UsageError("input.text needs a string in `text`.")
+        if not text:
+            return
+        utterance = self._writing or self._begin()
+        check_length(utterance.num_chars + len(text), self._settings)
+        utterance.num_chars += len(text)
+        utterance.feed(text)
+
+    def _begin(self) -> Utterance:
+        if len(self._pending) > MAX_PENDING:
+            raise UsageError(f"{MAX_PENDING} utterances are waiting already.")
+        utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
+        self._num_utterances += 1
+        self._pending.append(utterance)
+        self._writing = utterance
+        self._news.set()
+        return utterance
+
+    # ---- what the client hears -------------------------------------------------------------------
+
+    async def _speak_all(self) -> None:
+        while True:
+            while not self._pending:
+                self._news.clear()
+                await self._news.wait()
+            utterance = self._pending[0]
+            facts: dict[str, Any] = {"total_sentences": 0}
+            try:
+                facts = await self._speak_one(utterance)
+            except EmptyText:
+                facts["finish_reason"] = "eos"  # a flush of white space is no fault
+            except (QwenTTSError, ApiError) as error:
+                await self._send_error(error)
+                facts["finish_reason"] = "error"
+            finally:
+                utterance.cancel()
+                self._pending.remove(utterance)
+                if self._writing is utterance:
+                    self._writing = None  # what still comes of it begins another
+            await self._send(type="session.done", utterance_index=utterance.index, **facts)
+
+    async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:
+        while not utterance.pieces and not utterance.ended:
+            utterance.changed.clear()
+            await utterance.changed.wait()
+        if utterance.cancelled:
+            return {"total_sentences": 0, "finish_reason": "cancelled"}
+        if not utterance.pieces:
+            return {"total_sentences": 0, "finish_reason": "eos"}
+        await self._open(utterance)
+        speaking = utterance.speaking
+        try:
+            async with asyncio.timeout(self._settings.deadline_s):
+                await self._relay(utterance, speaking)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The speech was not over after {self._settings.deadline_s:.0f} s."
+            ) from error
+        return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
+
+    async def _open(self, utterance: Utterance) -> None:
+        """Start its stream; a voice or feed that needs the whole text waits for it first."""
+        whole = utterance.options["text_feed"] == "full"
+        if not whole and not utterance.ended:
+            try:
+                utterance.speaking = self._speak(None, utterance.options)
+            except TaskError:
+                whole = True
+        while whole and not utterance.ended:
+            utterance.changed.clear()
+            await utterance.changed.wait()
+        if utterance.speaking is None:
+            utterance.speaking = self._speak("".join(utterance.pieces), utterance.options)
+            return
+        utterance.takes_text = True
+        utterance.speaking.stream.feed("".join(utterance.pieces))
+        if utterance.ended:
+            utterance.speaking.stream.end_text()
+
+    async def _relay(self, utterance: Utterance, speaking: Speaking) -> None:
+        config, rate = utterance.config, speaking.record.sample_rate
+        response_format = config.format_or(self._settings)
+        encoder = new_encoder(response_format, rate)
+        whole: list[np.ndarray] = []
+        started = False
+        names = {"utterance_index": utterance.index, "sentence_index": 0}
+        async for chunk in speaking.chunks():
+            if not started:
+                started = True
+                await self._send(
+                    type="audio.start",
+                    **names,
+                    sentence_text="".join(utterance.pieces),
+                    format=response_format,
+                    sample_rate=rate,
+                    channels=1,
+                    seed=speaking.stream.seed,
+                    request_id=speaking.request_id,
+                    warnings=utterance.warnings,
+                )
+            if not config.stream_audio:
+                whole.append(chunk.samples)
+            elif data := await encoded(encoder, chunk.samples):
+                await self._send_bytes(data)
+        if whole:
+            data = await encoded_whole(response_format, np.concatenate(whole), rate)
+        else:
+            data = await encoded(encoder, None)
+        if data:
+            await self._send_bytes(data)
+        await self._send(type="audio.done", **names, **speaking.facts(), usage=speaking.usage)
+
+    async def _send_error(self, error: Exception) -> None:
+        facts = error_facts(error)[1]
+        await self._send(type="error", message=facts["message"], error=facts)
+
+    async def _send(self, **facts: Any) -> None:
+        async with self._not_stalled():
+            await self._socket.send_text(json.dumps(facts, separators=(",", ":")))
+
+    async def _send_bytes(self, data: bytes) -> None:
+        async with self._not_stalled():
+            await self._socket.send_bytes(data)
+
+    @contextlib.asynccontextmanager
+    async def _not_stalled(self) -> Any:
+        try:
+            async with asyncio.timeout(self._settings.stall_timeout_s):
+                yield
+        except TimeoutError as error:
+            abort(self._socket.scope)
+            raise WebSocketDisconnect(_INTERNAL, "stalled") from error

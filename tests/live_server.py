@@ -1,0 +1,90 @@
+"""A server on loopback for tests: uvicorn as `serve` runs it, in a thread, on a port of its own."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from qwen_megakernel import server
+from qwen_megakernel.server_service import Service
+from qwen_megakernel.server_settings import ServerSettings
+
+SPEECH = "/v1/audio/speech"
+
+
+class LiveServer:
+    """What a test holds: the address, and what goes on inside."""
+
+    def __init__(self, address: tuple[str, int], running: Any):
+        self.address, self.running = address, running
+        self.url = f"http://{address[0]}:{address[1]}"
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+
+    @property
+    def service(self) -> Service:
+        return self.running.service
+
+    def speak(self, text: str = "Hello there.", **body: Any) -> httpx.Response:
+        """POST a request and read all of the answer."""
+        return self.client.post(SPEECH, json={"input": text} | body)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(self.address, timeout=20)
+
+    def send_speech(self, text: str = "Hello there.", **body: Any) -> socket.socket:
+        """A connection on which a request has just been made, and nothing read yet."""
+        connection = self.connect()
+        connection.sendall(http_post(json.dumps({"input": text} | body).encode()))
+        return connection
+
+    def settle(self, seconds: float = 10.0) -> None:
+        """Wait until nothing is spoken and nothing is being sent."""
+        wait_until(lambda: self.service.admission.idle, seconds)
+
+
+def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/json") -> bytes:
+    """The bytes of a POST request."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Poll; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def serving(engine: Any, **settings: Any) -> Iterator[LiveServer]:
+    """A server for `engine` (or a function that makes one), stopped at the end."""
+    chosen = ServerSettings(**settings)
+    running = server.new_server(server.create_app(engine, chosen), chosen)
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        address = listener.getsockname()
+        thread = threading.Thread(target=running.run, args=([listener],), daemon=True)
+        thread.start()
+        live = LiveServer(address, running)
+        try:
+            wait_until(lambda: running.started)
+            yield live
+        finally:
+            live.client.close()
+            running.should_exit = True
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+
+
+def sse(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, "[DONE]" left out."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]

@@ -1,0 +1,265 @@
+"""The HTTP server on real (tiny, random) checkpoints, through the clients people use."""
+
+import base64
+import io
+import socket
+import wave
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from live_server import SPEECH, LiveServer, serving, sse
+
+from qwen_megakernel import TTSEngine
+
+TEXT = "Hello there, how are you today?"
+
+
+@pytest.fixture(scope="module")
+def tts():
+    with TTSEngine.from_pretrained("tiny-random", num_slots=2, warmup=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def live(tts):
+    with serving(tts) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base():
+    with (
+        TTSEngine.from_pretrained("tiny-random-base", warmup=False) as engine,
+        serving(engine) as server,
+    ):
+        yield server
+
+
+def client_of(server: LiveServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def spoken(tts, seed, **options):
+    """What the engine says by itself, as int16; in the same chunks, so that every bit is equal."""
+    speech = tts.synthesize(TEXT, seed=seed, first_chunk_frames=1, **options)
+    return (speech.audio * 32768).astype(np.int16)
+
+
+# ---- the OpenAI client ---------------------------------------------------------------------------
+
+
+def test_the_openai_client_gets_the_engines_samples_as_wav(live, tts):
+    answer = client_of(live).audio.speech.create(
+        model="tts-1", voice="vivian", input=TEXT, extra_body={"seed": 3, "max_new_tokens": 13}
+    )
+    assert answer.response.headers["content-type"] == "audio/wav"
+    samples, rate = read_wav(answer.content)
+    assert rate == 24000
+    assert np.array_equal(samples, spoken(tts, 3, voice="vivian", max_frames=12))
+
+
+def test_the_openai_client_reads_a_stream_while_it_is_made(live, tts):
+    with client_of(live).audio.speech.with_streaming_response.create(
+        model="gpt-4o-mini-tts",
+        voice="vivian",
+        input=TEXT,
+        response_format="pcm",
+        extra_body={"seed": 5, "max_new_tokens": 13},
+    ) as answer:
+        pieces = list(answer.iter_bytes())
+    assert len(pieces) > 1
+    samples = np.frombuffer(b"".join(pieces), "<i2")
+    assert np.array_equal(samples, spoken(tts, 5, voice="vivian", max_frames=12))
+
+
+def test_the_openai_client_understands_our_errors(live):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client_of(live).audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
+    assert 'Unknown voice "nobody"' in caught.value.body["message"]
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client_of(live).audio.speech.create(model="whisper-1", voice="vivian", input=TEXT)
+
+
+def test_the_openai_client_lists_the_model(live):
+    names = [model.id for model in client_of(live).models.list()]
+    assert names[0] == "tiny-random" and "tts-1" in names
+
+
+# ---- formats -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus", "aac"])
+@pytest.mark.parametrize("stream", [None, False], ids=["streamed", "whole"])
+def test_every_format_decodes_to_the_length_that_was_spoken(live, response_format, stream):
+    answer = live.speak(
+        TEXT,
+        voice="vivian",
+        seed=2,
+        max_new_tokens=16,
+        response_format=response_format,
+        stream=stream,
+    )
+    assert answer.status_code == 200
+    num_samples = live.client.get(f"{SPEECH}/{answer.headers['x-request-id']}").json()["n_samples"]
+    slack = {"wav": 0, "flac": 0}.get(response_format, 2500)  # of a codec's delay and padding
+    assert abs(num_samples_in(answer.content) - num_samples) <= slack
+
+
+def test_pcm_is_the_engines_samples(live, tts):
+    answer = live.speak(
+        TEXT, voice="vivian", seed=2, max_new_tokens=9, response_format="pcm", stream=False
+    )
+    expected = spoken(tts, 2, voice="vivian", max_frames=8)
+    assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
+
+
+# ---- headers -------------------------------------------------------------------------------------
+
+
+def test_headers_tell_id_seed_rate_parts_and_how_it_ended(live):
+    answer = live.speak(TEXT, voice="vivian", seed=11, max_new_tokens=4, stream=False)
+    assert answer.headers["x-seed"] == "11"
+    assert answer.headers["x-sample-rate"] == "24000"
+    assert answer.headers["x-parts"] == "1"
+    assert answer.headers["x-finish-reason"] == "length"
+    assert int(answer.headers["content-length"]) == len(answer.content) == 44 + 3 * 1920 * 2
+
+
+def test_how_a_streamed_request_ended_can_be_asked_for(live):
+    answer = live.client.post(
+        SPEECH,
+        json={"input": TEXT, "voice": "vivian", "max_new_tokens": 4},
+        headers={"X-Request-Id": "mine-1"},
+    )
+    assert answer.headers["x-request-id"] == "mine-1"
+    facts = live.client.get(f"{SPEECH}/mine-1").json()
+    assert (facts["finish_reason"], facts["n_steps"]) == ("length", 3)
+    assert facts["first_audio_ms"] <= facts["elapsed_ms"]
+
+
+def test_parts_of_a_long_text_are_told_before_they_are_spoken(live):
+    text = "This is a sentence that goes on for a while. " * 12
+    answer = live.speak(text, voice="vivian", max_new_tokens=3)
+    assert int(answer.headers["x-parts"]) > 1
+
+
+def test_unknown_fields_are_ignored_with_a_warning(live):
+    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, task_type="Base", füße="é")
+    assert answer.status_code == 200
+    assert answer.headers["x-warning"] == 'ignored: "f\\u00fc\\u00dfe", "task_type"'
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+def test_openai_events_carry_the_file_and_its_usage(live, tts):
+    answer = live.speak(
+        TEXT,
+        voice="vivian",
+        seed=4,
+        max_new_tokens=13,
+        stream_format="sse",
+        response_format="pcm",
+        include_codes=True,
+    )
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *deltas, done = sse(answer.text)
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    speech = tts.synthesize(TEXT, voice="vivian", seed=4, max_frames=12, first_chunk_frames=1)
+    pcm = b"".join(base64.b64decode(event["audio"]) for event in deltas)
+    assert np.array_equal(np.frombuffer(pcm, "<i2") / 32768, speech.audio.astype(float))
+    assert np.array_equal(np.concatenate([event["codes"] for event in deltas]), speech.codes)
+    assert done["type"] == "speech.audio.done"
+    usage = done["usage"]
+    assert usage["output_tokens"] == len(speech.codes) == done["n_steps"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert 0 < usage["input_tokens"] <= len(TEXT)
+
+
+def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
+    """Byte for byte what `curl -N -X POST .../v1/audio/speech -H ... -d ...` sends."""
+    body = b'{"input":"Hello world","voice":"alloy","stream":true}'
+    request = (
+        b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost:8090\r\nUser-Agent: curl/8.5.0\r\n"
+        b"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: 53\r\n\r\n" + body
+    )
+    assert len(body) == 53
+    with socket.create_connection(base.address, timeout=60) as connection:
+        connection.sendall(request)
+        head, chunks = read_response(connection)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-type: text/event-stream" in head
+    assert b'x-warning: voice "alloy" means no speaker on this model' in head
+    text = b"".join(chunks).decode("ascii")
+    assert text.endswith("data: [DONE]\n\n")
+    assert all(line.startswith("data: ") for line in text.splitlines() if line)
+    facts = sse(text)
+    decoding = [event for event in facts if event.get("phase") == "decoding"]
+    done = facts[-1]
+    assert [event["step"] for event in decoding] == list(range(1, done["n_steps"] + 1))
+    assert {event["max_steps"] for event in decoding} == {1000}
+    assert [event["phase"] for event in facts if "phase" in event][-2:] == ["vocoder", "done"]
+    assert done["n_samples"] == 1920 * done["n_steps"] and done["elapsed_ms"] > 0
+    with wave.open(io.BytesIO(base64.b64decode(done["audio"]))) as file:
+        assert (file.getframerate(), file.getnchannels()) == (24000, 1)
+        whole = file.readframes(file.getnframes())
+    assert len(whole) == 2 * done["n_samples"]
+    deltas = [event for event in facts if event["type"] == "speech.audio.delta"]
+    streamed = b"".join(base64.b64decode(event["audio"]) for event in deltas)
+    assert streamed[44:] == whole
+
+
+# ---- voices and models ---------------------------------------------------------------------------
+
+
+def test_voices_are_objects_with_id_and_name(live, base):
+    listing = live.client.get("/v1/audio/voices").json()
+    assert "vivian" in [voice["id"] for voice in listing["voices"]]
+    assert all(voice["id"] == voice["name"] for voice in listing["voices"])
+    assert listing["data"] == listing["voices"] and listing["uploaded_voices"] == []
+    assert base.client.get("/v1/audio/voices").json()["voices"] == []
+
+
+def test_openai_voices_are_unknown_where_there_are_speakers(live, tts):
+    assert live.speak(TEXT, voice="alloy").status_code == 400
+    with serving(tts, voice_fallback="vivian") as server:
+        answer = server.speak(TEXT, voice="alloy", seed=3, max_new_tokens=4, stream=False)
+        assert answer.headers["x-warning"] == 'voice "alloy" is spoken by "vivian"'
+        expected = spoken(tts, 3, voice="vivian", max_frames=3)
+        assert np.array_equal(read_wav(answer.content)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x.voice.safetensors", "x.voice.safetensors"])
+def test_a_voice_is_never_a_path(base, name):
+    answer = base.speak(TEXT, voice=name)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unknown_voice"
+
+
+def read_wav(data: bytes) -> tuple[np.ndarray, int]:
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        return file.read(dtype="int16"), file.samplerate
+
+
+def num_samples_in(data: bytes) -> int:
+    """Decoded by FFmpeg, as players do."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        rate = container.streams.audio[0].rate
+        return sum(frame.samples for frame in container.decode(audio=0)) * 24000 // rate
+
+
+def read_response(connection: socket.socket) -> tuple[bytes, list[bytes]]:
+    """Head and chunks of a chunked answer."""
+    file = connection.makefile("rb")
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += file.readline()
+    chunks = []
+    while size := int(file.readline(), 16):
+        chunks.append(file.read(size))
+        assert file.read(2) == b"\r\n"
+    return head, chunks
