@@ -44,7 +44,6 @@ from qwen_megakernel.server_websocket import Session
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 PAGE = Path(__file__).parent / "assets" / "web" / "index.html"
 
-_BODIES = {SPEECH: "application/json", VOICES: "multipart/form-data"}
 _BACKLOG = 2048  # connections the kernel holds until we take them
 _EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")
 _ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
@@ -84,7 +83,10 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     )
     app.state.service = service
     add_handlers(app)
-    app.add_middleware(Guard, settings=settings, metrics=service.metrics, bodies=_BODIES)
+    bodies = {SPEECH: "application/json"}
+    if settings.allow_upload:
+        bodies[VOICES] = "multipart/form-data"
+    app.add_middleware(Guard, settings=settings, metrics=service.metrics, bodies=bodies)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,

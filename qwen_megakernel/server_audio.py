@@ -195,7 +195,9 @@ class AacEncoder:
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()
-        self._container = av.open(self._sink, "w", format="adts")
+        self._container = av.open(
+            self._sink, "w", format="adts", container_options={"flush_packets": "1"}
+        )
         self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
         self._stream.bit_rate = _AAC_BITS_PER_SECOND
         self._rate, self._num_samples = rate, 0

@@ -133,14 +133,10 @@ class Speaking:
 
 
 async def audio_bytes(speaking: Speaking, encoder: Encoder) -> AsyncIterator[bytes]:
-    """The speech as one file, in pieces."""
+    """The speech as one file, in pieces; a piece is empty where the encoder holds samples back."""
     async for chunk in speaking.chunks():
-        data = await encoded(encoder, chunk.samples)
-        if data:
-            yield data
-    data = await encoded(encoder, None)
-    if data:
-        yield data
+        yield await encoded(encoder, chunk.samples)
+    yield await encoded(encoder, None)
 
 
 async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
@@ -272,7 +268,8 @@ class SpeechResponse(Response):
                 async for piece in self._body:
                     if not self._started:
                         await self._start(send)
-                    await self._send(send, piece)
+                    if piece:
+                        await self._send(send, piece)
         except TimeoutError as error:
             if isinstance(error, _Stalled):
                 raise

@@ -196,11 +196,22 @@ class FakeStream:
         return spoken + self.engine.silent_frames if spoken else 0
 
     async def _enter(self) -> None:
-        await self.engine._slots.acquire()
-        self.engine.speaking.add(self)
+        entering = asyncio.ensure_future(self.engine._slots.acquire())
+        leaving = asyncio.ensure_future(self._wait_for_cancel())
+        await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
         self._due = asyncio.get_running_loop().time() + self.engine.first_delay_s
+        if not entering.done():
+            entering.cancel()
+            return
+        self.engine.speaking.add(self)
         if self.cancelled:
             self._leave()
+
+    async def _wait_for_cancel(self) -> None:
+        while not self.cancelled:
+            self._changed.clear()
+            await self._changed.wait()
 
     def _leave(self) -> None:
         if self in self.engine.speaking:

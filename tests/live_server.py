@@ -65,11 +65,20 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def serving(engine: Any, **settings: Any) -> Iterator[LiveServer]:
-    """A server for `engine` (or a function that makes one), stopped at the end."""
+def serving(
+    engine: Any, *, send_buffer: int | None = None, **settings: Any
+) -> Iterator[LiveServer]:
+    """A server for `engine` (or a function that makes one), stopped at the end.
+
+    Args:
+        send_buffer: bytes the kernel may hold for each client.
+        settings: `ServerSettings`.
+    """
     chosen = ServerSettings(**settings)
     running = server.new_server(server.create_app(engine, chosen), chosen)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        if send_buffer is not None:  # connections inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         address = listener.getsockname()
         thread = threading.Thread(target=running.run, args=([listener],), daemon=True)
         thread.start()

@@ -1,0 +1,404 @@
+"""The door: keys, origins, bodies too large, too slow or nonsense; the queue; draining."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import SPEECH, http_post, serving, wait_until
+
+from qwen_megakernel.errors import EngineClosed
+
+SHORT = "Hello there."
+LONG = "A sentence with some forty letters in it. " * 40
+
+
+@pytest.fixture(scope="module")
+def live():
+    with serving(FakeEngine(rtf=0.001), max_body_bytes=100_000) as server:
+        yield server
+
+
+def assert_error(answer, status, code=None):
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"]
+    facts = answer.json()["error"]
+    assert set(facts) == {"message", "type", "param", "code"}
+    assert facts["message"] and facts["type"]
+    if code:
+        assert facts["code"] == code
+    return facts
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 20_000,
+        b'{"input": "a", "input": }',
+        b'{"voice": "aiden"}',
+        b'{"input": "\xff"}',
+        b'{"input": "\\ud800"}',
+        b'{"input": "a", "temperature": NaN}',
+        b'{"input": "a", "seed": 1e400}',
+        b'{"input": "a", "seed": ' + b"9" * 5000 + b"}",
+    ],
+    ids=range(14),
+)
+def test_a_body_that_is_no_request_is_answered_400(live, body):
+    answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
+    assert_error(answer, 400)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input", 7),
+        ("input", ["a"]),
+        ("input", None),
+        ("input", "  \n"),
+        ("input", "..."),
+        ("voice", 3),
+        ("voice", {}),
+        ("voice", {"id": "nobody"}),
+        ("voice", "nobody"),
+        ("response_format", "ogg"),
+        ("response_format", 1),
+        ("speed", 2.0),
+        ("speed", "1"),
+        ("stream", "yes"),
+        ("stream", 1),
+        ("stream_format", "json"),
+        ("language", "klingon"),
+        ("language", 4),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.5),
+        ("seed", True),
+        ("temperature", 0),
+        ("temperature", -1),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("repetition_penalty", 0),
+        ("max_new_tokens", 1),
+        ("max_new_tokens", "all"),
+        ("instructions", 5),
+        ("instructions", "a" * 4097),
+        ("ref_audio", 5),
+        ("ref_audio", "not base64!"),
+        ("ref_audio", "http://169.254.169.254/latest"),
+        ("ref_audio", "file:///etc/passwd"),
+        ("ref_audio", "data:audio/wav,plain"),
+        ("ref_audio", "AAAA"),
+        ("ref_text", "without a recording"),
+        ("x_vector_only_mode", "no"),
+        ("non_streaming_mode", 0),
+        ("first_chunk_frames", 0),
+        ("first_chunk_frames", 11),
+        ("include_codes", "yes"),
+    ],
+)
+def test_an_impossible_value_is_answered_400_and_named(live, field, value):
+    answer = live.client.post(SPEECH, json={"input": SHORT, field: value})
+    facts = assert_error(answer, 400)
+    assert facts["type"] == "invalid_request_error"
+    live.settle()
+
+
+def test_text_that_is_too_long_is_answered_413(live):
+    facts = assert_error(live.speak("a" * 4097), 413, "text_too_long")
+    assert facts["message"].startswith("4097 characters; limit 4096.")
+    with serving(FakeEngine(rtf=0.001), max_chars=5000) as raised:
+        assert raised.speak("a" * 4097, max_new_tokens=3).status_code == 200
+
+
+def test_a_wrong_model_is_answered_404(live):
+    assert_error(live.speak(model="tts-2"), 404, "model_not_found")
+    for name in ("tts-1", "gpt-4o-mini-tts", "hum", "HUM"):
+        assert live.speak(model=name).status_code == 200
+
+
+def test_other_media_types_are_answered_415(live):
+    """Also what a web page could send to another host without asking."""
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = live.client.post(
+            SPEECH, content=b'{"input":"a"}', headers={"Content-Type": media_type}
+        )
+        assert_error(answer, 415, "unsupported_media_type")
+
+
+def test_a_huge_body_is_answered_413_whether_or_not_it_tells_its_length(live):
+    assert_error(live.speak("a" * 200_000), 413, "too_large")
+
+    def endless():
+        for _ in range(1000):
+            yield b" " * 1000
+
+    headers = {"Content-Type": "application/json"}
+    assert_error(live.client.post(SPEECH, content=endless(), headers=headers), 413, "too_large")
+
+
+def test_a_body_that_trickles_is_answered_408():
+    with serving(FakeEngine(), body_timeout_s=0.3) as live, live.connect() as connection:
+        connection.sendall(http_post(b" " * 100)[:-90])
+        answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b'"code":"body_timeout"' in answer + connection.recv(4096)
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/au", b"GET /health HTTP/1.1\r\nHost: l"])
+def test_headers_that_trickle_are_cut(start):
+    with serving(FakeEngine(), body_timeout_s=0.4) as live, live.connect() as connection:
+        connection.sendall(start)
+        before = time.monotonic()
+        for _ in range(50):
+            time.sleep(0.05)
+            try:
+                if start:
+                    connection.sendall(b"x")
+                connection.settimeout(0.001)
+                if connection.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert 0.3 < time.monotonic() - before < 2
+
+
+def test_the_second_request_of_a_connection_has_its_own_time():
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.4) as live:
+        for _ in range(3):
+            assert live.speak(SHORT).status_code == 200
+            time.sleep(0.25)
+        assert len(live.running.server_state.connections) == 1
+
+
+def test_garbage_instead_of_http_is_answered_400(live):
+    with live.connect() as connection:
+        connection.sendall(b"\x16\x03\x01 this is no request\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+    assert live.speak(SHORT).status_code == 200
+
+
+def test_unknown_paths_and_methods_have_our_form(live):
+    assert_error(live.client.get("/v2"), 404, "not_found")
+    assert_error(live.client.get(f"{SPEECH}/unknown-id"), 404, "not_found")
+    assert_error(live.client.get(SPEECH), 405, "method_not_allowed")
+    assert_error(live.client.put("/health"), 405, "method_not_allowed")
+    assert_error(live.client.post("/v1/audio/voices"), 405)  # uploads are off
+
+
+def test_what_nobody_expected_is_a_500_without_its_details(monkeypatch):
+    engine = FakeEngine(refusal=RuntimeError("a secret"))
+    with serving(engine) as live:
+        facts = assert_error(live.speak(SHORT), 500, "internal_error")
+        assert "secret" not in facts["message"]
+        assert not live.service.admission.running
+    with serving(FakeEngine(refusal=EngineClosed("closed"))) as live:
+        assert_error(live.speak(SHORT), 503, "engine_closed")
+
+
+# ---- keys and origins ----------------------------------------------------------------------------
+
+
+def test_the_key_is_asked_for_where_something_is_done():
+    with serving(FakeEngine(rtf=0.001), api_key="s3cret") as live:
+        body = {"input": SHORT}
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic s3cret"},
+            {"Authorization": "s3cret"},
+            {"X-API-Key": "s3cre"},
+            {"Authorization": "Bearer ü".encode()},
+        ):
+            answer = live.client.post(SPEECH, json=body, headers=headers)
+            assert_error(answer, 401, "invalid_api_key")
+        for path in ("/v1/models", "/v1/audio/voices", "/metrics", f"{SPEECH}/x"):
+            assert_error(live.client.get(path), 401)
+        for path in ("/health", "/ready", "/openapi.json"):
+            assert live.client.get(path).status_code == 200
+        for headers in (
+            {"Authorization": "Bearer s3cret"},
+            {"Authorization": "Api-Key s3cret"},
+            {"X-API-Key": "s3cret"},
+        ):
+            assert live.client.post(SPEECH, json=body, headers=headers).status_code == 200
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch):
+    from qwen_megakernel import server_guard
+
+    compared = []
+    compare = server_guard.hmac.compare_digest
+    monkeypatch.setattr(
+        server_guard.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
+    )
+    with serving(FakeEngine(), api_key="s3cret") as live:
+        assert live.client.get("/v1/models", headers={"X-API-Key": "x"}).status_code == 401
+    assert compared == [(b"x", b"s3cret")]
+
+
+def test_a_body_without_the_key_is_not_read():
+    with serving(FakeEngine(), api_key="s3cret") as live, live.connect() as connection:
+        connection.sendall(http_post(b"")[:-23] + b"Content-Length: 1000000\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_pages_of_other_hosts_may_not_post():
+    with serving(FakeEngine(rtf=0.001), allow_origins=("https://good.example",)) as live:
+        body = {"input": SHORT}
+
+        def post(origin):
+            return live.client.post(SPEECH, json=body, headers={"Origin": origin})
+
+        assert_error(post("https://evil.example"), 403, "origin_not_allowed")
+        assert_error(post("null"), 403, "origin_not_allowed")
+        assert post(live.url).status_code == 200
+        good = post("https://good.example")
+        assert good.status_code == 200
+        assert good.headers["access-control-allow-origin"] == "https://good.example"
+        assert "X-Seed" in good.headers["access-control-expose-headers"]
+
+
+# ---- the queue -----------------------------------------------------------------------------------
+
+
+def test_one_too_many_is_answered_429_at_once():
+    engine = FakeEngine(num_slots=2, stall_after=1)
+    with serving(engine, max_queue=1) as live:
+        held = [live.send_speech() for _ in range(3)]
+        wait_until(lambda: len(live.service.admission.running) == 3)
+        before = time.monotonic()
+        answer = live.speak(SHORT)
+        assert time.monotonic() - before < 1
+        facts = assert_error(answer, 429, "engine_busy")
+        assert facts["message"].startswith("1 requests waiting (limit 1).")
+        assert facts["type"] == "rate_limit_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        for connection in held:
+            connection.close()
+        live.settle()
+        engine.stall_after = None
+        assert live.speak(SHORT).status_code == 200
+
+
+def test_requests_are_spoken_in_the_order_they_came():
+    engine = FakeEngine(num_slots=1, rtf=0.01)
+    with serving(engine, max_queue=10) as live:
+        ended = []
+        threads = []
+        for index in range(5):
+            thread = threading.Thread(
+                target=lambda index=index: (live.speak(f"Number {index}."), ended.append(index))
+            )
+            thread.start()
+            threads.append(thread)
+            wait_until(lambda index=index: len(engine.streams) > index)
+        for thread in threads:
+            thread.join()
+        assert ended == sorted(ended)
+
+
+# ---- warming up and going down -------------------------------------------------------------------
+
+
+def test_ready_is_told_apart_from_alive():
+    release = threading.Event()
+    engine = FakeEngine(rtf=0.001)
+
+    def make():
+        assert release.wait(20)
+        return engine
+
+    with serving(make) as live:
+        assert live.client.get("/health").json() == {"status": "ok"}
+        assert_error(live.client.get("/ready"), 503, "not_ready")
+        answer = live.speak(SHORT)
+        assert_error(answer, 503, "not_ready")
+        assert answer.headers["retry-after"]
+        release.set()
+        wait_until(lambda: live.client.get("/ready").status_code == 200)
+        assert live.speak(SHORT).status_code == 200
+    assert engine.closed  # it was made for the server
+
+
+def test_an_engine_that_cannot_be_made_ends_the_server():
+    def make():
+        raise EngineClosed("no such thing")
+
+    with serving(make) as live:
+        wait_until(lambda: live.running.should_exit)
+        assert str(live.service.failure) == "no such thing"
+
+
+def test_draining_finishes_what_runs_and_refuses_what_is_new():
+    engine = FakeEngine(rtf=0.3)
+    with serving(engine) as live:
+        answers = []
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                live.speak("It takes about a second to say.", stream=True)
+            )
+        )
+        thread.start()
+        wait_until(lambda: engine.streams and engine.streams[0].num_frames)
+        live.running.handle_exit(signal.SIGTERM, None)
+        answer = live.speak(SHORT)
+        assert_error(answer, 503, "draining")
+        assert answer.headers["retry-after"]
+        assert live.client.get("/health").json() == {"status": "draining"}
+        assert_error(live.client.get("/ready"), 503)
+        thread.join()
+        assert answers[0].text.endswith("data: [DONE]\n\n")
+        wait_until(lambda: live.running.should_exit)
+
+
+def test_draining_does_not_wait_for_ever():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, drain_timeout_s=0.3) as live, live.send_speech() as connection:
+        assert connection.recv(15)
+        live.running.handle_exit(signal.SIGTERM, None)
+        wait_until(lambda: live.running.should_exit)
+    assert engine.streams[0].cancelled
+
+
+def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
+    environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
+    with subprocess.Popen(
+        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        line = process.stderr.readline()
+        port = int(line.rpartition(":")[2])
+        assert line.startswith("listening on http://127.0.0.1:")
+        while process.stderr.readline().strip() != "ready":
+            pass
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            body = {"input": LONG, "max_new_tokens": 100, "stream": True}
+            connection.sendall(http_post(json.dumps(body).encode()))
+            data = connection.recv(4096)
+            process.send_signal(signal.SIGTERM)
+            while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                piece = connection.recv(1 << 16)
+                assert piece, data[-200:]
+                data += piece
+        assert process.wait(20) == 0
