@@ -73,6 +73,7 @@ setup(
             "httpx",
             "openai",
             "schemathesis",
+            "playwright",
             "av",
             *PIPECAT,
             *WYOMING,

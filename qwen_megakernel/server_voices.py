@@ -95,6 +95,7 @@ class VoiceDesk:
             "voices": voices,
             "data": voices,
             "uploaded_voices": [voice for voice in voices if voice["uploaded"]],
+            "languages": self._engine.languages,
         }
 
     async def clone(self, recording: bytes, transcript: str | None, name: str) -> Voice:

@@ -1,0 +1,427 @@
+"""The web page in a real browser, headless, against a live server.
+
+The browser says what it plays: every buffer and the time it starts at are written down on their
+way into Web Audio.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import signals
+import soundfile
+from fake_engine import FakeEngine
+from live_server import LiveServer, serving, wait_until
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import EngineBusy, GenerationError
+from qwen_megakernel.server import PAGE
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+expect.set_options(timeout=20_000)
+
+STORY = "Once upon a time there was a very small house at the edge of a wood. "
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+# Nothing but the page: no profile, no updates, no look-ups of other hosts.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WRITE_DOWN = """
+window.played = [];
+const start = AudioBufferSourceNode.prototype.start;
+AudioBufferSourceNode.prototype.start = function (when) {
+  const samples = Array.from(this.buffer.getChannelData(0), (x) => Math.round(x * 32768));
+  window.played.push({ when, rate: this.context.sampleRate, samples, at: performance.now() });
+  return start.call(this, when);
+};
+"""
+SOURCE = PAGE.read_text(encoding="utf-8")
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """open_page(server, **context): the page, loaded. It may say nothing on the console, and ask
+    nobody but its server."""
+    contexts, complaints = [], []
+
+    def open_(server: LiveServer, **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        page.add_init_script(WRITE_DOWN)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda it: complaints.append(it.text) if it.type == "error" else None)
+        page.on("request", lambda request: asked.append(request.url))
+        asked: list[str] = []
+        page.asked = asked
+        page.goto(server.url)
+        expect(page.locator("#model")).to_have_text(server.service.engine.files.name)
+        return page
+
+    yield open_
+    for context in contexts:
+        for page in context.pages:
+            others = [
+                url for url in page.asked if not url.startswith(("http://127.0.0.1", "blob:"))
+            ]
+            assert not others
+        context.close()
+    # A refused request is the browser's to report; everything else is ours.
+    assert not [line for line in complaints if "Failed to load resource" not in line]
+
+
+def speak(page: Any, text: str = STORY) -> None:
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_role("button", name="Speak", exact=True).click()
+
+
+def finished(page: Any) -> None:
+    expect(page.locator("#download")).to_be_visible()
+
+
+def played(page: Any) -> list[dict[str, Any]]:
+    return page.evaluate("window.played")
+
+
+def pcm(pieces: list[dict[str, Any]]) -> bytes:
+    return np.concatenate([np.array(piece["samples"], "<i2") for piece in pieces]).tobytes()
+
+
+def download(page: Any) -> np.ndarray:
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="Download WAV").click()
+    assert waiting.value.suggested_filename == "speech.wav"
+    samples, rate = soundfile.read(Path(waiting.value.path()), dtype="int16")
+    assert rate == 24000
+    return samples
+
+
+def figure(page: Any, name: str) -> float:
+    return float(page.inner_text(f"#{name}").split()[0])
+
+
+def pixels(page: Any, canvas: str, share: float) -> np.ndarray:
+    """[width, 4]: one row of what is drawn, at `share` of the height."""
+    row = page.evaluate(
+        """([id, share]) => {
+          const canvas = document.getElementById(id), y = Math.floor(share * canvas.height);
+          return Array.from(canvas.getContext("2d").getImageData(0, y, canvas.width, 1).data);
+        }""",
+        [canvas, share],
+    )
+    return np.array(row).reshape(-1, 4)
+
+
+def waveform_width(page: Any) -> int:
+    """The last column whose bar is higher than silence."""
+    return int(pixels(page, "waveform", 0.45)[:, 3].nonzero()[0].max(initial=0))
+
+
+# ---- hearing -----------------------------------------------------------------------------------
+
+
+def test_speech_is_played_whole_and_without_a_gap_to_the_sample(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page)
+        finished(page)
+        pieces = played(page)
+        assert pcm(pieces) == engine.streams[0].sent and len(pieces) > 3
+        assert {piece["rate"] for piece in pieces} == {24000}
+        starts = np.array([piece["when"] * 24000 for piece in pieces])
+        lengths = [len(piece["samples"]) for piece in pieces]
+        np.testing.assert_allclose(starts, np.round(starts), atol=1e-4)  # on a sample
+        np.testing.assert_allclose(np.diff(starts), lengths[:-1], atol=1e-3)
+        assert page.inner_text("#gaps") == "0"
+        samples = download(page)
+        assert samples.astype("<i2").tobytes() == engine.streams[0].sent
+
+
+def test_sound_begins_long_before_the_speech_is_complete(open_page: Open) -> None:
+    engine = FakeEngine(rtf=0.8)
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page)
+        expect(page.locator("#first")).to_contain_text("ms")
+        wait_until(lambda: waveform_width(page) > 0)
+        early = waveform_width(page)
+        assert played(page) and engine.speaking
+        wait_until(lambda: waveform_width(page) > early)  # it grows
+        assert engine.speaking
+        page.keyboard.press("Escape")
+
+
+def test_late_chunks_leave_gaps_that_are_counted(open_page: Open) -> None:
+    with serving(FakeEngine(rtf=1.6)) as server:
+        page = open_page(server)
+        speak(page, "Hello there, how are you today?")
+        finished(page)
+        assert figure(page, "gaps") >= 1 and figure(page, "rtf") > 1
+
+
+def test_figures_are_those_of_the_speech_which_can_be_played_again(open_page: Open) -> None:
+    engine = FakeEngine(first_delay_s=0.2, silent_frames=3)
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page)
+        finished(page)
+        seconds = len(engine.streams[0].sent) / 48000
+        assert figure(page, "length") == pytest.approx(seconds, abs=0.01)
+        assert 200 <= figure(page, "first") < 1500
+        assert figure(page, "heard") >= figure(page, "first") + 3 * 80
+        assert 0 < figure(page, "rtf") < 1
+        assert "seconds" in page.locator("#waveform").get_attribute("aria-label")
+        expect(page.locator("#status")).to_contain_text("Finished")
+        page.get_by_role("button", name="Play again").click()
+        assert pcm(played(page)) == 2 * engine.streams[0].sent and len(engine.streams) == 1
+
+
+def test_codes_are_drawn_a_column_for_each_frame(open_page: Open) -> None:
+    # The engine that hums counts its frames in the first code; its other codes are 0.
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page, "Hello there, how are you?")
+        finished(page)
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()  # the playhead is gone
+        frames = engine.streams[0].num_frames
+        top, rest = pixels(page, "codes", 1 / 32), pixels(page, "codes", 1 / 2)
+        assert len(np.unique(rest, axis=0)) == 1
+        assert len(np.unique(top, axis=0)) == frames
+        assert top[-1].sum() > top[0].sum() + 200  # brighter and brighter
+        assert page.locator("#codes").get_attribute("aria-label") == f"Codes, {frames} frames"
+
+
+def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> None:
+    engine = FakeEngine(rtf=0.5)
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page, STORY * 3)
+        expect(page.locator("#first")).to_contain_text("ms")
+        page.keyboard.press("Escape")
+        wait_until(lambda: engine.streams[0].cancelled)
+        expect(page.locator("#status")).to_have_text("Stopped.")
+        samples = download(page)
+        assert engine.streams[0].sent.startswith(samples.astype("<i2").tobytes())
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+
+
+# ---- asking ------------------------------------------------------------------------------------
+
+
+def test_every_setting_reaches_the_engine(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        page.get_by_text("More settings").click()
+        page.get_by_label("Voice", exact=True).select_option("vivian")
+        page.get_by_label("Language").select_option("German")
+        for label, value in {
+            "How to speak": "calmly",
+            "Seed": "18446744073709551615",  # the largest
+            "Temperature": "0.7",
+            "Top-k": "20",
+            "Top-p": "0.9",
+            "Repetition penalty": "1.1",
+            "At most (frames)": "12",
+        }.items():
+            page.get_by_label(label, exact=True).fill(value)
+        speak(page)
+        finished(page)
+        request = engine.streams[0].request
+        expect(page.locator("#end")).to_contain_text("limit")
+        expect(page.locator("#end")).to_contain_text("18446744073709551615")
+    assert (request.voice, request.language, request.instruct) == ("vivian", "german", "calmly")
+    assert request.seed == 2**64 - 1 and request.max_frames == 11  # one token is the end
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
+    assert sampling.repetition_penalty == 1.1
+
+
+def test_errors_are_told_and_the_next_request_works(open_page: Open) -> None:
+    engine = FakeEngine(refusal=EngineBusy("8 requests waiting (limit 8)."))
+    with serving(engine) as server:
+        page = open_page(server)
+        speak(page)
+        expect(page.get_by_role("alert")).to_contain_text("8 requests waiting")
+        engine.refusal = None
+        engine.fail_after, engine.error = 3, GenerationError("The grid broke.")
+        speak(page)
+        expect(page.get_by_role("alert")).to_have_text("The grid broke.")
+        engine.fail_after = None
+        speak(page)
+        finished(page)
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_an_api_key_can_be_given(open_page: Open, browser: Any) -> None:
+    engine = FakeEngine()
+    with serving(engine, api_key="secret") as server:
+        page = browser.new_page()
+        page.goto(server.url)
+        expect(page.get_by_role("alert")).to_contain_text("API key")
+        page.get_by_text("More settings").click()
+        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").blur()
+        expect(page.locator("#model")).to_have_text("hum")
+        speak(page, "Hello.")
+        finished(page)
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def base_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TTSEngine, Path]]:
+    voices = tmp_path_factory.mktemp("voices")
+    with TTSEngine.from_pretrained(
+        "tiny-random-base", max_frames=24, warmup=False, voices=voices
+    ) as engine:
+        yield engine, voices
+
+
+@pytest.mark.parametrize("allow_upload", [True, False])
+def test_a_recording_is_cloned_and_speaks(
+    open_page: Open, base_engine: tuple[TTSEngine, Path], allow_upload: bool, tmp_path: Path
+) -> None:
+    engine, voices = base_engine
+    recording = tmp_path / "mario.wav"
+    soundfile.write(recording, signals.voice_like(2, 16000), 16000)
+    with serving(engine, voices=voices, allow_upload=allow_upload) as server:
+        page = open_page(server)
+        page.get_by_label("Recording of one speaker").set_input_files(recording)
+        page.get_by_label("Name").fill("mario")
+        page.get_by_role("button", name="Add voice").click()
+        expect(page.locator("#clone-status")).to_have_text("")  # not without consent
+        page.get_by_label("The speaker agrees").check()
+        page.get_by_role("button", name="Add voice").click()
+        expect(page.locator("#clone-status")).to_contain_text("“mario” is chosen")
+        assert page.get_by_label("Voice", exact=True).input_value() == "mario"
+        assert engine.voices == (["mario"] if allow_upload else [])
+        page.get_by_text("More settings").click()
+        page.get_by_label("Seed", exact=True).fill("5")
+        speak(page, "Hello.")
+        finished(page)
+        voice = "mario" if allow_upload else engine.create_voice(recording)
+        expected = engine.stream("Hello.", voice=voice, seed=5)
+        assert pcm(played(page)) == b"".join(chunk.pcm16 for chunk in expected)
+    for file in voices.iterdir():
+        file.unlink()
+
+
+# ---- for everyone ------------------------------------------------------------------------------
+
+
+def test_nothing_is_wider_than_the_screen(open_page: Open) -> None:
+    with serving(FakeEngine()) as server:
+        page = open_page(server)
+        page.get_by_text("More settings").click()
+        speak(page, "Hello.")
+        finished(page)
+        for width in (320, 375, 768, 1280):
+            page.set_viewport_size({"width": width, "height": 700})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for control in page.locator("button:visible, a:visible, select, input:visible").all():
+                box = control.bounding_box()
+                assert box["x"] >= 0 and box["x"] + box["width"] <= width
+                if control.get_attribute("type") != "checkbox":
+                    assert box["height"] >= 43.9  # a thumb
+
+
+def test_the_keyboard_alone_is_enough(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        order, here = [], "document.activeElement"
+        for _ in range(5):
+            page.keyboard.press("Tab")
+            order.append(page.evaluate(f"{here}.id || {here}.tagName"))
+            # One sees where one is.
+            assert page.evaluate(f"getComputedStyle({here}).outlineStyle") != "none"
+        assert order == ["text", "voice", "language", "SUMMARY", "speak"]
+        page.keyboard.press("Enter")
+        finished(page)
+        page.get_by_label("Text", exact=True).focus()
+        page.keyboard.press("Control+Enter")
+        wait_until(lambda: len(engine.streams) == 2)
+        finished(page)
+
+
+def test_a_screen_reader_is_told_everything(open_page: Open) -> None:
+    with serving(FakeEngine()) as server:
+        page = open_page(server)
+        page.get_by_text("More settings").click()
+        speak(page, "Hello.")
+        finished(page)
+        tree = page.locator("body").aria_snapshot()
+        controls = page.locator("input:visible, select, textarea, button:visible, canvas").all()
+        for control in controls:
+            name = control.evaluate(
+                "(it) => it.labels?.[0]?.innerText || it.getAttribute('aria-label') || it.innerText"
+            )
+            assert name.strip()
+    for line in (
+        'heading "Qwen3-TTS, streamed" [level=1]',
+        'heading "Say something" [level=2]',
+        'textbox "Text"',
+        'combobox "Voice"',
+        'button "Speak"',
+        'img "Waveform, 0.6 seconds"',
+        'img "Codes, 8 frames"',
+        'button "Recording of one speaker, 1 to 60 seconds"',
+        'checkbox "The speaker agrees that this voice is cloned."',
+        'status: "Finished: 0.6 seconds',
+    ):
+        assert line in tree, tree
+    assert 'lang="en"' in SOURCE
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(scheme: str) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", SOURCE, re.DOTALL)
+    colours = dict(re.findall(r"--([\w-]+): (#\w+)", blocks[("light", "dark").index(scheme)]))
+
+    def luminance(name: str) -> float:
+        digits = colours[name].lstrip("#")
+        digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+        shares = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    def contrast(one: str, other: str) -> float:  # WCAG 2
+        light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+        return (light + 0.05) / (dark + 0.05)
+
+    grounds = ("page", "card", "field")
+    pairs = [("on-accent", "accent"), ("bad", "bad-page")]
+    pairs += [(ink, ground) for ink in ("ink", "muted") for ground in grounds]
+    assert all(contrast(*pair) >= 4.5 for pair in pairs)
+    assert all(contrast(edge, "card") >= 3 for edge in ("strong-line", "accent"))
+
+
+def test_the_page_is_one_file_that_names_no_other_host() -> None:
+    assert not re.findall(r'(?:src|href)="(?!data:,")[^"]+"', SOURCE)
+    assert "://" not in SOURCE and "import " not in SOURCE
