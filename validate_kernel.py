@@ -1,8 +1,9 @@
-"""Validate the decoders: the plain one against the official package, the kernel against the plain.
+"""Validate the decoders: the plain one against the official package, the others against the plain.
 
 python validate_kernel.py --model tiny-random --steps 200
 
-Without a GPU the kernel runs by emulation. Without the official package a recording of it serves
+The others are the kernel and the CUDA-graph path; without a GPU the kernel runs by emulation and
+the graphs' functions directly. Without the official package a recording of it serves
 (--reference FILE, made by --save-reference), or the kernel alone is compared. Exit code 0: all
 within tolerance; 1: something differs; 77: nothing could be compared on this machine.
 """
@@ -27,13 +28,14 @@ def decoder(loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype)
     )
 
 
-def kernel_backend(requested: str) -> Backend | None:
-    """The kernel where there is a GPU, its emulation elsewhere; None: not to be compared."""
+def fast_backends(requested: str) -> list[Backend]:
+    """What is compared with the plain decoder; for "auto" all that this machine can run."""
     if requested == "torch":
-        return None
+        return []
     if requested != "auto":
-        return choose_backend(requested)
-    return choose_backend("kernel" if torch.cuda.is_available() else "emulation")
+        return [choose_backend(requested)]
+    kernel = "kernel" if torch.cuda.is_available() else "emulation"
+    return [choose_backend(kernel), choose_backend("graph")]
 
 
 def validate_plain(
@@ -61,21 +63,21 @@ def validate_plain(
     return validation.report(f"plain decoder against {source}, float32, greedy", rows)
 
 
-def validate_kernel(
+def validate_fast(
     loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> tuple[str, bool]:
-    """The kernel, or its emulation, against the plain decoder in the same precision."""
+    """The kernel, its emulation or the graphs against the plain decoder in the same precision."""
     plain = decoder(loaded, Backend("torch", backend.device, ""), dtype)
-    kernel = decoder(loaded, backend, dtype)
+    fast = decoder(loaded, backend, dtype)
     exact = dtype == torch.float32
-    tolerance = args.tolerance or (
-        validation.FLOAT32_TOLERANCE if exact else validation.BF16_TOLERANCE
-    )
+    tolerance = args.tolerance or validation.tolerance_of(backend.name, exact=exact)
     cases = validation.plain_cases(loaded, plain, args.steps)
-    rows = validation.compare_layers(kernel, plain, cases[0], tolerance)
-    rows += validation.compare_forced(kernel, cases, tolerance)
-    rows += validation.compare_free(kernel, cases, exact=exact)
-    rows += validation.compare_sampling(kernel, plain, cases[0])
+    rows = []
+    if backend.name != "graph":  # which has no way into the middle of its stack
+        rows += validation.compare_layers(fast, plain, cases[0], tolerance)
+    rows += validation.compare_forced(fast, cases, tolerance)
+    rows += validation.compare_free(fast, cases, exact=exact)
+    rows += validation.compare_sampling(fast, plain, cases[0])
     name = str(dtype).removeprefix("torch.")
     return validation.report(f"{backend.name} against plain decoder, {name}", rows)
 
@@ -86,11 +88,10 @@ def main(args: argparse.Namespace) -> int:
     print(f"{loaded.files.name}, {args.steps} frames")
     reports = [validate_plain(loaded, args)]
     try:
-        backend = kernel_backend(args.backend)
-        if backend:
-            names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
+        names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
+        for backend in fast_backends(args.backend):
             for name in names:
-                reports.append(validate_kernel(loaded, backend, getattr(torch, name), args))
+                reports.append(validate_fast(loaded, backend, getattr(torch, name), args))
     except EnvironmentError_ as error:  # no compiler for the emulation, say
         if args.backend != "auto":
             raise
@@ -108,7 +109,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
     parser.add_argument("--steps", type=int, default=200, help="frames to compare in all")
-    parser.add_argument("--backend", default="auto", choices=BACKENDS, help="torch: no kernel")
+    parser.add_argument(
+        "--backend", default="auto", choices=BACKENDS, help="torch: only the plain one"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
     parser.add_argument("--tolerance", type=float, help="for logits, instead of the derived ones")
     parser.add_argument("--reference", metavar="FILE", help="a recording of the official package")

@@ -188,7 +188,7 @@ class KernelLibrary:
             raise LaunchError(
                 f"The cooperative grid was refused (CUDA error {error}: {text}).",
                 "Another process, MIG or MPS holds the SMs, or the driver lacks such launches.",
-                "Use --backend torch.",
+                "Use --backend graph.",
             )
         raise GenerationError(f"The kernel could not be launched (CUDA error {error}: {text}).")
 

@@ -1,6 +1,6 @@
-"""Slots in, frames out: one decoder face over the plain PyTorch decoder and the kernel.
+"""Slots in, frames out: one decoder face over the kernel, CUDA graphs and plain PyTorch.
 
-What both decoders share lives here: the choice between them, limits, and the account of text rows,
+What the decoders share lives here: the choice between them, limits, and the account of text rows,
 so that a frame is never drawn before the text row it needs is in hand.
 """
 
@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +16,19 @@ from torch import Tensor
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.errors import (
     EnvironmentError_,
+    KernelTimeout,
     NoGPUError,
     OutOfMemory,
+    QwenTTSError,
     TextTooLong,
+    UnsupportedModel,
     UsageError,
 )
 from qwen_megakernel.utterance import Prefill, Sampling, StepResult
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "kernel", "torch", "emulation")
+BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")
 
 # Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
 # a part of text are some 270 rows more.
@@ -37,9 +41,10 @@ MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-i
 class Backend:
     """Which decoder runs, where, and why it was chosen."""
 
-    name: str  # kernel | torch | emulation
+    name: str  # kernel | graph | torch | emulation
     device: torch.device
     why: str
+    may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
 
 
 def choose_backend(requested: str, device: str | torch.device | None = None) -> Backend:
@@ -81,9 +86,15 @@ def choose_backend(requested: str, device: str | torch.device | None = None) -> 
     try:
         import_module("qwen_megakernel.kernels").check_device(wanted)
     except EnvironmentError_ as error:
-        logger.warning("%s", error)
-        return Backend("torch", wanted, f"the kernel cannot run here: {error.what}")
-    return Backend("kernel", wanted, f"{torch.cuda.get_device_name(wanted)} runs the kernel")
+        return without_kernel(wanted, error)
+    why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
+    return Backend("kernel", wanted, why, may_change=True)
+
+
+def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
+    """What `auto` takes on a GPU where the kernel cannot be built or started."""
+    logger.warning("%s", error)
+    return Backend("graph", device, f"the kernel cannot run here: {error.what}")
 
 
 def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -111,10 +122,12 @@ def make_decoder(
     max_text_rows: int,
     dtype: torch.dtype,
 ):
-    """The decoder of `backend`: ReferenceDecoder or KernelDecoder, which share one face."""
+    """The decoder of `backend`: ReferenceDecoder, GraphDecoder or KernelDecoder, of one face."""
     # Imported by name, at use: the kernel's module compiles, the plain one needs nothing.
     if backend.name == "torch":
         kind = import_module("qwen_megakernel.reference").ReferenceDecoder
+    elif backend.name == "graph":
+        kind = import_module("qwen_megakernel.graph_decoder").GraphDecoder
     else:
         kind = import_module("qwen_megakernel.kernels").KernelDecoder
     try:
@@ -133,6 +146,14 @@ def make_decoder(
         ) from error
 
 
+def _try_a_launch(decoder: Any) -> None:
+    """Run one layer of the kernel: whether a cooperative grid is let in shows only then (MIG, MPS).
+
+    It writes position 0 of slot 0, which no stream has yet.
+    """
+    decoder.forward(0, torch.zeros(1, dtype=torch.int32), first_position=0, num_layers=1)
+
+
 @dataclass(slots=True)
 class _Account:
     """Text rows of one slot against frames drawn."""
@@ -147,7 +168,7 @@ class FrameDecoder:
 
     Args:
         checkpoint: weights and config.
-        backend: from `choose_backend`.
+        backend: from `choose_backend`; what runs in the end is `self.backend`.
         num_slots: streams that can be open at once.
         max_frames: frames one part of an utterance may have.
         dtype: None picks `default_dtype`.
@@ -173,14 +194,22 @@ class FrameDecoder:
             )
         self.num_slots, self.max_frames = num_slots, max_frames
         self.dtype = dtype or default_dtype(checkpoint, backend.device)
-        self._decoder = make_decoder(
-            checkpoint,
-            backend,
-            num_slots=num_slots,
-            max_positions=MAX_PROMPT_POSITIONS + max_frames,
-            max_text_rows=max_frames,
-            dtype=self.dtype,
-        )
+        sizes = {
+            "num_slots": num_slots,
+            "max_positions": MAX_PROMPT_POSITIONS + max_frames,
+            "max_text_rows": max_frames,
+            "dtype": self.dtype,
+        }
+        self.backend = backend
+        try:
+            self._decoder = make_decoder(checkpoint, backend, **sizes)
+            if backend.may_change:
+                _try_a_launch(self._decoder)
+        except (EnvironmentError_, UnsupportedModel, KernelTimeout) as error:
+            if not backend.may_change:
+                raise
+            self.backend = without_kernel(backend.device, error)
+            self._decoder = make_decoder(checkpoint, self.backend, **sizes)
         self._accounts = [_Account() for _ in range(num_slots)]
 
     @property

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qwen_megakernel.tts_engine import TTSEngine
     from qwen_megakernel.voice import Voice
 
-BACKENDS = ("auto", "kernel", "torch", "emulation")  # model_tts.BACKENDS, without importing torch
+BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 

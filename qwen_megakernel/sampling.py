@@ -15,10 +15,10 @@ MIN_FRAMES = 2  # the official generate() bans EOS for the first two draws (min_
 
 # Philox4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy
 # as 1, 2, 3" (SC 2011), table 2.
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+MASK = 0xFFFFFFFF
 
 
 def philox(key: int, counters: np.ndarray) -> np.ndarray:
@@ -31,13 +31,13 @@ def philox(key: int, counters: np.ndarray) -> np.ndarray:
         [n, 4] uint32.
     """
     c0, c1, c2, c3 = counters.astype(np.uint64).T
-    k0, k1 = key & _MASK, key >> 32
-    for _ in range(_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+    k0, k1 = key & MASK, key >> 32
+    for _ in range(ROUNDS):
+        product0, product1 = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
         c0 = (product1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
         c2 = (product0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
-        c1, c3 = product1 & np.uint64(_MASK), product0 & np.uint64(_MASK)
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        c1, c3 = product1 & np.uint64(MASK), product0 & np.uint64(MASK)
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
     return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
 
 

@@ -40,7 +40,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     Args:
         loaded: a checkpoint, from `checkpoint.load`.
-        backend: "auto", "kernel", "torch" or "emulation"; what was chosen is `backend`, why `why`.
+        backend: "auto", "kernel", "graph", "torch" or "emulation"; what runs is `backend`, and why
+            it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
         num_slots: streams spoken at the same time; more wait their turn.
@@ -64,7 +65,6 @@ class TTSEngine(SpeechEngine, OfficialNames):
         if dtype is not None and dtype not in DTYPES:
             raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
         chosen = choose_backend(backend, device)
-        self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
         self.config = loaded.config
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
@@ -90,7 +90,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
         )
-        self._prompts, self.dtype = self._loop.stages.prompts, self._loop.stages.decoder.dtype
+        decoder = self._loop.stages.decoder
+        self._prompts, self.dtype = self._loop.stages.prompts, decoder.dtype
+        self.backend, self.why, self.device = (
+            decoder.backend.name,
+            decoder.backend.why,
+            decoder.backend.device,
+        )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
             self._warm_up()
@@ -110,8 +116,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
-            options: backend ("auto", "kernel", "torch", "emulation"), device, dtype ("float32",
-                "bfloat16"), num_slots, max_frames (per part of a text), voices (a folder), warmup.
+            options: backend ("auto", "kernel", "graph", "torch", "emulation"), device, dtype
+                ("float32", "bfloat16"), num_slots, max_frames (per part of a text), voices (a
+                folder), warmup.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.

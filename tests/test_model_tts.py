@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from qwen_megakernel.errors import NoGPUError, TextTooLong, UsageError
+from qwen_megakernel import kernels
+from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
 from qwen_megakernel.model_tts import (
     MAX_PROMPT_POSITIONS,
+    Backend,
     FrameDecoder,
     choose_backend,
     default_dtype,
@@ -105,6 +107,40 @@ def test_auto_takes_the_plain_decoder_without_a_gpu_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("torch", "cpu") and "no GPU" in chosen.why
+
+
+def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(monkeypatch):
+    def refuse(device):
+        raise BuildError("nvcc was not found.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "check_device", refuse)
+    chosen = choose_backend("auto")
+    assert (chosen.name, chosen.device.type) == ("graph", "cuda")
+    assert "nvcc was not found" in chosen.why
+
+
+@pytest.mark.parametrize("may_change", [True, False])
+def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch, may_change):
+    """As MIG and MPS refuse it: the library is built, the launch is not let in."""
+    monkeypatch.setenv("EMULATION_SMS", "2")
+    fit = kernels.KernelLibrary.forward
+    monkeypatch.setattr(
+        kernels.KernelLibrary,
+        "forward",
+        lambda self, params, _, stream: fit(self, params, 3, stream),
+    )
+    backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=may_change)
+    if not may_change:
+        decoder = FrameDecoder(loaded, backend, max_frames=50)
+        with pytest.raises(LaunchError):
+            decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
+        return
+    decoder = FrameDecoder(loaded, backend, max_frames=50)
+    assert decoder.backend.name == "graph"
+    assert "The cooperative grid was refused" in decoder.backend.why
+    decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
+    assert decoder.step([0], 2).num_frames == (2,)
 
 
 def test_small_checkpoints_compute_in_float32_on_a_cpu_and_in_bf16_on_a_gpu(loaded):

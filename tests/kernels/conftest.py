@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.reference import ReferenceDecoder
 
@@ -37,11 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
-class KernelOnGpu(KernelDecoder):
-    """The kernel on the GPU with its results on the CPU, where the tests compare them."""
-
-    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
-        return super().forward(*args, **options).cpu()
+class _TapsOnCpu:
+    """A decoder on the GPU with its logits on the CPU, where the tests compare them."""
 
     def step(self, slots, num_frames, forced=None, taps=None):
         result = super().step(slots, num_frames, forced, taps)
@@ -50,18 +48,30 @@ class KernelOnGpu(KernelDecoder):
         return result
 
 
+class KernelOnGpu(_TapsOnCpu, KernelDecoder):
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        return super().forward(*args, **options).cpu()
+
+
+class GraphsOnGpu(_TapsOnCpu, GraphDecoder):
+    pass
+
+
+ON_GPU = {KernelDecoder: KernelOnGpu, GraphDecoder: GraphsOnGpu}
+
+
 @pytest.fixture(scope="session", params=["emulation", pytest.param("gpu", marks=pytest.mark.gpu)])
 def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """make_decoder(kind, checkpoint, dtype, **options): one of the two decoders.
+    """make_decoder(kind, checkpoint, dtype, **options): one of the decoders.
 
-    The kernel runs where the variant of the test says, the plain decoder on the CPU.
+    The kernel and the graphs run where the variant of the test says, the plain decoder on the CPU.
     """
 
     def make(kind: type, checkpoint: Any, dtype: torch.dtype = torch.float32, **options: Any):
         options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
         device = CPU
-        if request.param == "gpu" and kind is KernelDecoder:
-            kind, device = KernelOnGpu, torch.device("cuda")
+        if request.param == "gpu" and kind in ON_GPU:
+            kind, device = ON_GPU[kind], torch.device("cuda")
         return kind(checkpoint, device=device, dtype=dtype, **options)
 
     return make

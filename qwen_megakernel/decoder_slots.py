@@ -1,0 +1,123 @@
+"""What the host knows of a decoder's slots, and what it refuses before the device hears of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.utterance import Sampling
+
+
+@dataclass(slots=True)
+class Slot:
+    """One stream; its keys, values and codes are on the device."""
+
+    sampling: Sampling
+    seed: int
+    part: int
+    position: int = 0  # where the next talker step writes
+    frame: int = 0  # the next one to draw
+    num_text_rows: int = 0
+    is_filled: bool = False
+
+
+class SlotBook:
+    """The slots of one decoder.
+
+    Args:
+        config: names the vocabularies that forced codes must be from.
+        num_slots: streams that can be open at once.
+        max_positions: prompt positions plus frames of one stream.
+        max_text_rows: trailing text rows that may wait for their frame; they lie in a ring.
+    """
+
+    def __init__(self, config: ModelConfig, num_slots: int, max_positions: int, max_text_rows: int):
+        self._config = config
+        self._slots: list[Slot | None] = [None] * num_slots
+        self._max_positions, self._max_text_rows = max_positions, max_text_rows
+
+    def __getitem__(self, slot: int) -> Slot:
+        state = self._slots[slot]
+        if state is None:
+            raise UsageError(f"Slot {slot} has no stream; call begin first.")
+        return state
+
+    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
+        """Make `slot` as new."""
+        self._slots[slot] = Slot(sampling, seed, part)
+
+    def fill(self, slot: int, num_positions: int) -> None:
+        """A prompt goes into `slot`.
+
+        Raises:
+            UsageError: it was not begun, or the prompt is empty or too long.
+        """
+        state = self[slot]
+        if not 1 <= num_positions <= self._max_positions:
+            raise UsageError(
+                f"A prompt of {num_positions} positions does not fit a KV cache of "
+                f"{self._max_positions} positions."
+            )
+        state.position, state.is_filled = num_positions, True
+
+    def add_text(self, slot: int, num_rows: int) -> list[tuple[int, int, int]]:
+        """Make room in the ring for text rows.
+
+        Returns:
+            (place in the ring, first row, number of rows) of each run to be copied.
+        Raises:
+            UsageError: more rows would wait for their frame than the ring holds.
+        """
+        state, size = self[slot], self._max_text_rows
+        # Frame f reads row f - 1, so rows before frame - 1 are spent.
+        waiting = state.num_text_rows + num_rows - max(state.frame - 1, 0)
+        if waiting > size:
+            raise UsageError(
+                f"{waiting} text rows would wait in slot {slot}; its ring holds {size}."
+            )
+        place = state.num_text_rows % size
+        before_end = min(num_rows, size - place)
+        state.num_text_rows += num_rows
+        runs = [(place, 0, before_end), (0, before_end, num_rows - before_end)]
+        return [run for run in runs if run[2]]
+
+    def check_step(self, slots: Sequence[int], num_frames: int, forced: Tensor | None) -> None:
+        """Raise UsageError unless every slot is ready for `num_frames` more frames."""
+        if num_frames < 1 or len(set(slots)) != len(slots) or not slots:
+            raise UsageError(f"Cannot step slots {list(slots)} by {num_frames} frames.")
+        for slot in slots:
+            state = self[slot]
+            if not state.is_filled:
+                raise UsageError(f"Slot {slot} has no prompt; call prefill first.")
+            end = state.position + num_frames - (state.frame == 0)
+            if end > self._max_positions:
+                raise UsageError(
+                    f"Slot {slot} is at position {state.position}; {num_frames} more frames do not "
+                    f"fit its {self._max_positions} positions."
+                )
+        if forced is None:
+            return
+        groups = self._config.talker.num_code_groups
+        if tuple(forced.shape) != (len(slots), num_frames, groups):
+            raise UsageError(
+                f"forced is {list(forced.shape)}; need {[len(slots), num_frames, groups]}."
+            )
+        sizes = [self._config.talker.vocab_size]
+        sizes += [self._config.predictor.vocab_size] * (groups - 1)
+        if bool((forced < 0).any()) or bool((forced.cpu() >= forced.new_tensor(sizes).cpu()).any()):
+            raise UsageError(f"forced has a code outside the vocabularies {sizes[:2]}.")
+
+    def advance(self, slot: int, num_frames: int, ended: bool) -> None:
+        """Account for what a step drew; every frame but a stream's first, and a drawn EOS, was
+        preceded by a talker step."""
+        state = self[slot]
+        num_drawn = num_frames + ended
+        state.position += num_drawn - (num_drawn > 0 and state.frame == 0)
+        state.frame += num_frames
+
+    def lose(self, slots: Sequence[int]) -> None:
+        """These streams cannot go on."""
+        for slot in slots:
+            self._slots[slot] = None

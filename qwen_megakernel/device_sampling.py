@@ -1,0 +1,108 @@
+"""Drawing codes for many streams at once, on the device, without waiting for it.
+
+The same function as `sampling`, row by row: the same addressed random numbers, the same order of
+penalty, suppression, temperature, top-k and top-p. `sampling` is the specification.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.sampling import KEY_STEPS, MASK, MULTIPLIERS, ROUNDS
+
+LANES = 4  # 32-bit words of one Philox counter
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """How each row draws; every field is [num_rows]."""
+
+    do_sample: Tensor  # bool
+    temperature: Tensor  # float32
+    top_k: Tensor  # int64; 0: no limit
+    top_p: Tensor  # float32; 1: no limit
+
+
+def philox(counters: list[Tensor], key: list[Tensor]) -> list[Tensor]:
+    """Philox4x32-10 on four counter words and two key words, int64 tensors below 2**32.
+
+    Products of two 32-bit words wrap in int64; their bits are those of the unsigned product.
+    """
+    c0, c1, c2, c3 = counters
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & MASK, product1 & MASK
+        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & MASK, product0 & MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
+    return [c0, c1, c2, c3]
+
+
+def gumbel(
+    seed_low: Tensor,
+    seed_high: Tensor,
+    part: Tensor,
+    frame: Tensor,
+    *,
+    num_codebooks: int,
+    vocab_size: int,
+) -> Tensor:
+    """-log(-log(u)) for every token of every codebook of one frame.
+
+    Args:
+        seed_low, seed_high, part, frame: [num_rows] int64, below 2**32.
+    Returns:
+        [num_rows, num_codebooks, vocab_size] float32; u as in `sampling.uniforms`.
+    """
+    device = frame.device
+    blocks = torch.arange(-(-vocab_size // LANES), device=device)
+    codebooks = torch.arange(num_codebooks, device=device)[:, None]
+    rows = [value[:, None, None] for value in (frame, part, seed_low, seed_high)]
+    shape = (len(frame), num_codebooks, len(blocks))
+    counters = [blocks.expand(shape), rows[0], codebooks, rows[1]]
+    words = torch.stack(philox(counters, rows[2:]), dim=-1).flatten(2)[:, :, :vocab_size]
+    uniform = ((words >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
+
+
+def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Repetition penalty [num_rows] on the tokens marked in `seen` [num_rows, vocab_size] bool."""
+    penalty = penalty[:, None]
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, penalized, logits)
+
+
+def draw(logits: Tensor, noise: Tensor, knobs: Knobs, *, use_top_p: bool) -> Tensor:
+    """Draw one token for each row.
+
+    Args:
+        logits: [num_rows, vocab_size] float32, penalised and masked already.
+        noise: [num_rows, vocab_size], from `gumbel`.
+        use_top_p: False where every row's top_p is 1, which saves a few passes.
+    Returns:
+        [num_rows] int64; the lowest token where scores tie. A row of NaN gives some token.
+    """
+    vocab_size = logits.shape[1]
+    scores = logits / knobs.temperature[:, None]
+    ordered = scores.sort(dim=-1, descending=True).values
+    count = torch.where(knobs.top_k == 0, vocab_size, knobs.top_k).clamp(max=vocab_size)
+    threshold = ordered.gather(1, count[:, None] - 1)
+    if use_top_p:
+        threshold = torch.maximum(threshold, _top_p_threshold(ordered, threshold, knobs.top_p))
+    kept = (scores + noise).masked_fill(scores < threshold, -torch.inf)
+    return torch.where(knobs.do_sample[:, None], kept, logits).argmax(dim=-1)
+
+
+def _top_p_threshold(ordered: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
+    """[num_rows, 1]: the lowest score whose strictly better ones, among those that reach
+    `threshold`, weigh less than `top_p`; the best score always stays."""
+    ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
+    probabilities = torch.softmax(ordered, dim=-1)
+    mass_before = torch.cumsum(probabilities, dim=-1) - probabilities
+    # The mass before a run of equal scores is the mass before its first member.
+    first_of_run = torch.searchsorted(-ordered, -ordered, right=False)
+    kept = mass_before.gather(1, first_of_run) < top_p[:, None]
+    kept[:, 0].fill_(True)
+    lowest = ordered.masked_fill(~kept, torch.inf).amin(dim=-1)
+    return torch.where(top_p < 1, lowest, -torch.inf)[:, None]

@@ -1,0 +1,260 @@
+"""The decoder in PyTorch for GPUs that refuse the kernel: every slot at once, as CUDA graphs.
+
+A step is a few graphs and one wait: the control of all slots goes to the device, each frame is one
+replay of the same graph, drawing included, and the codes come back in one copy. On a CPU the same
+functions run directly, which is how they are tested against `reference`; on a GPU this is also a
+second opinion on the kernel that shares no code with it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.decoder_slots import SlotBook
+from qwen_megakernel.errors import GenerationError, UsageError
+from qwen_megakernel.graph_model import MAX_FRAMES_PER_LAUNCH, GraphModel
+from qwen_megakernel.utterance import Sampling, StepResult
+
+MIN_PROMPT = 16  # prompts are padded to this times a power of two
+MIN_REACH = 256  # likewise the positions that attention looks at
+
+
+class GraphDecoder:
+    """Talker and code predictor over `num_slots` streams, all of them rows of every pass.
+
+    Args:
+        checkpoint: weights and config.
+        num_slots: streams that can be open at once.
+        max_positions: prompt positions plus frames of one stream.
+        max_text_rows: trailing text rows that may wait for their frame; they lie in a ring.
+        device: a GPU records graphs, any other device runs directly.
+        dtype: bfloat16 or float32.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
+        self.config, self.device, self.dtype = checkpoint.config, torch.device(device), dtype
+        self.num_slots, self.max_positions = num_slots, max_positions
+        self._book = SlotBook(checkpoint.config, num_slots, max_positions, max_text_rows)
+        self._graphs = Graphs(self.device)
+        self.model = GraphModel(
+            checkpoint,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            max_text_rows=max_text_rows,
+            device=self.device,
+            dtype=dtype,
+        )
+        self.embeddings = self.model.embeddings
+        self._cancelled = False
+        if self.device.type == "cuda":
+            self._record_everything()
+
+    # ---- the face that the decoders share
+
+    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
+        """Make `slot` as new, for one part of an utterance."""
+        self._book.begin(slot, sampling, seed, part)
+        self.model.seen[slot].zero_()
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Run the prompt; returns before the device has.
+
+        Args:
+            embeds: [num_positions, hidden_size].
+            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
+        Raises:
+            UsageError: the slot was not begun, or the prompt does not fit it.
+        """
+        count = len(embeds)
+        self._book.fill(slot, count)
+        self.model.pad[slot] = pad_embed
+        padded = _padded(count, MIN_PROMPT, self.max_positions)
+        self.model.prompt[:count] = embeds
+        self.model.prompt[count:padded] = 0
+        upload(self.model.prompt_control, torch.tensor([slot, count - 1]))
+        self._graphs.run(("prompt", padded), lambda: self.model.run_prompt(padded))
+
+    @torch.inference_mode()
+    def write_text(self, slot: int, rows: Tensor) -> None:
+        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k.
+
+        Raises:
+            UsageError: more rows would wait for their frame than the ring holds.
+        """
+        for place, first, count in self._book.add_text(slot, len(rows)):
+            self.model.text[slot, place : place + count] = rows[first : first + count]
+
+    def step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
+    ) -> StepResult:
+        """Decode up to `num_frames` frames of every slot in `slots`; fewer after `cancel`.
+
+        Args:
+            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
+                drawn (teacher forcing); a drawn EOS does not end a forced stream.
+            taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
+                [rows, frames, groups - 1, vocab_size], float32. For tests and validation.
+        Raises:
+            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
+            GenerationError: logits were not finite; the streams of `slots` are lost, others not.
+        """
+        self._book.check_step(slots, num_frames, forced)
+        n, groups = len(slots), self.config.talker.num_code_groups
+        codes = np.zeros((n, num_frames, groups), dtype=np.int32)
+        counts, ended = [0] * n, [False] * n
+        logits: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, num_frames, MAX_FRAMES_PER_LAUNCH):
+            rows = [row for row in range(n) if not ended[row]]
+            count = min(MAX_FRAMES_PER_LAUNCH, num_frames - first)
+            given = None if forced is None else forced[rows, first : first + count]
+            launched = self._launch(
+                [slots[row] for row in rows], count, given, None if taps is None else logits
+            )
+            found = launched()
+            for index, row in enumerate(rows):
+                codes[row, first : first + count] = found.codes[index]
+                counts[row] += found.num_frames[index]
+                ended[row] = found.ended[index]
+            if all(ended) or self._cancelled:
+                break
+        self._cancelled = False
+        if taps is not None:
+            at = list(slots)
+            taps["talker"] = torch.stack([talker[at] for talker, _ in logits], dim=1)
+            taps["predictor"] = torch.stack([predictor[at] for _, predictor in logits], dim=1)
+        return StepResult(codes, tuple(counts), tuple(ended))
+
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Start a step of at most `MAX_FRAMES_PER_LAUNCH` frames.
+
+        Returns:
+            A function that waits for its codes, to be called before anything else of this decoder.
+        Raises:
+            UsageError: as `step`. GenerationError is raised by the function.
+        """
+        self._book.check_step(slots, num_frames, None)
+        launched = self._launch(slots, num_frames, None, None)
+
+        def collect() -> StepResult:
+            self._cancelled = False
+            return launched()
+
+        return collect
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread, at any time; never waits. No stream loses anything: `step` returns the
+        frames that are whole, perhaps none, and a later `step` goes on from there. On a GPU a frame
+        has begun when its graph is enqueued.
+        """
+        self._cancelled = True
+
+    # ---- one launch
+
+    @torch.inference_mode()
+    def _launch(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        logits: list[tuple[Tensor, Tensor]] | None,
+    ) -> Callable[[], StepResult]:
+        states = [self._book[slot] for slot in slots]
+        upload(
+            self.model.control_rows, self.model.control_of(dict(zip(slots, states, strict=True)))
+        )
+        self.model.result.zero_()
+        self.model.index.zero_()
+        if forced is not None:
+            host = torch.zeros(self.model.forced.shape, dtype=torch.int64)
+            host[:num_frames, list(slots)] = forced.transpose(0, 1).to(host)
+            upload(self.model.forced, host)
+        end = max(state.position for state in states) + num_frames
+        reach = _padded(end, MIN_REACH, self.max_positions)
+        all_new = all(state.frame == 0 for state in states)
+        samplings = [state.sampling for state in states]
+        use_top_p = any(min(s.top_p, s.subtalker_top_p) < 1 for s in samplings)
+        for index in range(num_frames):
+            if self._cancelled:
+                break
+            # A stream's first frame needs no talker step: the prompt left its hidden state.
+            reached = 0 if all_new and index == 0 else reach
+            key = (reached, forced is not None, use_top_p)
+            if logits is None:
+                self._graphs.run(key, lambda key=key: self.model.run_frame(*key))
+            else:
+                logits.append(self.model.run_frame(*key))
+        download = Download(self.model.result)
+        return lambda: self._collect(slots, num_frames, download)
+
+    def _collect(self, slots: Sequence[int], num_frames: int, download: Download) -> StepResult:
+        codes, (counts, ended, bad) = self.model.split_result(download.wait())
+        at = list(slots)
+        if bad[at].any():
+            self._book.lose(slots)
+            self.model.forget(slots)
+            raise GenerationError(
+                f"The logits of codebook {bad[at].max() - 1} are not finite.",
+                "The weights, or what was computed from them, hold NaN or infinity.",
+            )
+        for slot in slots:
+            self._book.advance(slot, int(counts[slot]), bool(ended[slot]))
+        return StepResult(
+            codes[:num_frames, at].transpose(0, 1).contiguous().numpy(),
+            tuple(counts[at].tolist()),
+            tuple(ended[at].bool().tolist()),
+        )
+
+    def _record_everything(self) -> None:
+        """Record the graphs of ordinary streams now, so that no request waits for it.
+
+        With no active slot nothing changes but the prompt rows of slot 0, which no stream has.
+        """
+        self.model.control_rows.copy_(self.model.control_of({}))
+        reaches, prompts = [0], []
+        size = MIN_REACH
+        while reaches[-1] < self.max_positions:
+            reaches.append(_padded(size, MIN_REACH, self.max_positions))
+            size *= 2
+        size = MIN_PROMPT
+        while not prompts or prompts[-1] < self.max_positions:
+            prompts.append(_padded(size, MIN_PROMPT, self.max_positions))
+            size *= 2
+        with torch.inference_mode():
+            for count in prompts:
+                self._graphs.run(
+                    ("prompt", count), lambda count=count: self.model.run_prompt(count)
+                )
+            for reach in reaches:
+                self.model.index.zero_()
+                key = (reach, False, False)
+                self._graphs.run(key, lambda key=key: self.model.run_frame(*key))
+
+
+def _padded(count: int, smallest: int, largest: int) -> int:
+    """`smallest` times a power of two that holds `count`, at most `largest`."""
+    size = smallest
+    while size < count:
+        size *= 2
+    return min(size, largest)

@@ -1,0 +1,274 @@
+"""Frames and prompts of all slots as functions of static tensors, for `graph_decoder`.
+
+Nothing here reads a value back, or has a shape that depends on one: that is what lets a CUDA graph
+record it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel import device_sampling
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.decoder_slots import Slot
+from qwen_megakernel.device_sampling import Knobs
+from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.graph_stack import GraphStack
+from qwen_megakernel.sampling import MASK, MIN_FRAMES
+
+MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
+
+# Rows of the control, [num_slots] each: int32, the last ones float32.
+INTEGERS = ("active", "position", "frame", "num_text", "seed_low", "seed_high", "part")
+INTEGERS += ("do_sample", "top_k", "subtalker_do_sample", "subtalker_top_k")
+FLOATS = ("repetition_penalty", "temperature", "top_p", "subtalker_temperature", "subtalker_top_p")
+
+
+class GraphModel:
+    """Weights, caches and per-slot state of `num_slots` streams, all of them rows of every pass.
+
+    Args:
+        checkpoint: weights and config.
+        num_slots, max_positions, max_text_rows, device, dtype: as in `GraphDecoder`.
+    Attributes:
+        control_rows: [rows, num_slots] int32, from `control_of`; a launch begins by filling it.
+        forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to go on with.
+        index: [1] int64, of the frame within its launch.
+        result: what a launch brings back, see `split_result`.
+        seen: [num_slots, vocab_size] bool, code-0 tokens drawn by the slot's stream.
+        text: [num_slots, max_text_rows, hidden_size], a ring; pad: [num_slots, hidden_size].
+        prompt: [max_positions, hidden_size]; prompt_control: [2] int64, slot and last position.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config, self.device, self.dtype = checkpoint.config, device, dtype
+        self.num_slots, self.max_positions = num_slots, max_positions
+        self._load(checkpoint)
+        self._allocate(max_text_rows)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        weights, talker = checkpoint.talker, self.config.talker
+        where = {"device": self.device, "dtype": self.dtype}
+
+        def load(name: str) -> Tensor:
+            return weights[name].to(**where)
+
+        self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
+        tables = self.embeddings.codec_table, *self.embeddings.code_tables
+        # One table, of which the embeddings read their parts: one copy in memory.
+        self._frame_table = torch.cat(tables)
+        splits = [len(table) for table in tables]
+        self.embeddings.codec_table, *self.embeddings.code_tables = self._frame_table.split(splits)
+        self._first_rows = torch.tensor([0, *np.cumsum(splits[:-1]).tolist()]).to(self.device)
+        self.talker = GraphStack(
+            talker.stack,
+            weights,
+            "model.",
+            num_slots=self.num_slots,
+            num_positions=self.max_positions,
+            **where,
+        )
+        self.predictor = GraphStack(
+            self.config.predictor.stack,
+            weights,
+            "code_predictor.model.",
+            num_slots=self.num_slots,
+            num_positions=talker.num_code_groups,
+            **where,
+        )
+        self._codec_head = load("codec_head.weight")
+        self._lm_heads = [
+            load(f"code_predictor.lm_head.{group}.weight")
+            for group in range(talker.num_code_groups - 1)
+        ]
+        self._projection: tuple[Tensor, Tensor] | None = None
+        if self.config.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            self._projection = load(name + "weight"), load(name + "bias")
+
+    def _allocate(self, max_text_rows: int) -> None:
+        """Everything a graph reads or writes."""
+        talker, slots = self.config.talker, self.num_slots
+        groups, width = talker.num_code_groups, talker.stack.hidden_size
+
+        def zeros(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        rows = zeros(len(INTEGERS) + len(FLOATS), slots, dtype=torch.int32)
+        self.control_rows = rows
+        self._control = dict(zip(INTEGERS, rows, strict=False))
+        self._control |= dict(zip(FLOATS, rows[len(INTEGERS) :].view(torch.float32), strict=True))
+        self.index = zeros(1, dtype=torch.int64)  # of the frame within its launch
+        self.forced = zeros(MAX_FRAMES_PER_LAUNCH, slots, groups, dtype=torch.int64)
+        self.result = zeros((MAX_FRAMES_PER_LAUNCH * groups + 3) * slots, dtype=torch.int32)
+        self._out_codes, (self._counts, self._ended, self._bad) = self.split_result(self.result)
+        self.hidden, self._codes = zeros(slots, width), zeros(slots, groups, dtype=torch.int64)
+        self.seen = zeros(slots, talker.vocab_size, dtype=torch.bool)
+        self.text, self.pad = zeros(slots, max_text_rows, width), zeros(slots, width)
+        self.prompt = zeros(self.max_positions, width)
+        self.prompt_control = zeros(2, dtype=torch.int64)  # slot, index of the last position
+        self._rows = torch.arange(slots, device=self.device)
+        tokens = torch.arange(talker.vocab_size, device=self.device)
+        self._is_eos = tokens == talker.codec_eos_id
+        self._is_suppressed = (tokens >= talker.suppressed_from) & ~self._is_eos
+
+    # ---- the host's side of the tensors
+
+    def control_of(self, slots: dict[int, Slot]) -> Tensor:
+        """The control of a launch, on the host: slots that are not in it are inactive rows."""
+        rows = np.zeros(self.control_rows.shape, dtype=np.int32)
+        floats = rows[len(INTEGERS) :].view(np.float32)
+        floats[:] = 1.0  # a temperature of 0 would make NaN of the inactive rows
+        for slot, state in slots.items():
+            s = state.sampling
+            seed = np.array([state.seed], dtype=np.uint64).view(np.uint32).view(np.int32)
+            rows[: len(INTEGERS), slot] = (
+                *(True, state.position, state.frame, state.num_text_rows, *seed, state.part),
+                *(s.do_sample, s.top_k, s.subtalker_do_sample, s.subtalker_top_k),
+            )
+            floats[:, slot] = [getattr(s, name) for name in FLOATS]
+        return torch.from_numpy(rows)
+
+    def split_result(self, result: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups], and [3, num_slots]: frames
+        drawn, whether EOS was, and 1 + the codebook of logits that were not finite, else 0."""
+        shape = (MAX_FRAMES_PER_LAUNCH, self.num_slots, self.config.talker.num_code_groups)
+        return result[: -3 * self.num_slots].view(shape), result[-3 * self.num_slots :].view(3, -1)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Zeros for what streams left behind whose values were not finite."""
+        for slot in slots:
+            self.hidden[slot] = 0
+            for stack in (self.talker, self.predictor):
+                stack.cache[:, slot].zero_()
+
+    # ---- what graphs record
+
+    def run_prompt(self, count: int) -> None:
+        """The prompt's first `count` rows; its last hidden state becomes the slot's."""
+        slot, last = self.prompt_control.split(1)
+        hidden = self.talker.prompt(self.prompt[:count], slot)
+        self.hidden.index_copy_(0, slot, hidden.index_select(0, last))
+
+    def run_frame(self, reach: int, is_forced: bool, use_top_p: bool) -> tuple[Tensor, Tensor]:
+        """One frame of every active slot, in the rotated order: talker step, then codes.
+
+        Args:
+            reach: positions that the talker's attention looks at; 0: no talker step.
+            is_forced: go on with the codes in `forced`.
+            use_top_p: some slot limits the probability mass.
+        Returns:
+            Logits as drawn from, before any processing: [num_slots, vocab_size] and
+            [num_slots, num_code_groups - 1, vocab_size], float32.
+        """
+        control = self._control
+        active, frame = control["active"] > 0, control["frame"]
+        if reach:
+            self._step_talker(active, reach)
+        noise = device_sampling.gumbel(
+            *(control[name].long() & MASK for name in ("seed_low", "seed_high", "part", "frame")),
+            num_codebooks=self.config.talker.num_code_groups,
+            vocab_size=self.config.talker.vocab_size,
+        )
+        given = self.forced.index_select(0, self.index)[0] if is_forced else None
+        talker_logits = F.linear(self.hidden, self._codec_head).float()
+        code = self._draw_code_0(talker_logits, noise[:, 0], active, use_top_p)
+        if not is_forced:
+            ended = active & (code == self.config.talker.codec_eos_id)
+            self._ended.add_(ended)
+            active = active & ~ended
+        codes, predictor_logits = self._draw_residual_codes(code, given, noise, active, use_top_p)
+        kept = codes if given is None else given
+        self._codes.copy_(torch.where(active[:, None], kept, self._codes))
+        self.seen.scatter_(
+            1, self._codes[:, :1], self.seen.gather(1, self._codes[:, :1]) | active[:, None]
+        )
+        drawn = (codes * active[:, None]).to(torch.int32)
+        self._out_codes.index_copy_(0, self.index, drawn[None])
+        self.index.add_(1)
+        self._counts.add_(active)
+        frame.add_(active)
+        control["active"].copy_(active)
+        return talker_logits, predictor_logits
+
+    def _step_talker(self, active: Tensor, reach: int) -> None:
+        """The talker's step on the previous frame, for slots that have one."""
+        control, talker = self._control, self.talker
+        steps = active & (control["frame"] > 0)
+        x = F.embedding(self._codes + self._first_rows, self._frame_table).sum(1)
+        text_row = control["frame"].long() - 1
+        text = self.text[self._rows, text_row.clamp(min=0) % self.text.shape[1]]
+        x = x + torch.where((text_row < control["num_text"])[:, None], text, self.pad)
+        position = control["position"].long()
+        place = torch.where(steps, position, talker.unused_position)
+        hidden = talker.step(x, position, place, reach)
+        self.hidden.copy_(torch.where(steps[:, None], hidden, self.hidden))
+        control["position"].add_(steps)
+
+    def _draw_code_0(
+        self, logits: Tensor, noise: Tensor, active: Tensor, use_top_p: bool
+    ) -> Tensor:
+        """[num_slots] codes from the talker's logits [num_slots, vocab_size]."""
+        control = self._control
+        logits = device_sampling.penalize(logits, self.seen, control["repetition_penalty"])
+        is_early = (control["frame"] < MIN_FRAMES)[:, None]
+        logits = logits.masked_fill(self._is_suppressed | (self._is_eos & is_early), -torch.inf)
+        return self._draw(logits, noise, active, "", 0, use_top_p)
+
+    def _draw_residual_codes(
+        self,
+        code: Tensor,
+        given: Tensor | None,
+        noise: Tensor,
+        active: Tensor,
+        use_top_p: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """All codes [num_slots, num_code_groups] of frames whose first is `code`, and logits."""
+        embeddings, vocab_size = self.embeddings, self.config.predictor.vocab_size
+        codes, logits = [code], []
+        first = code if given is None else given[:, 0]
+        x = torch.stack((self.hidden, F.embedding(first, embeddings.codec_table)), dim=1)
+        start = 0
+        for group, head in enumerate(self._lm_heads, start=1):
+            if self._projection:
+                x = F.linear(x, *self._projection)
+            hidden = self.predictor.append(x, start)[:, -1]
+            start += x.shape[1]
+            logits.append(F.linear(hidden, head).float())
+            draws = noise[:, group, :vocab_size]
+            codes.append(self._draw(logits[-1], draws, active, "subtalker_", group, use_top_p))
+            used = codes[-1] if given is None else given[:, group]
+            x = F.embedding(used, embeddings.code_tables[group - 1])[:, None]
+        return torch.stack(codes, dim=1), torch.stack(logits, dim=1)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        noise: Tensor,
+        active: Tensor,
+        which: str,
+        codebook: int,
+        use_top_p: bool,
+    ) -> Tensor:
+        control = self._control
+        is_bad = active & ~torch.isfinite(logits.amax(dim=-1)) & (self._bad == 0)
+        self._bad.add_(is_bad, alpha=codebook + 1)
+        knobs = Knobs(
+            do_sample=control[f"{which}do_sample"] > 0,
+            temperature=control[f"{which}temperature"],
+            top_k=control[f"{which}top_k"].long(),
+            top_p=control[f"{which}top_p"],
+        )
+        return device_sampling.draw(logits, noise, knobs, use_top_p=use_top_p)
