@@ -15,6 +15,7 @@ import torch
 
 from qwen_megakernel import checkpoint
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
@@ -47,7 +48,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.
-        warmup: speak a word, so that the first request is as fast as the tenth.
+        warmup: speak a word, so that the first request is as fast as the tenth; on a GPU also
+            record the vocoder's graphs for every chunk length, which takes seconds.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 max_frames=max_frames,
                 dtype=DTYPES[dtype] if dtype else None,
             )
-            return Stages(
-                decoder,
-                PromptBuilder(loaded.config, decoder.embeddings),
-                Vocoder(loaded.codec_config, loaded.codec_decoder, chosen.device),
+            on_gpu = chosen.device.type == "cuda"
+            vocoder = (GraphVocoder if on_gpu else Vocoder)(
+                loaded.codec_config, loaded.codec_decoder, chosen.device
             )
+            if on_gpu and warmup:
+                vocoder.record(num_slots)
+            return Stages(decoder, PromptBuilder(loaded.config, decoder.embeddings), vocoder)
 
         super().__init__(
             build,

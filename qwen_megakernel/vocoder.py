@@ -137,7 +137,7 @@ class Vocoder:
         Raises:
             UsageError: codes of another shape, or outside 0 .. codebook_size - 1.
         """
-        codes = self._checked(codes)
+        codes = self._checked(codes).to(self.device)
         assert len(states) == len(codes) == len({id(state) for state in states})
         batch = _gather(states)
         pcm = self._decode_tail(self._decode_front(codes, batch), batch)
@@ -173,11 +173,11 @@ class Vocoder:
         """
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         batch = _gather([state])
-        hidden = self._decode_front(codes, batch)
+        hidden = self._decode_front(codes.to(self.device), batch)
         self._decode_tail(hidden[-self._tail_context :], batch)
 
     def _checked(self, codes: Tensor) -> Tensor:
-        """Codes as int64 on our device."""
+        """Codes as int64, where they are."""
         groups, size = self.config.num_quantizers, self.config.codebook_size
         if codes.ndim != 3 or codes.shape[2] != groups or not codes.numel():
             raise UsageError(
@@ -192,7 +192,7 @@ class Vocoder:
                 f"Code {low if low < 0 else high} is outside 0 .. {size - 1}.",
                 f"This checkpoint's codebooks have {size} entries each.",
             )
-        return codes.to(self.device)
+        return codes
 
     def _decode_front(self, codes: Tensor, batch: Tensor) -> Tensor:
         """[n, num_frames, num_quantizers] -> [num_frames, n, latent_dim]."""

@@ -25,6 +25,7 @@ FLOORS = [
     {"graph_decoder"},
     {"text", "prompt", "voices", "model_tts"},
     {"vocoder", "speech_stream"},
+    {"graph_vocoder"},
     {"stages"},
     {"step_loop", "official_names"},
     {"speech_engine"},

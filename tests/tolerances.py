@@ -11,6 +11,13 @@ PROMPT_F32 = 1e-6
 # float32 samples in [-1, 1]: official against itself, split another way, differs by 2.5e-6.
 AUDIO_F32 = 1e-5
 
+# float32 samples, the same layers on the same CPU beside another number of streams: 6e-8 was seen.
+AUDIO_SAME_CPU_F32 = 1e-6
+
+# float32 samples, GPU against CPU: as AUDIO_F32, but in products whose terms are summed in blocks,
+# some sixty layers deep. A layer too few or a state too old is off by 1e-2 and more.
+AUDIO_GPU_F32 = 1e-4
+
 # float64 samples and vocoder states (values up to 10), summed in two orders: 7e-15. One frame of
 # context too few moves the state by 5e-9.
 AUDIO_F64 = 1e-13

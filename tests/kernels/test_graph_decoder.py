@@ -3,7 +3,6 @@
 On a CPU its functions run directly; on a GPU (marker `gpu`) they are recorded graphs.
 """
 
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from host_watch import NoHostMode
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.config import parse_model_config
@@ -218,29 +217,6 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
 
 
 # ---- on a CPU: what makes it fit for a graph
-
-
-class NoHostMode(TorchDispatchMode):
-    """Counts operations; refuses any whose result would be known to the host, or come from it."""
-
-    ALWAYS_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
-    ALWAYS_HOST += ("unique", "lift_fresh", "pin_memory", "item")
-
-    def __init__(self, device_type):
-        super().__init__()
-        self.device_type, self.counts = device_type, Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in self.ALWAYS_HOST, name
-        found = function(*args, **(kwargs or {}))
-        tensors = [each for each in (*args, found) if isinstance(each, torch.Tensor)]
-        assert all(each.device.type == self.device_type for each in tensors), name
-        if name == "index":
-            assert all(i is None or i.dtype == torch.int64 for i in args[1]), "mask as an index"
-        if not function.is_view:
-            self.counts[name] += 1
-        return found
 
 
 def hollow_decoder(config):

@@ -1,0 +1,162 @@
+"""The vocoder as CUDA graphs (graph_vocoder.py) against the vocoder.
+
+On a CPU its functions run directly; on a GPU they are recorded.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from host_watch import NoHostMode
+from tolerances import AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
+from torch import Tensor
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
+from qwen_megakernel.vocoder import Vocoder
+
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(load_checkpoint: Callable[[str], Any]) -> Vocoder:
+    loaded = load_checkpoint("tiny-random")
+    return Vocoder(loaded.codec_config, loaded.codec_decoder)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def graphs(request: pytest.FixtureRequest, load_checkpoint: Callable[[str], Any]) -> GraphVocoder:
+    loaded = load_checkpoint("tiny-random")
+    return GraphVocoder(loaded.codec_config, loaded.codec_decoder, request.param)
+
+
+def random_codes(vocoder: Vocoder, *shape: int) -> Tensor:
+    config, generator = vocoder.config, torch.Generator().manual_seed(sum(shape))
+    shape = (*shape, config.num_quantizers)
+    return torch.randint(config.codebook_size, shape, generator=generator, dtype=torch.int32)
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    tolerance = AUDIO_GPU_F32 if ours.is_cuda else AUDIO_SAME_CPU_F32
+    assert (ours.cpu() - theirs).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("num_streams", [1, 2, 3, 5])
+def test_any_chunks_give_the_vocoders_samples_and_states(
+    graphs: GraphVocoder, plain: Vocoder, num_streams: int
+):
+    codes, draw = random_codes(plain, num_streams, 30), random.Random(num_streams)
+    ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
+    storage = [state.values.data_ptr() for state in ours]
+    start = 0
+    while start < 30:
+        chunk = codes[:, start : start + draw.randint(1, MAX_FRAMES)]
+        assert_same(graphs.step(chunk, ours), plain.step(chunk, theirs))
+        start += chunk.shape[1]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_same(mine.values[None], other.values[None])
+    assert [state.values.data_ptr() for state in ours] == storage
+
+
+def test_a_stream_alone_gives_the_vocoders_bits(graphs: GraphVocoder, plain: Vocoder):
+    if graphs.device.type == "cuda":
+        pytest.skip("a CPU's bits")
+    codes = random_codes(plain, 1, 24)
+    ours, theirs = graphs.new_state(), plain.new_state()
+    for chunk in codes.split((1, 2, 4, 8, 9), dim=1):
+        assert torch.equal(graphs.step(chunk, [ours]), plain.step(chunk, [theirs]))
+    assert torch.equal(ours.values, theirs.values)
+
+
+def test_streams_at_different_positions_share_a_graph(graphs: GraphVocoder, plain: Vocoder):
+    codes = random_codes(plain, 3, 20)
+    ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
+    for row, position in enumerate((0, 4, 11)):
+        for vocoder, states in ((graphs, ours), (plain, theirs)):
+            for frame in range(position):
+                vocoder.step(codes[row : row + 1, frame : frame + 1], [states[row]])
+    chunk = codes[:, :4]
+    assert_same(graphs.step(chunk, ours), plain.step(chunk, theirs))
+
+
+@pytest.mark.parametrize(
+    ("num_streams", "num_frames"), [(1, MAX_FRAMES + 1), (MAX_STREAMS + 2, 1), (1, 40)]
+)
+def test_more_than_a_graph_holds_takes_turns(
+    graphs: GraphVocoder, plain: Vocoder, num_streams: int, num_frames: int
+):
+    codes = random_codes(plain, num_streams, num_frames)
+    ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
+    parts = [plain.step(part, theirs) for part in codes.split(MAX_FRAMES, dim=1)]
+    assert_same(graphs.step(codes, ours), torch.cat(parts, dim=1))
+
+
+def test_samples_outlive_the_next_chunk(graphs: GraphVocoder):
+    codes, state = random_codes(graphs, 1, 4), graphs.new_state()
+    first = graphs.step(codes[:, :2], [state])
+    kept = first.clone()
+    graphs.step(codes[:, 2:], [state])
+    assert torch.equal(first, kept)
+
+
+def test_a_warmed_state_goes_on(graphs: GraphVocoder, plain: Vocoder):
+    codes = random_codes(plain, 1, 30)
+    ours, theirs = graphs.new_state(), plain.new_state()
+    for vocoder, state in ((graphs, ours), (plain, theirs)):
+        vocoder.warm(codes[0, :24], state)
+    assert_same(graphs.step(codes[:, 24:], [ours]), plain.step(codes[:, 24:], [theirs]))
+
+
+def test_bad_codes_are_refused_before_any_work(graphs: GraphVocoder):
+    codes, state = random_codes(graphs, 1, 4), graphs.new_state()
+    codes[0, 2, 1] = -1
+    with pytest.raises(UsageError, match="Code -1 is outside"):
+        graphs.step(codes, [state])
+    assert not state.values.any()
+
+
+def test_recording_covers_every_chunk_of_the_slots_there_are(
+    graphs: GraphVocoder, monkeypatch: pytest.MonkeyPatch
+):
+    keys = []
+    monkeypatch.setattr(graphs._graphs, "run", lambda key, work: keys.append(key))
+    graphs.record(3, 10)
+    assert sorted(keys) == [(rows, frames) for rows in (1, 2, 4) for frames in range(1, 11)]
+    keys.clear()
+    for streams in (1, 2, 3):
+        for frames in range(1, 11):
+            codes = random_codes(graphs, streams, frames)
+            graphs.step(codes, [graphs.new_state() for _ in codes])
+    assert set(keys) == {(rows, frames) for rows in (1, 2, 4) for frames in range(1, 11)}
+
+
+@pytest.mark.parametrize(("num_streams", "num_frames"), [(1, 1), (2, 3), (4, 12)])
+def test_a_chunk_never_waits_for_the_device(
+    load_checkpoint: Callable[[str], Any], num_streams: int, num_frames: int
+):
+    loaded = load_checkpoint("tiny-random")
+    hollow = GraphVocoder(loaded.codec_config, loaded.codec_decoder, "meta")
+    with NoHostMode("meta") as mode, torch.inference_mode():
+        hollow.run_chunk(num_streams, num_frames)
+    assert sum(mode.counts.values()) > 100
+
+
+def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(
+    load_checkpoint: Callable[[str], Any],
+):
+    loaded = load_checkpoint("tiny-random")
+    hollow = GraphVocoder(loaded.codec_config, loaded.codec_decoder, "meta")
+    counts = set()
+    for key in ((1, 1), (1, 8), (16, 8)):
+        with NoHostMode("meta") as mode, torch.inference_mode():
+            hollow.run_chunk(*key)
+        counts.add(sum(mode.counts.values()))
+    assert len(counts) == 1
