@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
 from loguru import logger
 from pipecat.frames.frames import (
     EndFrame,
@@ -23,12 +26,35 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.voice import Voice
+
+SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
+BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
+
+ICL_VOICE = Voice(
+    "mario", np.zeros(4, np.float32), codes=np.zeros((3, 4), np.int64), transcript="It is me."
+)
+
 logger.remove()  # Pipecat's default prints everything
 logger.add(sys.stderr, level="CRITICAL")
+
+
+def service(
+    engine: FakeEngine, mode: TextAggregationMode = SENTENCE, **options: Any
+) -> MegakernelTTSService:
+    """A service on an engine that hums."""
+    return MegakernelTTSService(engine=engine, text_aggregation_mode=mode, **options)
+
+
+def sent(engine: FakeEngine) -> bytes:
+    """All the audio that an engine has handed out."""
+    return b"".join(stream.sent for stream in engine.streams)
 
 
 class Recorder(FrameProcessor):

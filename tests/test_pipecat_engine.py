@@ -18,7 +18,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipecat.services.tts_service import TextAggregationMode
-from pipelines import Run
+from pipelines import BOTH, SENTENCE, TOKEN, Run
 from torch import Tensor
 
 from qwen_megakernel import TTSEngine
@@ -27,8 +27,6 @@ from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 
-SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
-BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
 OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}
 
 

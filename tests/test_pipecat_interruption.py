@@ -22,23 +22,15 @@ from pipecat.metrics.metrics import TTFBMetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.tts_service import TextAggregationMode
-from pipelines import Run, WavOutput
+from pipelines import BOTH, Run, WavOutput, sent, service
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.word_times import count_letters
 
-BOTH = pytest.mark.parametrize(
-    "mode", [TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN], ids=str
-)
 STORY = (
     "Once upon a time there was a very small house at the edge of a wood. ",
     "In it lived a fox who could play the violin. ",
     "Every evening the animals came and sat down in the grass to listen.",
 )
-
-
-def service(engine: FakeEngine, mode: TextAggregationMode) -> MegakernelTTSService:
-    return MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
 
 
 async def assert_quiet(run: Run, engine: FakeEngine) -> None:
@@ -99,7 +91,7 @@ async def test_interruption_after_audio_costs_nothing(mode: TextAggregationMode)
         await run.interrupt()
         await run.turn("And again.")
         await run.until(TTSStoppedFrame, 2)
-    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert run.pcm == sent(engine)
     assert run.errors == []
 
 

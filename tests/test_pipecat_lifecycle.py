@@ -22,19 +22,11 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
 )
 from pipecat.services.tts_service import TextAggregationMode
-from pipelines import Run, WavOutput
+from pipelines import BOTH, SENTENCE, TOKEN, Run, WavOutput, sent, service
 
 from qwen_megakernel.pipecat_speech import ContextSpeech
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.tts_engine import TTSEngine
-
-SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
-BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
-
-
-def service(engine: FakeEngine, mode: TextAggregationMode) -> MegakernelTTSService:
-    return MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
-
 
 # ---- ends ----------------------------------------------------------------------------------------
 
@@ -45,7 +37,7 @@ async def test_an_end_frame_waits_for_all_speech(mode: TextAggregationMode) -> N
     async with Run(service(engine, mode)) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.finish(timeout_s=3)
-    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert run.pcm == sent(engine)
     assert run.names(TTSAudioRawFrame, TTSStoppedFrame, EndFrame) == [
         "TTSAudioRawFrame",
         "TTSStoppedFrame",
@@ -61,7 +53,7 @@ async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode: TextAggregati
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
         await run.until(TTSAudioRawFrame)
         await run.finish(timeout_s=2)  # not stop_frame_timeout_s
-    assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert run.pcm == sent(engine)
     assert not engine.speaking
 
 

@@ -10,13 +10,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
-from pipelines import Run
+from pipelines import BOTH, Run
 
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-
-BOTH = pytest.mark.parametrize(
-    "mode", [TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN], ids=str
-)
 
 
 @pytest.fixture(scope="module")

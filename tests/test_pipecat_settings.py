@@ -1,0 +1,150 @@
+"""Settings of the Pipecat service, at the start and while it runs."""
+
+import pytest
+from fake_engine import FakeEngine
+from pipecat.frames.frames import (
+    ErrorFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.services.settings import TTSSettings
+from pipecat.transcriptions.language import Language
+from pipelines import TOKEN, Run, sent, service
+
+from qwen_megakernel.errors import (
+    UnknownLanguage,
+    UnknownVoice,
+    UsageError,
+)
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+Settings = MegakernelTTSService.Settings
+
+
+async def test_settings_reach_the_engine() -> None:
+    engine = FakeEngine()
+    settings = Settings(
+        voice="vivian",
+        language=Language.DE,
+        instruct="Whisper.",
+        seed=5,
+        temperature=0.5,
+        subtalker_top_k=9,
+    )
+    async with Run(service(engine, settings=settings)) as run:
+        await run.say("Hallo.")
+        await run.until(TTSStoppedFrame)
+    request = engine.streams[0].request
+    assert (request.voice, request.language, request.instruct) == ("vivian", "german", "Whisper.")
+    assert (request.seed, request.sampling.temperature) == (5, 0.5)
+    assert request.sampling.subtalker_top_k == 9
+
+
+@pytest.mark.parametrize(
+    ("language", "stored", "splitter"),
+    [
+        (Language.ZH, "chinese", "zh"),
+        (Language.EN_GB, "english", "en"),
+        ("Japanese", "japanese", "ja"),
+        ("de-AT", "german", "de"),
+        (Language.SW, "auto", "sw"),
+        ("auto", "auto", "en"),
+        (None, "auto", "en"),
+    ],
+)
+async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
+    language: Language | str | None, stored: str, splitter: str
+) -> None:
+    given = service(FakeEngine(), settings=Settings(language=language))
+    assert (given.settings.language, given.text_aggregation_language) == (stored, splitter)
+    updated = service(FakeEngine(), settings=Settings(language="english"))
+    async with Run(updated) as run:
+        await run.send(TTSUpdateSettingsFrame(delta=Settings(language=language)))
+        await run.say("Mark.")
+        await run.until(TTSStoppedFrame)
+    assert (updated.settings.language, updated.text_aggregation_language) == (stored, splitter)
+
+
+async def test_settings_change_between_sentences() -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, settings=Settings(voice="aiden"))) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. Two"))
+        await run.send(TTSUpdateSettingsFrame(delta=TTSSettings(voice="vivian")))
+        await run.send(TTSUpdateSettingsFrame(delta=Settings(language="zh", temperature=0.1)))
+        await run.send(LLMTextFrame(" more."), LLMFullResponseEndFrame())
+        await run.until(TTSStoppedFrame)
+    one, two = (stream.request for stream in engine.streams)
+    assert (one.voice, one.language) == ("aiden", "auto")
+    assert (two.voice, two.language, two.sampling.temperature) == ("vivian", "chinese", 0.1)
+    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+
+
+async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, TOKEN, settings=Settings(voice="aiden"))) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Before it. "))
+        await run.until(TTSStartedFrame)
+        await run.send(TTSUpdateSettingsFrame(delta=Settings(voice="vivian")))
+        await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame())
+        await run.until(TTSStoppedFrame, 2)
+    assert [(stream.request.voice, stream.text) for stream in engine.streams] == [
+        ("aiden", "Before it. "),
+        ("vivian", "After it."),
+    ]
+    assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == "Before it. After it."
+    assert run.pcm == sent(engine)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        Settings(voice="nobody", seed=3),
+        Settings(language="Klingon", seed=3),
+        Settings(temperature=-1.0, seed=3),
+        Settings(seed=-3),
+    ],
+    ids=["voice", "language", "sampling", "seed"],
+)
+async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettings) -> None:
+    engine = FakeEngine()
+    tts = service(engine, settings=Settings(voice="aiden", seed=1))
+    async with Run(tts) as run:
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
+        await run.say("As before.")
+        await run.until(TTSStoppedFrame)
+        assert tts.is_usable
+    assert [type(frame) for frame in run.errors] == [ErrorFrame]
+    assert engine.streams[0].request.voice == "aiden" and engine.streams[0].seed == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (Settings(voice="nobody"), UnknownVoice),
+        (Settings(language="Klingon"), UnknownLanguage),
+        (Settings(top_p=3.0), UsageError),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(
+    settings: TTSSettings, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        service(FakeEngine(), settings=settings)
+
+
+def test_a_model_and_an_engine_are_one_too_many() -> None:
+    with pytest.raises(UsageError, match="not both"):
+        MegakernelTTSService(model_path="tiny-random", engine=FakeEngine())
+
+
+async def test_no_setting_is_left_open() -> None:
+    tts = service(FakeEngine())
+    assert set(tts.settings.given_fields()) == {
+        name for name in Settings.__dataclass_fields__ if name not in ("extra", "_aliases")
+    }
+    assert tts.settings.model == "hum"

@@ -1,0 +1,171 @@
+"""What the Pipecat service tells of its words, and what it makes of text that is hard to speak."""
+
+import asyncio
+
+import pytest
+from fake_engine import FakeEngine
+from pipecat.frames.frames import (
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    StartFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+)
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.transcriptions.language import Language
+from pipelines import BOTH, SENTENCE, Run, service
+
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+SAID = "Hello there my friend. It is a fine day, is it not?"
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_every_word_is_told_once_in_order_at_its_time(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(letter_s=0.09)
+    async with Run(service(engine, mode)) as run:
+        await run.turn(SAID[:23], SAID[23:40], SAID[40:])
+        await run.until(LLMFullResponseEndFrame)
+    words = run.frames(TTSTextFrame)
+    assert [word.text for word in words] == (SAID.split())
+    times = [word.pts for word in words]
+    assert times == sorted(times)
+    spoken_s = len(run.pcm) / 2 / 24000
+    assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
+
+
+@BOTH
+async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(silent_frames=5)
+    async with Run(service(engine, mode)) as run:
+        await run.say("Hello there my friend.")
+        await run.until(TTSStoppedFrame)
+    words = run.frames(TTSTextFrame)
+    assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=0.1)
+    told_late_s = words[0].pts / 1e9 - (run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0])
+    assert told_late_s == pytest.approx(5 * 0.08, abs=0.1)
+
+
+@BOTH
+async def test_chinese_is_told_by_the_character_and_joined_without_spaces(
+    mode: TextAggregationMode,
+) -> None:
+    engine = FakeEngine()
+    async with Run(
+        service(engine, mode, settings=MegakernelTTSService.Settings(language=Language.ZH))
+    ) as run:
+        await run.turn("你好，世", "界。我用 Py", "thon 编程。")
+        await run.until(LLMFullResponseEndFrame)
+    words = run.frames(TTSTextFrame)
+    assert [word.text for word in words][:4] == ["你", "好，", "世", "界。"]
+    assert "".join(word.text for word in words) == "你好，世界。我用Python编程。"
+    assert all(word.includes_inter_frame_spaces for word in words if word.text != "Python")
+
+
+async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
+    engine = FakeEngine()
+    async with Run(service(engine)) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Short one. And "))
+        await run.until(lambda: engine.streams and engine.streams[0].finish_reason)
+        await asyncio.sleep(1.2)  # the LLM pauses until long after the first sentence was heard
+        await run.send(LLMTextFrame("now more."), LLMFullResponseEndFrame())
+        await run.until(LLMFullResponseEndFrame)
+    words = {word.text: word.pts for word in run.frames(TTSTextFrame)}
+    assert (words["And"] - words["Short"]) / 1e9 > 1.1
+    assert (words["more."] - words["And"]) / 1e9 == pytest.approx(6 / 15, abs=0.1)
+
+
+# ---- text that is hard or impossible to speak ----------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("text", ["😀😀", "...", " — ", "\U0001f44d"])
+async def test_text_without_sound_is_a_moment_of_silence(
+    mode: TextAggregationMode, text: str
+) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        for _ in range(4):  # after three contexts without audio a service is written off
+            await run.turn(text)
+        await run.turn("Still here.")
+        await run.until(TTSStoppedFrame, 5)
+    assert run.errors == []
+    audio = run.frames(TTSAudioRawFrame)
+    assert not any(any(frame.audio) for frame in audio[:4])
+    assert len(engine.streams) == 1 and run.pcm.endswith(engine.streams[0].sent)
+
+
+@BOTH
+@pytest.mark.parametrize("text", ["", "   ", "\n\n"])
+async def test_empty_text_is_no_turn_at_all(mode: TextAggregationMode, text: str) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        await run.turn(text)
+        await run.say(text)
+        await run.until(LLMFullResponseEndFrame)
+    assert run.frames(TTSStartedFrame, TTSAudioRawFrame) == [] and run.errors == []
+    assert engine.streams == []
+
+
+@BOTH
+async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode: TextAggregationMode) -> None:
+    engine = FakeEngine()
+    async with Run(service(engine, mode)) as run:
+        await run.turn("All done! ", "🎉")
+        await run.until(TTSStoppedFrame, timeout_s=2)
+    assert run.errors == []
+
+
+@BOTH
+async def test_ten_thousand_characters_are_spoken(mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0, letter_s=0.004)
+    text = "A sentence of forty characters in total. " * 244
+    async with Run(service(engine, mode)) as run:
+        await run.turn(*(text[start : start + 100] for start in range(0, len(text), 100)))
+        await run.until(LLMFullResponseEndFrame, timeout_s=10)
+    assert run.errors == []
+    assert "".join(stream.text for stream in engine.streams).replace(" ", "") == (
+        text.replace(" ", "")
+    )
+
+
+@BOTH
+async def test_long_speech_is_cut_into_sentences_of_one_context(mode: TextAggregationMode) -> None:
+    """Following the words of 10,000 characters at once, Pipecat keeps the loop for a second."""
+    engine = FakeEngine(rtf=0, letter_s=0.004)
+    text = "A sentence of forty characters in total. " * 100
+    tts = service(engine, mode)
+    requests = []
+
+    @tts.event_handler("on_tts_request")
+    async def on_tts_request(tts: MegakernelTTSService, context_id: str, text: str) -> None:
+        requests.append((context_id, text))
+
+    async with Run(tts) as run:
+        await run.say(text)
+        await run.until(TTSStoppedFrame, timeout_s=10)
+    assert len(requests) == 100 and len({context_id for context_id, _ in requests}) == 1
+    assert len(engine.streams) == (100 if mode is SENTENCE else 1)
+    assert " ".join(stream.text.strip() for stream in engine.streams) == text.strip()
+    assert " ".join(word.text for word in run.frames(TTSTextFrame)) == text.strip()
+    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+
+
+async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it() -> None:
+    async def plain(text: str, kind: str) -> str:
+        return text.replace("*", "")
+
+    engine = FakeEngine()
+    async with Run(service(engine, text_transforms=[("*", plain)])) as run:
+        await run.turn("This is **very** bold.")
+        await run.until(LLMFullResponseEndFrame)
+    assert engine.streams[0].text == "This is very bold."
+    assert " ".join(f.raw_text or f.text for f in run.frames(TTSTextFrame)) == (
+        "This is **very** bold."
+    )
