@@ -13,8 +13,10 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -171,11 +173,11 @@ def peak_memory_mb() -> dict[str, float]:
     return peaks
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean, p50 and p95 (nearest rank)."""
+def spread(values: list[float], percentiles: Sequence[int] = (50, 95)) -> dict[str, float]:
+    """Mean and percentiles (nearest rank), as `mean`, `p50`, `p95`."""
     ordered = sorted(values)
-    nearest = {p: ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in (50, 95)}
-    return {"mean": float(np.mean(values)), "p50": float(nearest[50]), "p95": float(nearest[95])}
+    nearest = {p: ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in percentiles}
+    return {"mean": float(np.mean(values))} | {f"p{p}": float(nearest[p]) for p in percentiles}
 
 
 def write_json(path: str | None, found: dict[str, Any]) -> None:
@@ -207,10 +209,12 @@ def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
             print(f"{name:22}{row}  {unit:9}{meaning}")
 
 
-def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
-    """One panel for each figure, one bar for each run; None draws nothing."""
-    if path is None:
-        return
+def load_pyplot() -> ModuleType:
+    """matplotlib.pyplot for files, without a screen.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+    """
     from qwen_megakernel.errors import MissingPackageError
 
     try:
@@ -222,6 +226,14 @@ def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
+    """One panel for each figure, one bar for each run; None draws nothing."""
+    if path is None:
+        return
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(1, len(names), figsize=(3.2 * len(names), 3))
     for axis, name in zip(np.atleast_1d(axes), names, strict=True):
         axis.bar(range(len(found["runs"])), [run[name] for run in found["runs"]])

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
     command.add_argument("--port", type=int, default=8090, help="0: any free one")
+    command.add_argument(
+        "--wyoming-port",
+        type=int,
+        metavar="PORT",
+        help="speak Wyoming there too, for Home Assistant (10200 is usual); it asks for no key",
+    )
     command.add_argument(
         "--api-key", metavar="K", help=f"ask clients for it (default: ${API_KEY_VARIABLE})"
     )
@@ -53,6 +60,10 @@ def serve(args: argparse.Namespace) -> int:
         raise MissingPackageError(
             f"serve needs {error.name}.", cure='pip install "qwen_megakernel[server]"'
         ) from error
+    if args.wyoming_port is not None and find_spec("wyoming") is None:
+        raise MissingPackageError(
+            "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
+        )
     from qwen_megakernel.text import MAX_CHARS
 
     if args.max_chars > MAX_CHARS:
@@ -82,5 +93,12 @@ def serve(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"listening on {address}", file=sys.stderr)
 
-    server.serve(make, settings, host=args.host, port=args.port, on_listening=tell)
+    server.serve(
+        make,
+        settings,
+        host=args.host,
+        port=args.port,
+        wyoming_port=args.wyoming_port,
+        on_listening=tell,
+    )
     return 0

@@ -7,11 +7,11 @@ The wire is described in docs/serving.md, and by the server itself at /openapi.j
 """
 
 import asyncio
+import contextlib
 import functools
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +65,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     settings = settings or ServerSettings()
     service = Service(engine, settings)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
@@ -249,6 +249,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8090,
+    wyoming_port: int | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
@@ -257,28 +258,48 @@ def serve(
         engine: see `create_app`.
         settings: limits.
         host, port: where to listen; port 0 takes any that is free.
-        on_listening: is told the address.
+        wyoming_port: for Wyoming clients, on the same host; None: not spoken.
+        on_listening: is told each address.
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: an address cannot be had.
         Whatever kept the engine from being made.
     """
-    server = new_server(create_app(engine, settings), settings)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"Cannot listen on {host} port {port}: {error}.") from error
-    with listener:
-        if on_listening:
-            shown = f"[{host}]" if ":" in host else host
-            on_listening(f"http://{shown}:{listener.getsockname()[1]}")
-        server.run(sockets=[listener])
+    ports = {"http": port} | ({} if wyoming_port is None else {"tcp": wyoming_port})
+    with contextlib.ExitStack() as stack:
+        listeners = {}
+        for scheme, each in ports.items():
+            listener = listeners[scheme] = stack.enter_context(_listen(host, each))
+            if on_listening:
+                shown = f"[{host}]" if ":" in host else host
+                on_listening(f"{scheme}://{shown}:{listener.getsockname()[1]}")
+        app = create_app(engine, settings)
+        server = new_server(app, settings, wyoming=listeners.get("tcp"))
+        server.run(sockets=[listeners["http"]])
     if server.service.failure:
         raise server.service.failure
 
 
-def new_server(app: FastAPI, settings: ServerSettings) -> DrainingServer:
-    """uvicorn for `app`, with its limits; `run(sockets=[...])` serves."""
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"Cannot listen on {host} port {port}: {error}.") from error
+
+
+def new_server(
+    app: FastAPI, settings: ServerSettings, *, wyoming: socket.socket | None = None
+) -> DrainingServer:
+    """uvicorn for `app`, with its limits; `run(sockets=[...])` serves.
+
+    Args:
+        wyoming: a listening socket for Wyoming clients.
+    """
+    service, companion = app.state.service, None
+    if wyoming is not None:
+        from qwen_megakernel.wyoming_server import WyomingServer  # the extra [wyoming]
+
+        companion = WyomingServer(service, wyoming)
     config = uvicorn.Config(
         app,
         http=guarded_protocol(settings.body_timeout_s),
@@ -288,4 +309,4 @@ def new_server(app: FastAPI, settings: ServerSettings) -> DrainingServer:
         log_config=None,
         access_log=False,
     )
-    return DrainingServer(config, app.state.service, settings)
+    return DrainingServer(config, service, settings, companion)

@@ -1,7 +1,8 @@
 """uvicorn, with what it lacks: a limit on slow headers, a way to cut a connection, draining."""
 
 import asyncio
-from typing import Any
+import socket
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -9,6 +10,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from qwen_megakernel.server_service import Service
 from qwen_megakernel.server_settings import ServerSettings
 from qwen_megakernel.server_stream import ABORT
+
+if TYPE_CHECKING:
+    from qwen_megakernel.wyoming_server import WyomingServer
 
 
 def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
@@ -79,12 +83,31 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn's.
         service: whose requests are waited for.
         settings: how long.
+        wyoming: started and closed with us.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, settings: ServerSettings):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        settings: ServerSettings,
+        wyoming: "WyomingServer | None" = None,
+    ):
         super().__init__(config)
-        self.service, self._settings = service, settings
+        self.service, self._settings, self._wyoming = service, settings, wyoming
         self._give_up_at: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Load the app, then listen."""
+        await super().startup(sockets)
+        if self._wyoming and not self.should_exit:
+            await self._wyoming.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Hang up on whoever is left."""
+        if self._wyoming:
+            await self._wyoming.close()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """A signal came."""

@@ -6,6 +6,10 @@ Most tests use the engine that hums, one uses random weights.
 import asyncio
 import contextlib
 import json
+import re
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,22 +31,27 @@ from wyoming.tts import (
 )
 
 from qwen_megakernel import TTSEngine, wyoming_server
-from qwen_megakernel.errors import GenerationError, OutputError, TaskError
+from qwen_megakernel.errors import GenerationError, TaskError
+from qwen_megakernel.server_service import Service
+from qwen_megakernel.server_settings import ServerSettings
 from qwen_megakernel.wyoming_server import WyomingServer
 
 STORY = "Once upon a time there was a very small house at the edge of a wood. "
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: Any, **options: Any) -> AsyncIterator[int]:
+async def serving(engine: Any, **settings: Any) -> AsyncIterator[int]:
     """The port of a server, which is closed afterwards and has left nothing behind."""
-    server = WyomingServer(engine, **options)
-    port = await server.start(port=0)
-    yield port
+    service = Service(engine, ServerSettings(**settings))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = WyomingServer(service, listener)
+    await server.start()
+    yield listener.getsockname()[1]
     await server.close()
+    await until(lambda: service.admission.idle)
     assert not server._clients
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not [task for task in rest if "wyoming_server" in repr(task.get_coro())]
+    assert not [task for task in rest if "wyoming" in repr(task.get_coro())]
 
 
 @contextlib.asynccontextmanager
@@ -218,7 +227,7 @@ async def test_a_voice_in_context_speaks_when_its_text_is_complete() -> None:
                 raise TaskError("its text cannot be open")
             return super().stream(text, **options)
 
-    engine = Whole()
+    engine = Whole(voices=("mario",))
     async with connected(engine) as client:
         await client.write_event(SynthesizeStart(SynthesizeVoice(name="mario")).event())
         await client.write_event(SynthesizeChunk("Hello ").event())
@@ -263,12 +272,9 @@ async def test_hundred_clients_that_vanish_leave_nothing() -> None:
     # `serving` sees that no task is left
 
 
-async def test_a_client_that_reads_nothing_loses_its_speech(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(wyoming_server, "WRITE_TIMEOUT_S", 0.2)
+async def test_a_client_that_reads_nothing_loses_its_speech() -> None:
     engine = FakeEngine(rtf=0.0, letter_s=20)
-    async with serving(engine) as port:
+    async with serving(engine, stall_timeout_s=0.2) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         header = json.dumps({"type": "synthesize", "data": {"text": STORY}})
         writer.write(header.encode() + b"\n")
@@ -277,25 +283,26 @@ async def test_a_client_that_reads_nothing_loses_its_speech(
         writer.close()
 
 
-async def test_closing_lets_speeches_end_and_refuses_new_ones() -> None:
+async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> None:
     engine = FakeEngine(rtf=0.2)
-    server = WyomingServer(engine)
-    port = await server.start(port=0)
+    service = Service(engine, ServerSettings())
+    listener = socket.create_server(("127.0.0.1", 0))
+    server, port = WyomingServer(service, listener), listener.getsockname()[1]
+    await server.start()
     async with AsyncTcpClient("127.0.0.1", port) as client, AsyncTcpClient("127.0.0.1", port) as b:
         await client.write_event(Synthesize(STORY).event())
         events = await events_until(client, AudioChunk)
-        closing = asyncio.create_task(server.close(grace_s=20))
-        await until(lambda: server.is_closing)
+        service.admission.draining = True
         await b.write_event(Synthesize("Too late.").event())
-        assert (await error_of(b)).code == "EngineClosed"
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
+        assert (await error_of(b)).code == "Draining"
+        assert not service.admission.idle  # which is what the drain waits for
         events += await events_until(client, AudioStop)
-        await closing
+        await until(lambda: service.admission.idle)
+        await server.close()
     assert pcm_of(events) == engine.streams[0].sent and len(engine.streams) == 1
 
 
-async def test_closing_without_patience_ends_what_is_spoken() -> None:
+async def test_closing_ends_what_is_spoken() -> None:
     engine = FakeEngine(rtf=1.0)
     async with connected(engine) as client:
         await client.write_event(Synthesize(STORY).event())
@@ -321,31 +328,26 @@ async def test_an_unexpected_failure_ends_the_connection() -> None:
             pass
 
 
-async def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wyoming_server, "AUDIO_TIMEOUT_S", 0.2)
+async def test_an_engine_that_hangs_is_given_up() -> None:
     engine = FakeEngine(stall_after=1)
-    async with connected(engine) as client:
+    async with connected(engine, deadline_s=0.3) as client:
         await client.write_event(Synthesize(STORY).event())
-        assert "No audio" in (await error_of(client)).text
+        assert (await error_of(client)).code == "DeadlineExceeded"
     assert engine.streams[0].cancelled
 
 
 @pytest.mark.parametrize("opening", [(), (SynthesizeStart(), SynthesizeChunk("Once upon "))])
-async def test_a_silent_client_is_sent_away(
-    monkeypatch: pytest.MonkeyPatch, opening: tuple[Any, ...]
-) -> None:
-    monkeypatch.setattr(wyoming_server, "IDLE_TIMEOUT_S", 0.3)
+async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
     engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine, idle_timeout_s=0.3) as client:
         for event in opening:
             await client.write_event(event.event())
         assert "Nothing was sent" in (await error_of(client)).text
     assert not engine.speaking
 
 
-async def test_a_client_that_listens_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wyoming_server, "IDLE_TIMEOUT_S", 0.2)
-    async with connected(FakeEngine(first_delay_s=0.5)) as client:
+async def test_a_client_that_listens_may_be_silent() -> None:
+    async with connected(FakeEngine(first_delay_s=0.5), idle_timeout_s=0.2) as client:
         await client.write_event(Synthesize("Hello.").event())
         await events_until(client, AudioStop)
 
@@ -439,7 +441,45 @@ async def test_events_of_other_services_are_ignored() -> None:
         assert Pong.is_type((await client.read_event()).type)
 
 
-async def test_a_port_in_use_is_named() -> None:
-    async with serving(FakeEngine()) as port:
-        with pytest.raises(OutputError, match=str(port)):
-            await WyomingServer(FakeEngine()).start(port=port)
+async def test_the_queue_is_the_servers() -> None:
+    engine = FakeEngine(num_slots=1, rtf=1.0)
+    async with serving(engine, max_queue=0) as port, AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Synthesize(STORY).event())
+        await events_until(client, AudioStart)
+        async with AsyncTcpClient("127.0.0.1", port) as second:
+            await second.write_event(Synthesize("Hello.").event())
+            assert (await error_of(second)).code == "EngineBusy"
+
+
+async def test_a_model_that_is_still_loading_is_told() -> None:
+    service = Service(lambda: FakeEngine(), ServerSettings())  # never started
+    server = WyomingServer(service, listener := socket.create_server(("127.0.0.1", 0)))
+    await server.start()
+    async with AsyncTcpClient(*listener.getsockname()) as client:
+        await client.write_event(Describe().event())
+        assert (await error_of(client)).code == "NotReady"
+    await server.close()
+
+
+def test_the_command_speaks_both_protocols_and_drains() -> None:
+    command = [sys.executable, "-m", "qwen_megakernel", "serve", "--port", "0"]
+    command += ["--wyoming-port", "0", "--model", "demo-voice"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        ports = {}
+        for line in server.stderr:
+            if found := re.search(r"listening on (\w+)://127.0.0.1:(\d+)", line):
+                ports[found[1]] = int(found[2])
+            if line == "ready\n":
+                break
+        assert set(ports) == {"http", "tcp"}
+
+        async def talk() -> list[Event]:
+            async with AsyncTcpClient("127.0.0.1", ports["tcp"]) as client:
+                await client.write_event(Synthesize("Hello, how are you today?").event())
+                events = await events_until(client, AudioChunk)
+                server.terminate()
+                return events + await events_until(client, AudioStop)
+
+        events = asyncio.run(talk())
+        assert events[-1].data["finish_reason"] == "eos" and len(pcm_of(events)) > 24000
+        assert server.wait(timeout=20) == 0
