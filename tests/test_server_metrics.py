@@ -1,0 +1,87 @@
+"""/metrics: the names, and that they count what happened."""
+
+import pytest
+from fake_engine import FRAME_SAMPLES, FakeEngine
+from live_server import serving, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.server_admission import Admission, FinishedRequests
+from qwen_megakernel.server_metrics import Metrics, SpeechRecord
+
+
+def read(live):
+    """{sample name with labels: value}, parsed by Prometheus' own parser."""
+    text = live.client.get("/metrics").text
+    return {
+        sample.name + "".join(f"{{{key}={value}}}" for key, value in sample.labels.items()): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_requests_are_counted_timed_and_told_apart():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine) as live:
+        live.speak("One.")
+        live.speak("Two.", stream=False)
+        live.speak("Two.", stream=True)
+        engine.fail_after, engine.error = 1, GenerationError("planted")
+        live.speak("Three.", stream=True)
+        live.speak(voice="nobody")
+        live.client.get("/nothing")
+        found = read(live)
+    assert found["tts_requests_total{finish_reason=eos}"] == 3
+    assert found["tts_requests_total{finish_reason=error}"] == 1
+    assert found["tts_refused_total{status=400}"] == found["tts_refused_total{status=404}"] == 1
+    for name in ("tts_request_duration_seconds", "tts_time_to_first_audio_seconds"):
+        assert found[f"{name}_count"] == 4 and found[f"{name}_sum"] > 0
+    assert found["tts_realtime_factor_count"] == found["tts_tokens_per_second_count"] == 4
+    assert found["tts_active_requests"] == found["tts_waiting_requests"] == 0
+    assert found["tts_underruns_total"] == found["tts_reference_cache_hits_total"] == 0
+    assert found["process_resident_memory_bytes"] > 0
+
+
+def test_what_runs_and_what_waits_is_shown_while_it_does():
+    engine = FakeEngine(num_slots=1, stall_after=1)
+    with serving(engine) as live, live.send_speech(), live.send_speech():
+        wait_until(lambda: len(engine.streams) == 2)
+        found = read(live)
+        assert (found["tts_active_requests"], found["tts_waiting_requests"]) == (2, 1)
+
+
+def test_an_engine_slower_than_speech_underruns():
+    with serving(FakeEngine(rtf=1.5)) as live:
+        live.speak("A few words.")
+        assert read(live)["tts_underruns_total"] >= 1
+
+
+@pytest.mark.parametrize(("gap_s", "underruns"), [(0.01, 0), (0.12, 1)])
+def test_a_player_runs_dry_when_a_chunk_comes_later_than_the_last_one_plays(
+    gap_s, underruns, monkeypatch
+):
+    now = [0.0]
+    monkeypatch.setattr("qwen_megakernel.server_metrics.time.perf_counter", lambda: now[0])
+    record = SpeechRecord(Metrics(Admission(1, 1), lambda: 0), 24000)
+    record.add(FRAME_SAMPLES, 1)
+    now[0] += gap_s  # a frame plays for 0.08 s
+    record.add(FRAME_SAMPLES, 1)
+    now[0] += 0.05
+    record.add(FRAME_SAMPLES, 1)
+    assert record.underruns == underruns
+
+
+def test_two_servers_of_one_process_count_apart():
+    with serving(FakeEngine(rtf=0.001)) as one, serving(FakeEngine(rtf=0.001)) as other:
+        one.speak("One.")
+        assert read(one)["tts_requests_total{finish_reason=eos}"] == 1
+        assert "tts_requests_total{finish_reason=eos}" not in read(other)
+
+
+def test_finished_requests_are_forgotten_in_the_order_they_ended():
+    finished = FinishedRequests(capacity=2)
+    for name in ("a", "b", "a", "c"):
+        finished.add(name, {"n": name})
+    assert finished.get("b") is None and finished.get("a") and len(finished) == 2

@@ -1,0 +1,206 @@
+"""Voices over HTTP: cloned for one request, uploaded, listed, used, deleted; what is refused."""
+
+import base64
+import io
+import struct
+
+import numpy as np
+import pytest
+import soundfile
+from fake_engine import FakeEngine
+from live_server import serving
+from signals import voice_like
+
+from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.server_voices import OPENAI_VOICES
+
+VOICES = "/v1/audio/voices"
+TEXT = "Hello there."
+RATE = 24000
+
+
+def recording(seconds=2.0, rate=RATE, container="WAV", **options):
+    file = io.BytesIO()
+    soundfile.write(file, voice_like(seconds, rate), rate, format=container, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("voices")
+
+
+@pytest.fixture(scope="module")
+def tts(folder):
+    with TTSEngine.from_pretrained("tiny-random-base", voices=folder, warmup=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def live(tts, folder):
+    with serving(tts, voices=folder, allow_upload=True, max_upload_bytes=300_000) as server:
+        yield server
+
+
+def upload(live, data=None, name="mario", **fields):
+    fields = {"name": name, "consent": "yes, 2026-11-20"} | fields
+    files = {"audio_sample": ("sample.wav", recording() if data is None else data, "audio/wav")}
+    return live.client.post(VOICES, data=fields, files=files)
+
+
+# ---- for one request -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
+def test_a_recording_in_the_request_is_cloned(live, tts, head):
+    data = recording()
+    answer = live.speak(
+        TEXT,
+        voice="alloy",
+        ref_audio=head + base64.b64encode(data).decode(),
+        seed=3,
+        max_new_tokens=5,
+        response_format="pcm",
+    )
+    assert answer.headers["x-warning"] == "voice gives way to ref_audio"
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
+    voice = tts.create_voice(samples, rate=rate)
+    expected = tts.synthesize(TEXT, voice=voice, seed=3, max_frames=4, first_chunk_frames=1)
+    heard = np.frombuffer(answer.content, "<i2") / 32768
+    assert np.array_equal(heard, expected.audio.astype(float))
+
+
+def test_a_recording_with_its_transcript_is_used_in_context(live, tts):
+    data, transcript = recording(), "these are a few words"
+    body = {"ref_audio": base64.b64encode(data).decode(), "ref_text": transcript}
+    body |= {"seed": 3, "max_new_tokens": 5, "stream_format": "sse", "include_codes": True}
+    answers = [live.speak(TEXT, **body), live.speak(TEXT, **body, x_vector_only_mode=True)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text != answers[1].text
+    assert live.speak(TEXT, ref_audio="A", x_vector_only_mode=False).status_code == 400
+
+
+def test_the_same_recording_again_is_remembered_and_counted(live, tts):
+    body = {"ref_audio": base64.b64encode(recording(2.5)).decode(), "max_new_tokens": 3}
+    before = tts.reference_cache_hits
+    for _ in range(2):
+        assert live.speak(TEXT, **body).status_code == 200
+    assert tts.reference_cache_hits == before + 1
+    line = f"tts_reference_cache_hits_total {float(before + 1)}"
+    assert line in live.client.get("/metrics").text
+
+
+# ---- kept ----------------------------------------------------------------------------------------
+
+
+def test_an_uploaded_voice_is_listed_used_and_deleted(live, folder):
+    answer = upload(live, ref_text="these are a few words")
+    assert answer.status_code == 201
+    assert answer.json()["voice"] == {
+        "id": "mario",
+        "name": "mario",
+        "object": "voice",
+        "uploaded": True,
+    }
+    assert Voice.load(folder / "mario.voice.safetensors").transcript == "these are a few words"
+    listing = live.client.get(VOICES).json()
+    assert [voice["id"] for voice in listing["voices"]] == ["mario"]
+    assert listing["uploaded_voices"] == listing["voices"]
+    for options in ({}, {"x_vector_only_mode": True}):
+        answer = live.speak(TEXT, voice="mario", max_new_tokens=4, **options)
+        assert answer.status_code == 200 and "x-warning" not in answer.headers
+    assert upload(live).status_code == 409
+    assert live.client.delete(f"{VOICES}/mario").json() == {"success": True, "name": "mario"}
+    assert live.client.delete(f"{VOICES}/mario").status_code == 404
+    assert live.speak(TEXT, voice="mario").status_code == 400
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("container", ["FLAC", "OGG", "MP3"])
+def test_recordings_of_the_usual_kinds_are_taken(live, container):
+    assert upload(live, recording(container=container), name=container).status_code == 201
+    live.client.delete(f"{VOICES}/{container}")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", 400),
+        (b"no audio at all", 400),
+        (recording()[:30], 400),
+        (recording(0.5), 400),
+        (np.zeros(2 * RATE, "<i2").tobytes(), 400),  # samples without a header
+        (recording(61, 8000, "FLAC", subtype="PCM_S8"), 400),
+        (recording(container="AIFF"), 400),
+        (bytes(400_000), 413),
+    ],
+    ids=["empty", "text", "cut", "short", "raw", "long", "aiff", "large"],
+)
+def test_what_is_no_recording_of_a_voice_is_refused(live, folder, data, status):
+    answer = upload(live, data)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert not list(folder.iterdir())
+
+
+def test_hours_in_a_small_file_are_refused_before_they_are_decoded(live):
+    """An hour of silence as FLAC: some kilobytes, 350 MB in memory."""
+    file = io.BytesIO()
+    with soundfile.SoundFile(file, "w", RATE, 1, format="FLAC") as writer:
+        for _ in range(360):
+            writer.write(np.zeros(10 * RATE, np.int16))
+    assert len(file.getvalue()) < 300_000
+    answer = upload(live, file.getvalue())
+    assert answer.status_code == 400
+    assert "3600 s long" in answer.json()["error"]["message"]
+
+
+def test_a_header_that_lies_about_its_length_is_read_to_the_limit_at_most(live):
+    data = bytearray(recording())
+    data[40:44] = struct.pack("<I", 2**31)
+    assert upload(live, bytes(data)).status_code in (201, 400)
+    live.client.delete(f"{VOICES}/mario")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "a\\b", "C:x", "a" * 81, "", "a\0b"])
+def test_a_name_that_is_no_file_name_is_refused(live, folder, name):
+    assert upload(live, name=name).status_code == 400
+    assert not list(folder.iterdir()) and not (folder.parent / "x.voice.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["alloy", "Alloy"])
+def test_the_names_clients_send_unasked_cannot_be_taken(live, name):
+    assert name.lower() in OPENAI_VOICES
+    assert upload(live, name=name).status_code == 409
+
+
+@pytest.mark.parametrize("missing", ["name", "consent", "audio_sample"])
+def test_a_field_that_is_missing_is_named(live, missing):
+    fields = {"name": "luigi", "consent": "yes"}
+    files = {"audio_sample": ("s.wav", recording(), "audio/wav")}
+    fields.pop(missing, None)
+    files = {key: value for key, value in files.items() if key != missing} or {"x": b""}
+    answer = live.client.post(VOICES, data=fields, files=files)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == missing
+
+
+def test_paths_cannot_be_deleted(live, tmp_path):
+    for name in ("..%2Fx", "%2e%2e%2fx", "nobody"):
+        assert live.client.delete(f"{VOICES}/{name}").status_code == 404
+
+
+def test_uploads_are_off_unless_they_are_allowed(tmp_path):
+    with serving(FakeEngine(), voices=tmp_path) as live:
+        assert upload(live).status_code == 405
+        assert live.client.delete(f"{VOICES}/x").status_code in (404, 405)
+
+
+def test_a_model_that_cannot_clone_says_so():
+    with (
+        TTSEngine.from_pretrained("tiny-random", warmup=False) as tts,
+        serving(tts) as live,
+    ):
+        answer = live.speak(TEXT, ref_audio=base64.b64encode(recording()).decode())
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "task_error"

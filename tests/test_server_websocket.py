@@ -1,0 +1,421 @@
+"""The WebSocket: text in by the token, audio out before the text is complete."""
+
+import asyncio
+import contextlib
+import json
+import struct
+
+import httpx
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving, wait_until
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import GenerationError, TaskError
+
+STREAM = "/v1/audio/speech/stream"
+STORY = "Once upon a time there was a very small house at the edge of a wood. "
+
+
+@contextlib.asynccontextmanager
+async def session(live, config=None, **options):
+    """A connection; configured, unless `config` is False."""
+    url = live.url.replace("http", "ws") + STREAM
+    async with connect(url, max_size=None, **options) as socket:
+        if config is not False:
+            await say(socket, "session.config", **{"response_format": "pcm"} | (config or {}))
+        yield socket
+
+
+async def say(socket, kind, **facts):
+    await socket.send(json.dumps({"type": kind} | facts))
+
+
+async def hear(socket):
+    """The next event, or bytes."""
+    message = await asyncio.wait_for(socket.recv(), 20)
+    return message if isinstance(message, bytes) else json.loads(message)
+
+
+async def hear_until(socket, kind="session.done"):
+    """Events and audio up to an event of `kind`."""
+    events, audio = [], b""
+    while True:
+        heard = await hear(socket)
+        if isinstance(heard, bytes):
+            audio += heard
+            continue
+        events.append(heard)
+        if heard["type"] == kind:
+            return events, audio
+
+
+async def speak(socket, *pieces):
+    for piece in pieces:
+        await say(socket, "input.text", text=piece)
+    await say(socket, "input.done")
+    return await hear_until(socket)
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine(rtf=0.001)
+
+
+@pytest.fixture
+def live(engine):
+    with serving(engine) as server:
+        yield server
+        server.settle()
+        assert not engine.speaking
+
+
+# ---- speaking ------------------------------------------------------------------------------------
+
+
+async def test_an_utterance_is_started_heard_and_done(live, engine):
+    async with session(live, {"voice": "vivian", "seed": 5, "task_type": "Base"}) as socket:
+        events, audio = await speak(socket, STORY)
+    start, done, end = events
+    assert start["type"] == "audio.start"
+    assert (start["format"], start["sample_rate"], start["channels"]) == ("pcm", 24000, 1)
+    assert (start["utterance_index"], start["sentence_index"], start["seed"]) == (0, 0, 5)
+    assert start["warnings"] == ['ignored: "task_type"']
+    assert done["type"] == "audio.done" and done["finish_reason"] == "eos"
+    assert done["n_samples"] * 2 == len(audio) and audio == engine.streams[0].sent
+    assert done["usage"]["output_tokens"] == done["n_steps"] == engine.streams[0].num_frames
+    assert end == {
+        "type": "session.done",
+        "utterance_index": 0,
+        "total_sentences": 1,
+        "finish_reason": "eos",
+    }
+
+
+async def test_the_first_audio_leaves_before_the_text_is_complete(live):
+    async with session(live) as socket:
+        for word in STORY.split(" "):
+            await say(socket, "input.text", text=word + " ")
+        assert (await hear(socket))["type"] == "audio.start"
+        assert isinstance(await hear(socket), bytes)
+        await say(socket, "input.text", text="And there the tale ends.")
+        await say(socket, "input.done")
+        events, _ = await hear_until(socket)
+        assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
+    """On the real engine: fed a character at a time, the same samples as in one request."""
+    text = "Once upon a time there was a house."
+    with (
+        TTSEngine.from_pretrained("tiny-random", warmup=False) as tts,
+        serving(tts) as live,
+    ):
+        async with session(live, {"voice": "vivian", "seed": 9, "max_new_tokens": 25}) as socket:
+            await say(socket, "input.text", text=text[:20])
+            assert (await hear(socket))["type"] == "audio.start"
+            first = await hear(socket)
+            events, audio = await speak(socket, *text[20:])
+        speech = tts.synthesize(
+            text, voice="vivian", seed=9, max_frames=24, text_feed="stepwise", first_chunk_frames=1
+        )
+        assert events[0]["n_steps"] == len(speech.codes)
+        heard = np.frombuffer(first + audio, "<i2") / 32768
+        assert np.abs(heard - speech.audio).max() <= 2 / 32768
+
+
+async def test_one_connection_speaks_one_utterance_after_the_other(live, engine):
+    async with session(live) as socket:
+        for index in range(3):
+            await say(socket, "input.text", text=f"This is number {index}.")
+            await say(socket, "input.done")
+        for index in range(3):
+            events, audio = await hear_until(socket)
+            assert {event["utterance_index"] for event in events} == {index}
+            assert audio == engine.streams[index].sent
+        assert engine.streams[2].text == "This is number 2."
+
+
+async def test_an_empty_flush_is_answered_at_once(live, engine):
+    """LiveKit's client keeps its connection alive with it."""
+    async with session(live) as socket:
+        events, audio = await speak(socket)
+        assert events == [
+            {
+                "type": "session.done",
+                "utterance_index": 0,
+                "total_sentences": 0,
+                "finish_reason": "eos",
+            }
+        ]
+        events, audio = await speak(socket, "  \n", " ")
+        assert [event["type"] for event in events] == ["session.done"] and not audio
+        assert live.service.admission.idle
+
+
+async def test_settings_can_change_between_utterances(live, engine):
+    async with session(live, {"voice": "vivian"}) as socket:
+        await speak(socket, "One.")
+        await say(socket, "session.config", voice="aiden", response_format="wav", seed=3)
+        _, audio = await speak(socket, "Two.")
+    assert [stream.request.voice for stream in engine.streams] == ["vivian", "aiden"]
+    assert audio[:4] == b"RIFF" and audio[44:] == engine.streams[1].sent
+
+
+async def test_audio_that_is_not_streamed_comes_as_one_file(live, engine):
+    async with session(live, {"response_format": "wav", "stream_audio": False}) as socket:
+        await say(socket, "input.text", text=STORY)
+        await say(socket, "input.done")
+        assert (await hear(socket))["type"] == "audio.start"
+        audio = await hear(socket)
+        assert struct.unpack("<I", audio[40:44])[0] == len(audio) - 44
+        assert audio[44:] == engine.streams[0].sent
+        assert (await hear(socket))["type"] == "audio.done"
+
+
+async def test_a_voice_that_needs_the_whole_text_gets_it(live, engine, monkeypatch):
+    stream = FakeEngine.stream
+
+    def in_context(self, text=None, **options):
+        if options.get("text_open"):
+            raise TaskError("its text cannot be open")
+        return stream(self, text, **options)
+
+    monkeypatch.setattr(FakeEngine, "stream", in_context)
+    async with session(live) as socket:
+        events, audio = await speak(socket, "One ", "and ", "two.")
+    assert engine.streams[0].request.text == "One and two."
+    assert events[-1]["finish_reason"] == "eos" and audio
+
+
+async def test_a_stream_that_takes_the_text_in_its_prompt_gets_it_whole(live, engine):
+    async with session(live, {"non_streaming_mode": True}) as socket:
+        await speak(socket, "One ", "and ", "two.")
+    assert engine.streams[0].request.text == "One and two."
+    assert engine.streams[0].request.text_feed == "full"
+
+
+# ---- stopping ------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
+    engine = FakeEngine(rtf=1.0)
+    with serving(engine) as live:
+        async with session(live) as socket:
+            await say(socket, "input.text", text=STORY * 3)
+            while not isinstance(await hear(socket), bytes):
+                pass
+            await say(socket, "input.text", text=STORY)
+            await say(socket, "response.cancel")
+            events, _ = await hear_until(socket)
+            assert [event["finish_reason"] for event in events] == ["cancelled"] * 2
+            assert not engine.speaking
+            engine.rtf = 0.001
+            events, audio = await speak(socket, "And now?")
+            assert events[-1]["finish_reason"] == "eos" and events[-1]["utterance_index"] == 1
+            assert audio == engine.streams[1].sent
+
+
+async def test_cancelling_takes_what_waits_along():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine) as live:
+        async with session(live) as socket:
+            for text in ("One.", "Two.", "Three."):
+                await say(socket, "input.text", text=text)
+                await say(socket, "input.done")
+            wait_until(lambda: engine.speaking)
+            await say(socket, "response.cancel")
+            reasons = [(await hear_until(socket))[0][-1]["finish_reason"] for _ in range(3)]
+            assert reasons == ["cancelled"] * 3 and len(engine.streams) == 1
+            await say(socket, "response.cancel")  # nothing is left; nothing happens
+            await say(socket, "session.close")
+            with pytest.raises(ConnectionClosed):
+                await hear(socket)
+
+
+@pytest.mark.parametrize("politely", [True, False])
+async def test_a_connection_that_goes_away_frees_its_slot(politely):
+    engine = FakeEngine(rtf=1.0)
+    with serving(engine) as live:
+        async with session(live) as socket:
+            await say(socket, "input.text", text=STORY)
+            while not isinstance(await hear(socket), bytes):
+                pass
+            if politely:
+                await say(socket, "session.close")
+            else:
+                socket.transport.abort()
+            await asyncio.to_thread(wait_until, lambda: not engine.speaking)
+        await asyncio.to_thread(live.settle)
+
+
+async def test_a_client_that_does_not_read_is_cut():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, send_buffer=8192, stall_timeout_s=0.5) as live:
+        async with session(live, max_queue=1) as socket:
+            await say(socket, "input.text", text=(STORY * 60)[:4096])
+            await say(socket, "input.done")
+            await asyncio.sleep(0)
+            await asyncio.to_thread(live.settle)
+            with pytest.raises(ConnectionClosed):
+                await hear_until(socket)
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "not json",
+        "[]",
+        "7",
+        "{",
+        "[" * 50_000,
+        "{}",
+        '{"type": 7}',
+        '{"type": "input.txt"}',
+        '{"type": "input.text"}',
+        '{"type": "input.text", "text": 7}',
+        '{"type": "session.config", "voice": "nobody"}',
+        '{"type": "session.config", "temperature": -1}',
+        '{"type": "session.config", "model": "tts-2"}',
+        '{"type": "session.config", "ref_audio": "http://169.254.169.254/"}',
+        b"\x00\x01",
+        json.dumps({"type": "input.text", "text": "a" * 4097}),
+    ],
+    ids=range(17),
+)
+async def test_a_message_that_is_none_is_an_error_and_the_session_goes_on(live, message):
+    async with session(live) as socket:
+        await socket.send(message)
+        event = await hear(socket)
+        assert event["type"] == "error" and event["message"] == event["error"]["message"]
+        events, _ = await speak(socket, STORY)
+        assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_garbage_without_end_closes_the_connection(live):
+    async with session(live) as socket:
+        with pytest.raises(ConnectionClosed) as caught:
+            for _ in range(200):
+                await socket.send("garbage")
+                await hear(socket)
+        assert caught.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "input.text", "text": "a"}, {"type": "session.config", "seed": -1}]
+)
+async def test_a_session_that_does_not_begin_with_its_config_is_closed(live, message):
+    async with session(live, False) as socket:
+        await socket.send(json.dumps(message))
+        assert (await hear(socket))["type"] == "error"
+        with pytest.raises(ConnectionClosed):
+            await hear(socket)
+
+
+async def test_a_message_that_is_too_large_closes_the_connection(engine):
+    with serving(engine, max_body_bytes=10_000) as live:
+        async with session(live) as socket:
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.send("a" * 20_000)
+                await hear(socket)
+            assert caught.value.rcvd.code == 1009
+
+
+async def test_quiet_connections_are_closed():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, config_timeout_s=0.2, idle_timeout_s=0.4) as live:
+        async with session(live, False) as socket:
+            assert (await hear(socket))["error"]["code"] == "idle_timeout"
+        async with session(live) as socket:
+            await say(socket, "input.text", text=STORY)  # holds a slot, and never goes on
+            events, _ = await hear_until(socket, "error")
+            assert events[-1]["error"]["code"] == "idle_timeout"
+        await asyncio.to_thread(live.settle)
+        assert not engine.speaking
+
+
+async def test_a_client_that_only_listens_is_not_quiet():
+    engine = FakeEngine(rtf=1.0)
+    with serving(engine, idle_timeout_s=0.3) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, "It takes a second and a half to say.")
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_a_busy_engine_and_a_failing_one_are_errors_of_the_utterance():
+    engine = FakeEngine(num_slots=1, fail_after=2, error=GenerationError("planted"))
+    with serving(engine, max_queue=0) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, STORY)
+            kinds = [event["type"] for event in events]
+            assert kinds == ["audio.start", "error", "session.done"]
+            assert events[1]["message"] == "planted"
+            assert events[2]["finish_reason"] == "error"
+            engine.fail_after, engine.stall_after = None, 1
+            with live.send_speech():
+                await asyncio.to_thread(wait_until, lambda: engine.speaking)
+                events, _ = await speak(socket, STORY)
+                assert events[0]["error"]["code"] == "engine_busy"
+            await asyncio.to_thread(live.settle)
+            engine.stall_after = None
+            events, _ = await speak(socket, STORY)
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_an_utterance_has_a_deadline():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, deadline_s=0.3) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, STORY)
+            assert events[-2]["error"]["code"] == "deadline_exceeded"
+            assert events[-1]["type"] == "session.done"
+        await asyncio.to_thread(live.settle)
+
+
+async def test_the_key_and_the_origin_are_checked_in_the_handshake(engine):
+    with serving(engine, api_key="s3cret") as live:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Api-Key s3cret", "Origin": "https://evil.example"}, 403),
+        ):
+            with pytest.raises(InvalidStatus) as caught:
+                async with session(live, additional_headers=headers):
+                    pass
+            response = caught.value.response
+            assert response.status_code == status
+            assert json.loads(response.body)["error"]["message"]
+        headers = {"Authorization": "Api-Key s3cret"}  # as LiveKit's client sends it
+        async with session(live, additional_headers=headers) as socket:
+            events, _ = await speak(socket, STORY)
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_a_plain_request_to_the_socket_is_refused(live):
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(live.url + STREAM)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+async def test_many_sessions_leave_nothing(live, engine):
+    async def one(index):
+        async with session(live) as socket:
+            if index % 3 == 0:
+                await speak(socket, "Hello.")
+            elif index % 3 == 1:
+                await say(socket, "input.text", text=STORY)
+            else:
+                await socket.send("garbage")
+
+    for start in range(0, 120, 20):
+        await asyncio.gather(*(one(start + index) for index in range(20)))
+    await asyncio.to_thread(live.settle)
+    await asyncio.to_thread(wait_until, lambda: not live.running.server_state.tasks)
+    assert not live.running.server_state.connections
