@@ -7,29 +7,19 @@ GPU, so that the figures are those of the service.
 import argparse
 import asyncio
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-import numpy as np
 from loguru import logger
 
 from benchmarks import common
+from benchmarks.paced_engine import FRAME_S, PacedEngine, handed_over
 from qwen_megakernel import options
-from qwen_megakernel.languages import supported_languages
-from qwen_megakernel.speech_stream import SpeechStream, StreamState
-from qwen_megakernel.utterance import AudioChunk, SpeechRequest
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
-FRAME_S, RATE = 0.08, 24000
-FRAME_SAMPLES = int(FRAME_S * RATE)
-SPEECH_FRAMES = 40  # of a sentence
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
 
 METRICS = {
@@ -38,81 +28,6 @@ METRICS = {
     "loop_held_wall_ms": ("ms", "the same by the clock: what else the machine does counts too"),
     "quiet_ms": ("ms", "interruption in the service to the engine being told"),
 }
-
-
-class PacedText:
-    """Takes text and makes nothing of it."""
-
-    def feed(self, piece: str) -> list[int]:
-        """No ids."""
-        return []
-
-    def end(self) -> list[int]:
-        """No ids."""
-        return []
-
-
-class PacedEngine:
-    """Delivers chunks of silence from a thread, in the engine's sizes, at `rtf`."""
-
-    def __init__(self, rtf: float):
-        self.sample_rate, self.voices = RATE, []
-        self.languages = supported_languages(["english"])
-        self.files = SimpleNamespace(name="paced")
-        self.states: list[StreamState] = []
-        self.put_s: dict[int, float] = {}  # when a chunk was handed over, by the chunk's value
-        self._rtf = rtf
-        self._next: deque[tuple[float, StreamState, int, int]] = deque()
-        self._closed = False
-        self._value = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def stream(self, text: str | None, *, text_open: bool, chunk_frames: int, **_: Any) -> Any:
-        """A request; its speech is `SPEECH_FRAMES` frames long, whatever the text."""
-        request = SpeechRequest(text=text, chunk_frames=chunk_frames)
-        state = StreamState(request, None, _nothing, _nothing, text_closed=not text_open)
-        self.states.append(state)
-        self._next.append((time.perf_counter(), state, 0, 1))
-        return SpeechStream(state, self, PacedText)
-
-    def find_voice(self, voice: None) -> None:
-        """Nobody."""
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._closed = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed:
-            now = time.perf_counter()
-            for _ in range(len(self._next)):
-                due, state, first, size = self._next.popleft()
-                if state.cancelled:
-                    continue
-                if due > now:
-                    self._next.append((due, state, first, size))
-                    continue
-                size = min(size, SPEECH_FRAMES - first)
-                self._put(state, first, size)
-                if size:
-                    due += size * FRAME_S * self._rtf
-                    larger = min(2 * size, state.request.chunk_frames)
-                    self._next.append((due, state, first + size, larger))
-            time.sleep(0.001)
-
-    def _put(self, state: StreamState, first: int, size: int) -> None:
-        self._value = self._value % 30000 + 1
-        samples = np.full(size * FRAME_SAMPLES, self._value, np.int16)
-        reason = None if size else "eos"
-        state.finish_reason = reason
-        self.put_s[self._value] = time.perf_counter()
-        state.outbox.put(AudioChunk(samples, RATE, first, size, 0.0, not size, reason))
-
-
-def _nothing() -> None:
-    """The thread looks every millisecond, asked or not."""
 
 
 async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
@@ -143,8 +58,7 @@ async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
             now = time.perf_counter()
             await super().process_frame(frame, direction)
             if isinstance(frame, TTSAudioRawFrame):
-                value = int(np.frombuffer(frame.audio[:2], np.int16)[0])
-                found["overhead_ms"].append(1000 * (now - engine.put_s[value]))
+                found["overhead_ms"].append(1000 * (now - handed_over(frame.audio)))
                 self.audio += 1
             self.stopped += isinstance(frame, TTSStoppedFrame)
             await self.push_frame(frame, direction)

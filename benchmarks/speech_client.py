@@ -29,6 +29,7 @@ class Heard:
     arrivals: list[float] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)  # raw 16-bit samples, one for each arrival
     ended: float = 0.0
+    request_id: str | None = None  # of servers that give one
     error: str | None = None
 
     def figures(self, rate: int) -> dict[str, Any]:
@@ -118,6 +119,11 @@ class SpeechClient:
         except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError):
             return None
 
+    async def facts(self, request_id: str) -> dict[str, Any]:
+        """How a request of this project's server went, in its own words."""
+        async with self._session.get(f"{self._url}/v1/audio/speech/{request_id}") as response:
+            return await response.json()
+
     async def speak(self, text: str, planned: float) -> Heard:
         """Send one request and read all of its answer; failures are in `Heard.error`."""
         heard = Heard(planned)
@@ -132,6 +138,7 @@ class SpeechClient:
                     detail = (await response.text())[:200]
                     heard.error = f"{response.status} {detail}"
                     return heard
+                heard.request_id = response.headers.get("X-Request-Id")
                 self.rate = int(response.headers.get("X-Sample-Rate", SAMPLE_RATE))
                 async for piece in response.content.iter_any():
                     heard.arrivals.append(time.perf_counter())

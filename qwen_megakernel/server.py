@@ -47,10 +47,9 @@ PAGE = Path(__file__).parent / "assets" / "web" / "index.html"
 _BACKLOG = 2048  # connections the kernel holds until we take them
 _EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")
 _ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
-_AUDIO = {
-    media_type: {"schema": {"type": "string", "format": "binary"}}
-    for media_type in (*MEDIA_TYPES.values(), EVENT_STREAM)
-}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+_SPEECH_CONTENT = dict.fromkeys(MEDIA_TYPES.values(), _BINARY) | {EVENT_STREAM: {"schema": _EVENT}}
 
 
 def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
@@ -104,7 +103,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
 def _add_speech(app: FastAPI, service: Service) -> None:
     settings = service.settings
 
-    @app.post(SPEECH, response_class=Response, responses={200: {"content": _AUDIO}})
+    @app.post(SPEECH, response_class=Response, responses={200: {"content": _SPEECH_CONTENT}})
     async def speech(request: Request, body: SpeechBody) -> Response:
         """Speak: audio while it is made, events, or one answer (`stream` false)."""
         arrived = time.perf_counter()

@@ -120,6 +120,7 @@ class Speaking:
             "sample_rate": record.sample_rate,
             "elapsed_ms": round(record.elapsed_ms, 3),
             "first_audio_ms": record.first_audio_ms and round(record.first_audio_ms, 3),
+            "engine_ms": {name: round(ms, 3) for name, ms in self.stream.timings.items()},
         }
         if self._error:
             facts["error"] = error_facts(self._error)[1]

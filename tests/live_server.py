@@ -1,5 +1,6 @@
 """A server on loopback for tests: uvicorn as `serve` runs it, in a thread, on a port of its own."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -26,6 +27,11 @@ class LiveServer:
         self.client = httpx.Client(base_url=self.url, timeout=30)
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The server's."""
+        return self.running.servers[0].get_loop()
+
+    @property
     def service(self) -> Service:
         return self.running.service
 
@@ -42,6 +48,14 @@ class LiveServer:
         connection = self.connect()
         connection.sendall(http_post(json.dumps({"input": text} | body).encode()))
         return connection
+
+    def num_tasks(self) -> int:
+        """Tasks on the server's event loop."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
 
     def settle(self, seconds: float = 10.0) -> None:
         """Wait until nothing is spoken and nothing is being sent."""

@@ -1,0 +1,118 @@
+"""An engine without a model: a thread that hands out silence in the engine's chunks, at a pace.
+
+What a service or a server adds is measured with it: every chunk says when it was handed over.
+"""
+
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from qwen_megakernel.languages import supported_languages
+from qwen_megakernel.speech_stream import SpeechStream, StreamState
+from qwen_megakernel.utterance import AudioChunk, SpeechRequest
+
+FRAME_S, RATE = 0.08, 24000
+FRAME_SAMPLES = int(FRAME_S * RATE)
+_STAMP_SAMPLES = 4  # nanoseconds in 64 bits
+
+
+def handed_over(pcm: bytes) -> float:
+    """When the chunk that begins with these bytes was handed over: `time.perf_counter()` seconds.
+
+    On Linux that clock is one for all processes.
+    """
+    return int(np.frombuffer(pcm[: 2 * _STAMP_SAMPLES], np.int64)[0]) / 1e9
+
+
+class PacedText:
+    """Takes text and makes nothing of it."""
+
+    def feed(self, piece: str) -> list[int]:
+        """No ids."""
+        return []
+
+    def end(self) -> list[int]:
+        """No ids."""
+        return []
+
+
+class PacedEngine:
+    """Delivers chunks from a thread, in the engine's sizes.
+
+    Args:
+        rtf: seconds to make a second of audio.
+        speech_frames: length of every utterance, whatever its text.
+        num_slots: told to whoever asks; every stream is spoken at once.
+    """
+
+    def __init__(self, rtf: float, *, speech_frames: int = 40, num_slots: int = 1):
+        self.sample_rate, self.num_slots, self.max_frames = RATE, num_slots, speech_frames
+        self.voices: list[str] = []
+        self.default_voice, self.reference_cache_hits = None, 0
+        self.languages = supported_languages(["english"])
+        self.files = SimpleNamespace(name="paced")
+        self.states: list[StreamState] = []
+        self._rtf, self._speech_frames = rtf, speech_frames
+        self._next: deque[tuple[float, StreamState, int, int]] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stream(
+        self,
+        text: str | None,
+        *,
+        text_open: bool,
+        chunk_frames: int,
+        first_chunk_frames: int = 1,
+        **_: Any,
+    ) -> SpeechStream:
+        """A request; of its options only the sizes of chunks count."""
+        request = SpeechRequest(
+            text=text, chunk_frames=chunk_frames, first_chunk_frames=first_chunk_frames
+        )
+        state = StreamState(request, None, _nothing, _nothing, text_closed=not text_open)
+        self.states.append(state)
+        self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
+        return SpeechStream(state, self, PacedText)
+
+    def find_voice(self, voice: None) -> None:
+        """Nobody."""
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._closed = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            now = time.perf_counter()
+            for _ in range(len(self._next)):
+                due, state, first, size = self._next.popleft()
+                if due > now and not state.cancelled:
+                    self._next.append((due, state, first, size))
+                    continue
+                size = 0 if state.cancelled else min(size, self._speech_frames - first)
+                self._put(state, first, size)
+                if size:
+                    due += size * FRAME_S * self._rtf
+                    larger = min(2 * size, state.request.chunk_frames)
+                    self._next.append((due, state, first + size, larger))
+            time.sleep(0.001)
+
+    def _put(self, state: StreamState, first: int, size: int) -> None:
+        samples = np.zeros(size * FRAME_SAMPLES, np.int16)
+        reason = None if size else "cancelled" if state.cancelled else "eos"
+        state.finish_reason = reason
+        state.timings.setdefault("first_chunk", state.elapsed_ms())
+        if size:
+            samples[:_STAMP_SAMPLES] = np.array([time.perf_counter_ns()]).view(np.int16)
+        state.outbox.put(AudioChunk(samples, RATE, first, size, 0.0, not size, reason))
+
+
+def _nothing() -> None:
+    """The thread looks every millisecond, asked or not."""

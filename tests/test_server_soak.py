@@ -1,0 +1,68 @@
+"""Thousands of requests, good ones and bad ones: nothing piles up."""
+
+import gc
+import tracemalloc
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import SPEECH, http_post, serving, wait_until
+
+GROWTH_BYTES = 300_000  # of Python's heap; one leaked stream of a second of audio is 48,000
+
+
+def one_request(live, index):
+    """One of ten kinds; all that is left of it is what the server keeps."""
+    kind = index % 10
+    if kind == 0:
+        assert live.speak("Hello.").status_code == 200
+    elif kind == 1:
+        assert live.speak("Hello.", stream=True).text.endswith("[DONE]\n\n")
+    elif kind == 2:
+        assert live.speak("Hello.", stream=False, response_format="flac").status_code == 200
+    elif kind == 3:
+        assert live.client.post(SPEECH, content=b"{").status_code == 415
+    elif kind == 4:
+        assert live.speak(voice=f"nobody-{index}").status_code == 400
+    elif kind == 5:
+        assert live.client.get(f"/nothing/{index}").status_code == 404
+    elif kind == 6:
+        live.send_speech("A sentence that nobody will hear to its end.").close()
+    elif kind == 7:
+        with live.send_speech("A sentence that is heard for a moment.") as connection:
+            connection.recv(1000)
+    elif kind == 8:
+        with live.connect() as connection:
+            connection.sendall(http_post(b'{"input": "cut in the')[:-8])
+    else:
+        assert live.speak("a" * 5000).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "num_requests", [500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_nothing_grows_over_many_requests(num_requests):
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine) as live:
+        # What is remembered of finished requests is bounded; here it is full from the start on.
+        for index in range(1000):
+            live.service.finished.add(f"earlier-{index}", dict.fromkeys("abcdefghi", 0.5))
+        tasks = []
+        measured = []
+        tracemalloc.start()
+        try:
+            for index in range(num_requests):
+                one_request(live, index)
+                if index in (num_requests // 3, num_requests - 1):
+                    live.settle()
+                    wait_until(lambda: not live.running.server_state.tasks)
+                    engine.streams.clear()  # the engine that hums remembers what it said
+                    gc.collect()
+                    measured.append(tracemalloc.get_traced_memory()[0])
+                    tasks.append(live.num_tasks())
+        finally:
+            tracemalloc.stop()
+        assert tasks[1] <= tasks[0]
+        assert not live.service.admission.running and not engine.speaking
+        assert len(live.service.finished) == 1000
+        assert measured[1] - measured[0] < GROWTH_BYTES, measured
+        assert live.speak("Hello.").status_code == 200
