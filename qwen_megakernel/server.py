@@ -124,7 +124,6 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             speaking,
             headers=headers,
             settings=settings,
-            admission=service.admission,
         )
         is_superset = bool(body.stream) and body.stream_format is None
         if not is_superset and body.stream_format != "sse":

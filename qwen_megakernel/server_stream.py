@@ -10,14 +10,14 @@ import base64
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import DeadlineExceeded
-from qwen_megakernel.server_admission import Admission, FinishedRequests, Ticket
+from qwen_megakernel.server_admission import FinishedRequests, Ticket
 from qwen_megakernel.server_audio import Encoder, encode_whole
 from qwen_megakernel.server_errors import error_facts
 from qwen_megakernel.server_metrics import SpeechRecord
@@ -30,6 +30,9 @@ ABORT = "abort_connection"  # key of scope["state"], put there by server_protoco
 
 class Speaking:
     """One admitted request, being spoken; its chunks wait here for the client.
+
+    Whoever sends them does so in a `with` block, whose end stops the speech; a server that drains
+    waits for it.
 
     Args:
         stream: the engine's.
@@ -85,6 +88,14 @@ class Speaking:
         self._closed = True
         self._space.set()
         self.stream.close()
+
+    def __enter__(self) -> Self:
+        self._ticket.admission.open_responses += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._ticket.admission.open_responses -= 1
 
     async def _read(self) -> None:
         reason = "error"
@@ -222,7 +233,6 @@ class SpeechResponse(Response):
         media_type: of the body.
         headers: of the answer.
         settings: deadline, and how long a client may stall.
-        admission: counts open answers.
         on_error: makes the last piece of a body that failed; None: the connection is cut, which is
             the only way to tell of it in the middle of audio.
     """
@@ -235,21 +245,20 @@ class SpeechResponse(Response):
         media_type: str,
         headers: Mapping[str, str],
         settings: ServerSettings,
-        admission: Admission,
         on_error: Callable[[Exception], bytes] | None = None,
     ):
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._speaking, self._body = speaking, body
-        self._settings, self._admission, self._on_error = settings, admission, on_error
+        self._settings, self._on_error = settings, on_error
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
-        self._admission.open_responses += 1
         watcher = asyncio.create_task(_close_when_gone(self._speaking, receive))
         try:
-            await self._send_all(send)
+            with self._speaking:
+                await self._send_all(send)
         except Exception as error:
             if not self._started:
                 raise  # becomes an answer of its own
@@ -259,8 +268,6 @@ class SpeechResponse(Response):
                 await self._send(send, self._on_error(error), last=True)
         finally:
             watcher.cancel()
-            self._speaking.close()
-            self._admission.open_responses -= 1
 
     async def _send_all(self, send: Send) -> None:
         spent = self._speaking.record.elapsed_ms / 1000
@@ -310,16 +317,17 @@ async def buffered(
         Whatever ended the stream.
     """
     watcher = asyncio.create_task(_close_when_gone(speaking, receive))
+    spent = speaking.record.elapsed_ms / 1000
     try:
-        async with asyncio.timeout(settings.deadline_s - speaking.record.elapsed_ms / 1000):
-            samples = [chunk.samples async for chunk in speaking.chunks()]
+        with speaking:
+            async with asyncio.timeout(settings.deadline_s - spent):
+                samples = [chunk.samples async for chunk in speaking.chunks()]
     except TimeoutError as error:
         raise DeadlineExceeded(
             f"The speech was not over after {settings.deadline_s:.0f} s."
         ) from error
     finally:
         watcher.cancel()
-        speaking.close()
     data = await encoded_whole(
         response_format, np.concatenate(samples), speaking.record.sample_rate
     )

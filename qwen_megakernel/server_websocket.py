@@ -252,8 +252,9 @@ class Session:
         await self._open(utterance)
         speaking = utterance.speaking
         try:
-            async with asyncio.timeout(self._settings.deadline_s):
-                await self._relay(utterance, speaking)
+            with speaking:
+                async with asyncio.timeout(self._settings.deadline_s):
+                    await self._relay(utterance, speaking)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"The speech was not over after {self._settings.deadline_s:.0f} s."

@@ -209,10 +209,10 @@ class Session:
 
     async def _send_speech(self, speaking: Speaking, is_streamed: bool) -> None:
         """Send the audio of a speech; a failure ends the connection."""
-        self._service.admission.open_responses += 1
         try:
-            async with asyncio.timeout(self._settings.deadline_s):
-                await self._relay(speaking, is_streamed)
+            with speaking:
+                async with asyncio.timeout(self._settings.deadline_s):
+                    await self._relay(speaking, is_streamed)
         except QwenTTSError as error:
             await self.refuse(error)
         except TimeoutError:
@@ -220,9 +220,6 @@ class Session:
             await self.refuse(DeadlineExceeded(f"The speech was not over after {limit:g} s."))
         except ConnectionError as error:
             logger.debug("A Wyoming client does not hear its speech out: %s", error)
-        finally:
-            speaking.close()
-            self._service.admission.open_responses -= 1
 
     async def _relay(self, speaking: Speaking, is_streamed: bool) -> None:
         rate = speaking.record.sample_rate

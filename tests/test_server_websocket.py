@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import struct
 
 import httpx
@@ -367,6 +368,22 @@ async def test_a_busy_engine_and_a_failing_one_are_errors_of_the_utterance():
             engine.stall_after = None
             events, _ = await speak(socket, STORY)
             assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_draining_waits_for_what_is_still_being_sent():
+    """The engine is done at once; the client takes its time."""
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, send_buffer=8192, buffer_s=300) as live:
+        async with session(live, max_queue=1) as socket:
+            await say(socket, "input.text", text=(STORY * 60)[:4000])
+            await say(socket, "input.done")
+            await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
+            live.running.handle_exit(signal.SIGTERM, None)
+            await asyncio.sleep(0.3)
+            events, audio = await hear_until(socket)
+            assert audio == engine.streams[0].sent
+            assert events[-1]["finish_reason"] == "eos"
+        await asyncio.to_thread(wait_until, lambda: live.running.should_exit)
 
 
 async def test_an_utterance_has_a_deadline():
