@@ -12,6 +12,7 @@ VERSION = re.search(
 
 SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
+RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the demonstration voice
 WYOMING = ["wyoming>=1.7"]
 
 setup(
@@ -78,6 +79,7 @@ setup(
             *PIPECAT,
             *WYOMING,
             *SERVER,
+            *RECOGNISER,
         ],
     },
     entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},

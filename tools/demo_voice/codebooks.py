@@ -1,0 +1,144 @@
+"""Frames of features to codes and back: principal components and residual vector quantisation.
+
+python -m tools.demo_voice.codebooks --texts DATA/train.tsv --output codebooks.safetensors
+"""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from tools.demo_voice import features, texts
+from tools.demo_voice.espeak import Espeak
+from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
+
+SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # what the shipped voice speaks
+
+NUM_COMPONENTS = 64
+VOICED_WEIGHT = 3.0  # of a voiced value beside a log energy, in the distance
+BEAM = 3  # choices kept from codebook to codebook
+NUM_ITERATIONS = 14  # of k-means, for each codebook
+FRAMES_AT_ONCE = 4096
+NUM_SILENT = 500  # silent frames among those the codebooks are fitted to
+
+
+@dataclass(frozen=True, slots=True)
+class Codebooks:
+    """The quantiser.
+
+    Attributes:
+        mean: [NUM_FEATURES] float32.
+        components: [NUM_FEATURES, NUM_COMPONENTS] float32, orthonormal.
+        books: [NUM_CODEBOOKS, CODEBOOK_SIZE, NUM_COMPONENTS] float32.
+    """
+
+    mean: Tensor
+    components: Tensor
+    books: Tensor
+
+    @classmethod
+    def load(cls, path: Path = SHIPPED) -> "Codebooks":
+        """Read what `save` wrote."""
+        return cls(**{name: tensor.float() for name, tensor in load_file(path).items()})
+
+    def save(self, path: Path) -> None:
+        """Write float16."""
+        tensors = {"mean": self.mean, "components": self.components, "books": self.books}
+        save_file({name: t.half().contiguous() for name, t in tensors.items()}, path)
+
+    def encode(self, frames: np.ndarray) -> np.ndarray:
+        """[num_frames, NUM_FEATURES] -> [num_frames, NUM_CODEBOOKS] uint8."""
+        parts = torch.from_numpy(np.ascontiguousarray(frames, np.float32)).split(FRAMES_AT_ONCE)
+        return torch.cat([self._encode(part) for part in parts]).numpy()
+
+    def latents(self, codes: np.ndarray) -> np.ndarray:
+        """[num_frames, NUM_CODEBOOKS] codes -> [num_frames, NUM_COMPONENTS] float32."""
+        index = torch.from_numpy(codes.astype(np.int64))
+        return sum(book[index[:, i]] for i, book in enumerate(self.books)).numpy()
+
+    def _encode(self, frames: Tensor) -> Tensor:
+        """Beam search: the best few sums of codes go on from codebook to codebook."""
+        rest = _project(frames, self.mean, self.components)[:, None]  # [n, beam, components]
+        codes = torch.zeros(len(frames), 1, 0, dtype=torch.uint8)
+        for book in self.books:
+            distance = rest.square().sum(-1, keepdim=True) - 2 * rest @ book.T
+            distance = (distance + book.square().sum(-1)).flatten(1)
+            best = distance.topk(BEAM, largest=False).indices
+            parent, code = best // len(book), best % len(book)
+            codes = codes.gather(1, parent[..., None].expand(-1, -1, codes.shape[2]))
+            codes = torch.cat([codes, code[..., None].to(torch.uint8)], dim=2)
+            rest = rest.gather(1, parent[..., None].expand(-1, -1, rest.shape[2])) - book[code]
+        return codes[:, 0]
+
+
+def fit(frames: np.ndarray, seed: int = 0) -> Codebooks:
+    """Fit components and codebooks to [num_frames, NUM_FEATURES], of which the last is silent."""
+    data = torch.from_numpy(frames)
+    mean = data.mean(0)
+    weighted = (data - mean) * _feature_weights()
+    _, vectors = torch.linalg.eigh(weighted.T @ weighted / len(weighted))
+    components = vectors.flip(1)[:, :NUM_COMPONENTS].contiguous()
+    rest = weighted @ components
+    generator = torch.Generator().manual_seed(seed)
+    books = []
+    for index in tqdm(range(NUM_CODEBOOKS), desc="codebooks"):
+        book = rest[torch.randperm(len(rest), generator=generator)[:CODEBOOK_SIZE]].clone()
+        if index == 0:
+            book[0] = rest[-1]  # silence keeps a code of its own
+        for _ in range(NUM_ITERATIONS):
+            nearest = _nearest(rest, book)
+            counts = torch.bincount(nearest, minlength=CODEBOOK_SIZE)[:, None]
+            sums = torch.zeros_like(book).index_add_(0, nearest, rest)
+            strays = rest[torch.randint(len(rest), (CODEBOOK_SIZE,), generator=generator)]
+            book = torch.where(counts > 0, sums / counts.clamp(min=1), strays)
+        rest = rest - book[_nearest(rest, book)]
+        books.append(book)
+    return Codebooks(mean, components, torch.stack(books))
+
+
+def _feature_weights() -> Tensor:
+    weights = torch.ones(features.SUBFRAMES, features.NUM_BANDS + features.NUM_VOICED)
+    weights[:, features.NUM_BANDS :] = VOICED_WEIGHT
+    return weights.flatten()
+
+
+def _project(frames: Tensor, mean: Tensor, components: Tensor) -> Tensor:
+    return ((frames - mean) * _feature_weights()) @ components
+
+
+def _nearest(rows: Tensor, book: Tensor) -> Tensor:
+    norms = book.square().sum(1)
+    return torch.cat([(norms - 2 * part @ book.T).argmin(1) for part in rows.split(20_000)])
+
+
+def main(args: argparse.Namespace) -> None:
+    """Speak sentences, fit codebooks to their frames."""
+    espeak = Espeak()
+    sentences = [text for kind, text in texts.read(args.texts) if kind == texts.TRAINING]
+    random.Random(args.seed).shuffle(sentences)
+    spoken = [
+        features.analyse(espeak(text)) for text in tqdm(sentences[: args.sentences], desc="frames")
+    ]
+    frames = [found.features for found in spoken if found]
+    frames.append(np.repeat(features.silence(), NUM_SILENT, axis=0))
+    fit(np.concatenate(frames), args.seed).save(args.output)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--texts", type=Path, required=True, help="from tools.demo_voice.texts")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--sentences", type=int, default=8000, help="to fit to")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse_args())

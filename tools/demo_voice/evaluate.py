@@ -1,0 +1,185 @@
+"""Measure a demonstration voice on sentences it has not learned from.
+
+python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
+
+Figures: words said right (word_accuracy.py), sentences that end by themselves, length beside the
+reference's, and, of some of them, what an offline recogniser hears. Sampling is the checkpoint's.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks import common
+from qwen_megakernel import checkpoint
+from qwen_megakernel.model_tts import FrameDecoder, choose_backend
+from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.utterance import SpeechRequest
+from qwen_megakernel.vocoder import Vocoder
+from tools.demo_voice import shards
+from tools.demo_voice.codebooks import Codebooks
+from tools.demo_voice.shards import Utterance
+from tools.demo_voice.word_accuracy import words_right
+
+REFERENCES = Path(__file__).parent / "references.npz"
+FEEDS = ("full", "stepwise")
+LENGTH_TOLERANCE = 0.25
+MAX_STRETCH = 3  # times the reference's length, where a sentence is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one sentence went."""
+
+    kind: str
+    text: str
+    codes: np.ndarray  # [num_frames, num_codes]
+    ended: bool  # by itself
+    num_words: int
+    num_right: int
+    stretch: float  # frames, over the reference's
+
+    @property
+    def is_length_right(self) -> bool:
+        """Within the tolerance of the reference's."""
+        return abs(self.stretch - 1) <= LENGTH_TOLERANCE
+
+
+class Reader:
+    """Reads sentences aloud to codes, and to sound where asked.
+
+    Args:
+        model: folder or name of a checkpoint.
+        backend: "torch" or "emulation".
+        max_frames: of the longest sentence.
+    """
+
+    def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):
+        self.checkpoint = checkpoint.load(checkpoint.resolve(model))
+        self._decoder = FrameDecoder(
+            self.checkpoint,
+            choose_backend(backend, "cpu"),
+            max_frames=max_frames,
+            dtype=torch.float32,
+        )
+        self._prompts = PromptBuilder(self.checkpoint.config, self._decoder.embeddings)
+        config = self.checkpoint.config
+        self._tokenizer = TextTokenizer(self.checkpoint.files.folder, config)
+        self._vocoder = Vocoder(self.checkpoint.codec_config, self.checkpoint.codec_decoder)
+        self._codebooks = Codebooks.load()
+
+    def codes(self, text: str, max_frames: int, **request: Any) -> tuple[np.ndarray, bool]:
+        """Codes [num_frames, num_codes] of one sentence, and whether it ended by itself.
+
+        Args:
+            request: fields of `SpeechRequest`; the sampling is the checkpoint's unless given.
+        """
+        wanted = SpeechRequest(text=text, **{"sampling": self.checkpoint.sampling} | request)
+        prompt = self._prompts.build(self._tokenizer.encode(text), wanted)
+        self._decoder.prefill(0, prompt, wanted.sampling, seed=wanted.seed, part=0)
+        result = self._decoder.step([0], max_frames)
+        return result.codes[0, : result.num_frames[0]], bool(result.ended[0])
+
+    def read(self, reference: Utterance, **request: Any) -> Reading:
+        """Read one sentence and compare it with its reference."""
+        length = len(reference.codes)
+        codes, ended = self.codes(reference.text, MAX_STRETCH * length, **request)
+        right, words = words_right(codes, reference.codes, reference.words, self._codebooks)
+        stretch = len(codes) / length
+        return Reading(reference.kind, reference.text, codes, ended, words, right, stretch)
+
+    def sound(self, codes: np.ndarray) -> np.ndarray:
+        """Codes to samples."""
+        return self._vocoder.decode(codes)
+
+
+def summary(readings: Sequence[Reading]) -> dict[str, Any]:
+    """The figures of some sentences."""
+    words = sum(reading.num_words for reading in readings)
+    return {
+        "sentences": len(readings),
+        "words": words,
+        "word_accuracy": sum(reading.num_right for reading in readings) / words,
+        "ended": sum(reading.ended for reading in readings) / len(readings),
+        "length_right": sum(reading.is_length_right for reading in readings) / len(readings),
+    }
+
+
+def recognised(reader: Reader, readings: Sequence[Reading]) -> dict[str, Any]:
+    """What pocketsphinx hears: freely, and asked which of these sentences it was."""
+    from tools.demo_voice.recogniser import Recogniser, word_error_rate
+
+    recogniser = Recogniser()
+    known = [reading for reading in readings if recogniser.knows(reading.text)]
+    sounds = [reader.sound(reading.codes) for reading in known]
+    rate = reader.checkpoint.codec_config.sample_rate
+    texts = [reading.text for reading in known]
+    heard = [recogniser.hear(sound, rate) for sound in tqdm(sounds, desc="recogniser")]
+    chosen = [recogniser.choose(sound, rate, texts) for sound in sounds]
+    return {
+        "sentences": len(known),
+        "word_error_rate": word_error_rate(texts, heard),
+        "sentence_told_apart": float(np.mean([i == c for i, c in enumerate(chosen)])),
+    }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Read every sentence in both ways of feeding text."""
+    references = shards.read(REFERENCES)
+    reader = Reader(args.model)
+    sets: dict[str, Any] = {}
+    recogniser: dict[str, Any] = {}
+    for feed in FEEDS:
+        rows: dict[str, list[Reading]] = {}
+        for seed, reference in enumerate(tqdm(references, desc=feed)):
+            rows.setdefault(reference.kind, []).append(
+                reader.read(reference, text_feed=feed, seed=seed)
+            )
+        everything = [reading for row in rows.values() for reading in row]
+        for kind, row in {**rows, "all": everything}.items():
+            sets[f"{kind}, {feed}"] = summary(row)
+        if args.recogniser:
+            recogniser[feed] = recognised(reader, rows["written"][: args.recogniser])
+    return common.header() | {
+        "model": args.model,
+        "parameters": {
+            "talker": sum(t.numel() for t in reader.checkpoint.talker.values()),
+            "vocoder": sum(t.numel() for t in reader.checkpoint.codec_decoder.values()),
+        },
+        "sets": sets,
+        "recogniser": recogniser,
+    }
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure; print and keep the figures."""
+    found = measure(args)
+    for name, figures in found["sets"].items():
+        print(name, " ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+    for name, figures in found["recogniser"].items():
+        print(name, " ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+    common.write_json(args.json, found)
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo-voice", help="name or folder")
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument(
+        "--recogniser", type=int, default=30, help="sentences for the recogniser; 0: none"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_args()))

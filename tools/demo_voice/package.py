@@ -1,0 +1,88 @@
+"""A checkpoint folder in the official layout from what was trained.
+
+python -m tools.demo_voice.package --talker talker.pt --vocoder vocoder.pt --output demo-voice
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from qwen_megakernel.inventory import CODEC_DECODER_PREFIX, TALKER_PREFIX
+from tools.demo_voice import recipe, tokenizer
+
+WEIGHTS = "model.safetensors"
+MAX_BYTES = 12e6
+
+
+def package(
+    folder: Path, talker: dict[str, Tensor] | None, vocoder: dict[str, Tensor] | None
+) -> int:
+    """Write a checkpoint folder; returns its size in bytes.
+
+    Args:
+        folder: where; weights that are not given stay as they are there.
+        talker: names without "talker."; stored in bfloat16, as released models are.
+        vocoder: names without "decoder."; stored in float16, and widened when it is loaded. The
+            codec encoder is left out: text to speech never listens.
+    """
+    codec = folder / "speech_tokenizer"
+    codec.mkdir(parents=True, exist_ok=True)
+    tokenizer.write(folder)
+    configs = {
+        folder / "config.json": recipe.model_config(),
+        folder / "generation_config.json": recipe.generation_config(),
+        folder / "preprocessor_config.json": recipe.preprocessor_config(),
+        codec / "config.json": recipe.codec_config(),
+        codec / "preprocessor_config.json": recipe.codec_preprocessor_config(),
+    }
+    for path, values in configs.items():
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    if talker:
+        _write_weights(folder / WEIGHTS, talker, TALKER_PREFIX, torch.bfloat16)
+    if vocoder:
+        _write_weights(codec / WEIGHTS, vocoder, CODEC_DECODER_PREFIX, torch.float16)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def load_vocoder(folder: Path) -> dict[str, Tensor]:
+    """The vocoder's float32 weights of a checkpoint folder, names without "decoder."."""
+    tensors = load_file(folder / "speech_tokenizer" / WEIGHTS)
+    return {
+        name.removeprefix(CODEC_DECODER_PREFIX): tensor.float()
+        for name, tensor in tensors.items()
+        if name.startswith(CODEC_DECODER_PREFIX)
+    }
+
+
+def _write_weights(path: Path, tensors: dict[str, Tensor], prefix: str, dtype: torch.dtype) -> None:
+    stored = {prefix + name: t.detach().cpu().to(dtype) for name, t in tensors.items()}
+    save_file(stored, path, metadata={"format": "pt"})
+
+
+def main(args: argparse.Namespace) -> int:
+    """Package; 1 if the folder is larger than it may be."""
+    weights: dict[str, Any] = {
+        part: torch.load(path, map_location="cpu", weights_only=True)["weights"] if path else None
+        for part, path in (("talker", args.talker), ("vocoder", args.vocoder))
+    }
+    size = package(args.output, **weights)
+    print(f"{args.output}: {size / 1e6:.2f} MB")
+    return int(size > MAX_BYTES)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--talker", type=Path, help="state of tools.demo_voice.train_talker")
+    parser.add_argument("--vocoder", type=Path, help="state of tools.demo_voice.train_vocoder")
+    parser.add_argument("--output", type=Path, required=True, help="what is not given stays there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(parse_args()))

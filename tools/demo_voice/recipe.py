@@ -1,0 +1,194 @@
+"""Every dimension of the demonstration voice: its config files, in the official layout.
+
+All other modules read the parsed configs, so another size of voice is a change here alone.
+"""
+
+from typing import Any
+
+from qwen_megakernel.config import ModelConfig, parse_model_config
+
+SAMPLE_RATE = 24000
+SAMPLES_PER_FRAME = 1920  # 80 ms
+
+NUM_CODEBOOKS = 8
+CODEBOOK_SIZE = 256
+NUM_CONTROL_IDS = 1024  # of the codec vocabulary; the official code never draws them, EOS excepted
+
+SPEAKER = "demo"
+LANGUAGE = "english"
+
+# Text ids: bytes and merges of the tokenizer come first (tokenizer.py checks their number).
+NUM_TEXT_TOKENS = 355
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+)
+TEXT_VOCAB_SIZE = 384
+
+_TEXT_IDS = {token: NUM_TEXT_TOKENS + i for i, token in enumerate(SPECIAL_TOKENS)}
+_CODEC_NAMES = ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos")
+_CODEC_IDS = {name: CODEBOOK_SIZE + i for i, name in enumerate((*_CODEC_NAMES, LANGUAGE, SPEAKER))}
+
+# The kernel cuts weights into tiles of 32 columns and heads into 16 elements.
+_STACK = {
+    "hidden_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "use_cache": True,
+}
+_FEATURE_EXTRACTOR = {
+    "feature_extractor_type": "EncodecFeatureExtractor",
+    "feature_size": 1,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "sampling_rate": SAMPLE_RATE,
+}
+
+
+def model_config() -> dict[str, Any]:
+    """config.json."""
+    predictor = _STACK | {
+        "model_type": "qwen3_tts_talker_code_predictor",
+        "vocab_size": CODEBOOK_SIZE,
+        "intermediate_size": 384,
+        "num_hidden_layers": 1,
+        "num_code_groups": NUM_CODEBOOKS,
+        "max_position_embeddings": 65536,
+    }
+    talker = _STACK | {
+        "model_type": "qwen3_tts_talker",
+        "vocab_size": CODEBOOK_SIZE + NUM_CONTROL_IDS,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "rope_scaling": {
+            "interleaved": True,
+            "mrope_section": [12, 10, 10],
+            "rope_type": "default",
+            "type": "default",
+        },
+        "attention_bias": False,
+        "num_code_groups": NUM_CODEBOOKS,
+        "text_hidden_size": _STACK["hidden_size"],
+        "text_vocab_size": TEXT_VOCAB_SIZE,
+        "codec_eos_token_id": _CODEC_IDS["eos"],
+        "codec_think_id": _CODEC_IDS["think"],
+        "codec_nothink_id": _CODEC_IDS["nothink"],
+        "codec_think_bos_id": _CODEC_IDS["think_bos"],
+        "codec_think_eos_id": _CODEC_IDS["think_eos"],
+        "codec_pad_id": _CODEC_IDS["pad"],
+        "codec_bos_id": _CODEC_IDS["bos"],
+        "spk_id": {SPEAKER: _CODEC_IDS[SPEAKER]},
+        "spk_is_dialect": {SPEAKER: False},
+        "codec_language_id": {LANGUAGE: _CODEC_IDS[LANGUAGE]},
+        "code_predictor_config": predictor,
+    }
+    return {
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": "toy",
+        "tts_model_type": "custom_voice",
+        "im_start_token_id": _TEXT_IDS["<|im_start|>"],
+        "im_end_token_id": _TEXT_IDS["<|im_end|>"],
+        "tts_pad_token_id": _TEXT_IDS["<tts_pad>"],
+        "tts_bos_token_id": _TEXT_IDS["<tts_text_bos>"],
+        "tts_eos_token_id": _TEXT_IDS["<tts_text_eod>"],
+        "talker_config": talker,
+        "dtype": "bfloat16",
+    }
+
+
+def parsed_model_config() -> ModelConfig:
+    """The same as the package reads it."""
+    return parse_model_config(model_config())
+
+
+def generation_config() -> dict[str, Any]:
+    """generation_config.json: close to greedy; a voice this small wanders when it is sampled."""
+    return {
+        "do_sample": True,
+        "temperature": 0.3,
+        "top_k": 5,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "subtalker_dosample": True,
+        "subtalker_temperature": 0.3,
+        "subtalker_top_k": 5,
+        "subtalker_top_p": 1.0,
+        "max_new_tokens": 512,
+    }
+
+
+def preprocessor_config() -> dict[str, Any]:
+    """preprocessor_config.json."""
+    return _FEATURE_EXTRACTOR | {"processor_class": "Qwen3TTSProcessor"}
+
+
+def codec_preprocessor_config() -> dict[str, Any]:
+    """speech_tokenizer/preprocessor_config.json."""
+    return dict(_FEATURE_EXTRACTOR)
+
+
+def codec_config() -> dict[str, Any]:
+    """speech_tokenizer/config.json. The encoder is described, as the format asks, and left out."""
+    encoder = {
+        "model_type": "mimi",
+        "hidden_size": 32,
+        "num_filters": 4,
+        "num_hidden_layers": 1,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "codebook_size": CODEBOOK_SIZE,
+        "codebook_dim": 16,
+        "vector_quantization_hidden_dimension": 16,
+        "num_quantizers": NUM_CODEBOOKS,
+        "num_semantic_quantizers": 1,
+        "upsampling_ratios": [8, 6, 5, 4],
+        "sampling_rate": SAMPLE_RATE,
+        "upsample_groups": 32,
+        "frame_rate": SAMPLE_RATE / SAMPLES_PER_FRAME,
+        "use_causal_conv": True,
+    }
+    decoder = {
+        "codebook_size": CODEBOOK_SIZE,
+        "codebook_dim": 128,
+        "hidden_size": 128,
+        "head_dim": 32,
+        "latent_dim": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "sliding_window": 72,
+        "num_quantizers": NUM_CODEBOOKS,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+        "decoder_dim": 128,
+        "layer_scale_initial_scale": 0.1,
+        "rope_theta": 10000,
+        "max_position_embeddings": 8000,
+    }
+    return {
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "architectures": ["Qwen3TTSTokenizerV2Model"],
+        "encoder_valid_num_quantizers": NUM_CODEBOOKS,
+        "input_sample_rate": SAMPLE_RATE,
+        "output_sample_rate": SAMPLE_RATE,
+        "decode_upsample_rate": SAMPLES_PER_FRAME,
+        "encode_downsample_rate": SAMPLES_PER_FRAME,
+        "decoder_config": decoder,
+        "encoder_config": encoder,
+        "dtype": "float16",
+    }

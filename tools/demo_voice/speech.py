@@ -1,0 +1,150 @@
+"""Sentences to shards: spoken by espeak-ng, put on the grid, quantised, timed for streaming.
+
+python -m tools.demo_voice.speech --texts DATA/train.tsv --output DATA/train --workers 4
+"""
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from tools.demo_voice import features, shards, texts, tokenizer
+from tools.demo_voice.codebooks import SHIPPED, Codebooks
+from tools.demo_voice.espeak import Espeak
+from tools.demo_voice.features import Frames
+from tools.demo_voice.shards import Utterance
+
+LOOKAHEAD_CHARS = 7  # of a word's letters, those that must be there before it is spoken
+TAIL_FRAMES = 2  # of silence, before the end
+MAX_FRAMES = 400
+
+
+def schedule(frames: Frames, text: str, token_at: Callable[[int], int]) -> list[int]:
+    """When each frame is spoken if one token of the text comes with each frame.
+
+    A word waits until enough of it is there to know how it sounds, and speech does not end before
+    the text does.
+
+    Args:
+        token_at: index of the token with which the first so many characters are there; past the
+            end of the text, of the token behind the last.
+    Returns:
+        Indices into `frames`, or SILENCE.
+    """
+    starts = [*frames.word_starts, len(text) + 1]
+    order: list[int] = []
+    current = None
+    for index, word in enumerate(frames.words):
+        if word != current:
+            current = word
+            known = min(starts[word + 1], starts[word] + LOOKAHEAD_CHARS)
+            order += [shards.SILENCE] * (token_at(known) - len(order))
+        order.append(index)
+    order += [shards.SILENCE] * (token_at(len(text)) - len(order))
+    return order + [shards.SILENCE] * TAIL_FRAMES
+
+
+class Speaker:
+    """Makes utterances. espeak-ng keeps global state: one in a process."""
+
+    def __init__(self, codebooks: Path):
+        torch.set_num_threads(1)
+        self._espeak = Espeak()
+        self._codebooks = Codebooks.load(codebooks)
+        self._tokenizer = tokenizer.load()
+        self._silence = self._codebooks.encode(features.silence())[0]
+
+    def utterances(self, lines: Sequence[tuple[str, str]]) -> list[Utterance]:
+        """(kind, text) -> utterances; what does not sound, or is too long, is left out."""
+        spoken = [(kind, text, features.analyse(self._espeak(text))) for kind, text in lines]
+        spoken = [item for item in spoken if item[2] and len(item[2].words) <= MAX_FRAMES]
+        if not spoken:
+            return []
+        codes = self._codebooks.encode(np.concatenate([f.features for _, _, f in spoken]))
+        ends = np.cumsum([len(frames.words) for _, _, frames in spoken])[:-1]
+        return [
+            self._utterance(kind, text, frames, part)
+            for (kind, text, frames), part in zip(spoken, np.split(codes, ends), strict=True)
+        ]
+
+    def pair(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Codes of `text` and how its frames sound unquantised; None if nothing sounds.
+
+        Returns:
+            [num_frames, NUM_CODEBOOKS] uint8, and as many frames' samples, float32.
+        """
+        frames = features.analyse(self._espeak(text))
+        if not frames:
+            return None
+        _, order = self._order(text, frames)
+        timed = np.where(order[:, None] < 0, features.silence(), frames.features[order])
+        codes = np.where(
+            order[:, None] < 0, self._silence, self._codebooks.encode(frames.features)[order]
+        )
+        return codes, features.synthesize(timed)
+
+    def _utterance(self, kind: str, text: str, frames: Frames, codes: np.ndarray) -> Utterance:
+        ids, order = self._order(text, frames)
+        timed = np.where(order[:, None] < 0, self._silence, codes[order])
+        words = np.where(order < 0, shards.SILENCE, frames.words[order])
+        return Utterance(kind, text, np.array(ids, np.int16), timed, words.astype(np.int16))
+
+    def _order(self, text: str, frames: Frames) -> tuple[list[int], np.ndarray]:
+        """The text's ids, and when its frames are spoken (`schedule`)."""
+        encoded = self._tokenizer(text, return_offsets_mapping=True)
+        ends = np.array([end for _, end in encoded["offset_mapping"]])
+
+        def token_at(num_chars: int) -> int:
+            return len(ends) if num_chars > len(text) else int(np.searchsorted(ends, num_chars))
+
+        return encoded["input_ids"], np.array(schedule(frames, text, token_at))
+
+
+def _write_shard(job: dict[str, Any]) -> int:
+    speaker = Speaker(job["codebooks"])
+    shards.write(job["path"], speaker.utterances(job["lines"]))
+    return len(job["lines"])
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the shards that are not there yet."""
+    args.output.mkdir(parents=True, exist_ok=True)
+    lines = list(texts.read(args.texts))
+    jobs = [
+        {
+            "path": args.output / f"{args.texts.stem}-{start // args.shard_size:04d}.npz",
+            "lines": lines[start : start + args.shard_size],
+            "codebooks": args.codebooks,
+        }
+        for start in range(0, len(lines), args.shard_size)
+    ]
+    missing = [job for job in jobs if not job["path"].exists()]
+    context = multiprocessing.get_context("spawn")
+    with (
+        tqdm(total=sum(len(job["lines"]) for job in missing), unit=" utterances") as bar,
+        # A fresh process for each shard: how espeak-ng says a sentence depends a little on what it
+        # said before, and so a shard is the same whoever makes it.
+        context.Pool(args.workers, maxtasksperchild=1) as pool,
+    ):
+        for count in pool.imap_unordered(_write_shard, missing):
+            bar.update(count)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--texts", type=Path, required=True, help="from tools.demo_voice.texts")
+    parser.add_argument("--output", type=Path, required=True, help="folder; goes on where it was")
+    parser.add_argument("--codebooks", type=Path, default=SHIPPED)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shard-size", type=int, default=2500)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse_args())

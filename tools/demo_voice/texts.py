@@ -1,0 +1,203 @@
+"""What is said: training sentences and two sets of test sentences, in files of "kind<TAB>text".
+
+python -m tools.demo_voice.texts --output DATA        writes DATA/train.tsv and DATA/test.tsv
+
+Sentences come from the grammar beside this file, alone and as paragraphs, and from words drawn at
+random, so that every word of the list is learned outside its usual company too.
+"""
+
+import argparse
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+FOLDER = Path(__file__).parent
+TRAINING = "train"
+TEMPLATE, WRITTEN = "template", "written"  # test sets: from the grammar, and by hand
+
+NUM_TEMPLATE = 200  # test sentences from the grammar
+TEST_WORDS = (3, 14)
+MAX_SENTENCE_CHARS = 120
+MAX_PARAGRAPH_CHARS = 280
+PARAGRAPH_SENTENCES = (2, 5)
+
+# Kinds of training text and their shares.
+SHARES = {"sentence": 0.62, "common": 0.14, "rare": 0.14, "paragraph": 0.10}
+NUM_COMMON = 1200  # words
+SALAD_WORDS = (2, 7)
+SHARE_OF_COMMAS = 0.07
+
+ENDINGS = (".", ".", ".", ".", ".", ".", "!", "?", "")  # where a sentence has none
+QUESTION = re.compile(
+    r"(What|Where|When|Who|Whose|Why|How|Which|Can|Could|Is|Are|Do|Does|Did|Would|Will|Should|May|"
+    r"Have|Has)\b"
+)
+KEEPS_CAPITAL = re.compile(r"(I\b|I'|English|Merry|Happy|[A-Z][a-z]+day\b)")
+
+
+class Grammar:
+    """Draws texts from a grammar file, whose format its head explains."""
+
+    def __init__(self, path: Path):
+        bodies: dict[str, str] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("#") or not line.strip():
+                continue
+            if not line.startswith(" "):
+                name = line.removesuffix(":")
+                bodies[name] = ""
+            else:
+                bodies[name] += " " + line.strip()
+        self._options = {name: _options(body) for name, body in bodies.items()}
+
+    def draw(self, rule: str, rng: random.Random) -> str:
+        """One text of `rule`."""
+
+        def expand(match: re.Match) -> str:
+            mark, name = match.groups()
+            if ".." in name:
+                low, high = name.split("..")
+                return str(rng.randint(int(low), int(high)))
+            text = self.draw(name, rng)
+            if mark == "^":
+                return text[0].upper() + text[1:]
+            if mark == "_" and not KEEPS_CAPITAL.match(text):
+                return text[0].lower() + text[1:]
+            return text
+
+        return re.sub(r"\{([\^_]?)([\w.]+)\}", expand, rng.choice(self._options[rule]))
+
+
+def _options(body: str) -> list[str]:
+    """The options of a rule, those that count several times repeated."""
+    found = []
+    for option in body.split("|"):
+        times, _, rest = option.strip().rpartition("* ")
+        found += [rest] * int(times or 1)
+    return found
+
+
+def words() -> list[str]:
+    """Common English words, the commonest first (README.md tells where they come from)."""
+    return (FOLDER / "words.txt").read_text(encoding="utf-8").split()
+
+
+def written() -> list[str]:
+    """Test sentences by hand."""
+    return (FOLDER / "written.txt").read_text(encoding="utf-8").splitlines()
+
+
+def normalize(text: str) -> str:
+    """What makes two texts the same sentence."""
+    return re.sub(r"[^a-z0-9 ]", "", text.lower()).strip()
+
+
+def finish(text: str, rng: random.Random) -> str:
+    """With a capital, mostly, and with an end."""
+    if rng.random() < 0.9:
+        text = text[0].upper() + text[1:]
+    if text[-1] in ".?!":
+        return text
+    return text + ("?" if QUESTION.match(text) and rng.random() < 0.85 else rng.choice(ENDINGS))
+
+
+def test_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
+    """Sentences that training must not see."""
+    rng = random.Random(seed)
+    drawn: dict[str, str] = {}
+    phrases = {normalize(option) for option in grammar._options["phrase"]}
+    taken = phrases | {normalize(text) for text in written()}
+    while len(drawn) < NUM_TEMPLATE:
+        text = finish(grammar.draw("sentence", rng), rng)
+        key = normalize(text)
+        fits = TEST_WORDS[0] <= len(text.split()) <= TEST_WORDS[1]
+        if fits and len(text) <= MAX_SENTENCE_CHARS and key not in taken:
+            drawn.setdefault(key, text)
+    return {TEMPLATE: list(drawn.values()), WRITTEN: written()}
+
+
+def training_texts(
+    grammar: Grammar, banned: set[str], number: int, seed: int
+) -> Iterator[tuple[str, str]]:
+    """(kind of text, text), all different, none of them a test sentence."""
+    rng = random.Random(seed)
+    vocabulary = words()
+    weights = {
+        "common": [(rank + 40) ** -0.5 for rank in range(NUM_COMMON)],
+        "rare": [(rank + 30) ** -0.6 for rank in range(len(vocabulary))],
+    }
+    seen = set(banned)
+    alone = [word if rng.random() < 0.3 else word.capitalize() + "." for word in vocabulary]
+    count = 0
+    while count < number:
+        if alone:
+            kind, text = "rare", alone.pop()
+        else:
+            kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
+            if kind == "paragraph":
+                text = _paragraph(grammar, rng)
+            elif kind == "sentence":
+                text = finish(grammar.draw("sentence", rng), rng)
+            else:
+                text = finish(_salad(vocabulary, weights[kind], rng), rng)
+        limit = MAX_PARAGRAPH_CHARS if kind == "paragraph" else MAX_SENTENCE_CHARS
+        sentences = {normalize(part) for part in re.split(r"(?<=[.?!]) ", text)}
+        if len(text) > limit or text in seen or sentences & banned or normalize(text) in banned:
+            continue
+        seen.add(text)
+        count += 1
+        yield kind, text
+
+
+def _salad(vocabulary: list[str], weights: list[float], rng: random.Random) -> str:
+    chosen = rng.choices(vocabulary[: len(weights)], weights, k=rng.randint(*SALAD_WORDS))
+    chosen = ["I" if word == "i" else word for word in chosen]
+    return "".join(
+        word + (", " if rng.random() < SHARE_OF_COMMAS else " ") for word in chosen
+    ).strip(", ")
+
+
+def _paragraph(grammar: Grammar, rng: random.Random) -> str:
+    sentences = []
+    for _ in range(rng.randint(*PARAGRAPH_SENTENCES)):
+        text = finish(grammar.draw("sentence", rng), rng)
+        text = text[0].upper() + text[1:]
+        sentences.append(text if text[-1] in ".?!" else text + ".")
+    return " ".join(sentences)
+
+
+def read(path: Path) -> Iterator[tuple[str, str]]:
+    """(kind, text) of every line; kind is TRAINING or a test set's name."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        kind, text = line.split("\t")
+        yield kind, text
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the two files, training in random order."""
+    grammar = Grammar(FOLDER / "grammar.txt")
+    tests = test_sets(grammar, args.seed + 1)
+    banned = {normalize(text) for texts in tests.values() for text in texts}
+    drawn = training_texts(grammar, banned, args.number, args.seed)
+    training = [text for _, text in tqdm(drawn, total=args.number, unit=" texts")]
+    random.Random(args.seed).shuffle(training)
+    args.output.mkdir(parents=True, exist_ok=True)
+    for name, sets in (("train", {TRAINING: training}), ("test", tests)):
+        lines = [f"{kind}\t{text}\n" for kind, texts in sets.items() for text in texts]
+        (args.output / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder")
+    parser.add_argument("--number", type=int, default=100_000, help="training texts")
+    parser.add_argument("--seed", type=int, default=11)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse_args())

@@ -1,0 +1,243 @@
+"""Train talker and code predictor on shards.
+
+python -m tools.demo_voice.train_talker --data DATA/train --test DATA/test --output talker.pt
+python -m tools.demo_voice.train_talker ... --resume           go on with --output
+python -m tools.demo_voice.train_talker ... --init FOLDER      start from a checkpoint folder
+
+An interrupted run that is resumed ends with the weights of one that was not.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tqdm import tqdm
+
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.inventory import TALKER_PREFIX
+from tools.demo_voice import recipe, shards, tokenizer
+from tools.demo_voice.batches import Layout, Packer
+from tools.demo_voice.codebooks import SHIPPED, Codebooks
+from tools.demo_voice.decode import word_accuracy
+from tools.demo_voice.optimizer import Muon
+from tools.demo_voice.talker_net import Weights, initial_weights, losses
+
+RESIDUAL_WEIGHT = 0.6  # of the other codes' loss beside code 0's
+WARMUP_STEPS = 100
+MIN_RATE = 0.01  # of the peak, at the end
+MAX_GRADIENT_NORM = 1.0
+ADAM_BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.02
+NUM_SPOKEN = 32  # test sentences of each kind that are spoken now and then
+
+
+class Training:
+    """Weights, optimizers and batches of one run, and where it stands."""
+
+    def __init__(self, args: argparse.Namespace, config: ModelConfig, pool: list):
+        self.args, self.config, self.device = args, config, torch.device(args.device)
+        self.dtype = getattr(torch, args.dtype)
+        weights = initial_weights(config, args.seed)
+        if args.init:
+            weights |= _fitting(args.init / "model.safetensors", weights)
+        self.weights = {
+            name: value.to(self.device).requires_grad_(_is_learned(name, args.predictor_only))
+            for name, value in weights.items()
+        }
+        learned = {name: value for name, value in self.weights.items() if value.requires_grad}
+        self.muon = Muon({name: p for name, p in learned.items() if _is_hidden_matrix(name, p)})
+        others = [p for name, p in learned.items() if name not in self.muon.buffers]
+        groups = [
+            {"params": [p for p in others if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [p for p in others if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(groups, args.learning_rate, ADAM_BETAS, fused=True)
+        self.parameters = list(learned.values())
+        shape = {
+            "num_rows": args.rows,
+            "row_length": args.row_length,
+            "num_frames": args.frames,
+        }
+        training = [u for u in pool if u.kind == shards.TRAINING]
+        self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
+        self.sentences: dict[str, list] = {}
+        for utterance in pool:
+            if utterance.kind != shards.TRAINING:
+                self.sentences.setdefault(utterance.kind, []).append(utterance)
+        self.codebooks = Codebooks.load(args.codebooks)
+        self.step = self.seen = 0
+        self.history: list[dict[str, float]] = []
+        self.losses: Callable = torch.compile(losses, dynamic=False) if args.compile else losses
+
+    def run(self) -> None:
+        """Train to the end, saving now and then."""
+        args = self.args
+        bar = tqdm(total=args.presentations, initial=self.seen, unit=" utterances", smoothing=0.02)
+        recent, saved = [], time.monotonic()
+        tested = saved
+        while self.seen < args.presentations:
+            figures, count = self.train_step()
+            recent.append(figures)
+            bar.update(count)
+            is_over = self.seen >= args.presentations
+            if is_over or time.monotonic() - saved > 60 * args.save_minutes:
+                first, accuracy, residual = np.mean(recent, axis=0).tolist()
+                self.history.append(
+                    {
+                        "seen": self.seen,
+                        "rate": self.rate(),
+                        "first": first,
+                        "accuracy": accuracy,
+                        "residual": residual,
+                    }
+                )
+                if is_over or time.monotonic() - tested > 60 * args.test_minutes:
+                    self.history[-1] |= self.test()
+                    tested = time.monotonic()
+                bar.write(" ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items()))
+                self.save(args.output)
+                recent, saved = [], time.monotonic()
+        bar.close()
+
+    def train_step(self) -> tuple[list[float], int]:
+        """One update; returns loss of code 0, accuracy, loss of the others, and utterances."""
+        batch, count = self.packer.batch()
+        batch = {name: value.to(self.device) for name, value in batch.items()}
+        first, accuracy, residual = self.losses(self.weights, self.config, batch, self.dtype)
+        total = RESIDUAL_WEIGHT * residual
+        if not self.args.predictor_only:
+            total = total + first
+        for parameter in self.parameters:
+            parameter.grad = None
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
+        rate = self.rate()
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+        self.muon.step(rate)
+        self.step, self.seen = self.step + 1, self.seen + count
+        return [first.item(), accuracy.item(), residual.item()], count
+
+    def rate(self) -> float:
+        """Learning rate now: up, constant, then straight down."""
+        done, hold = self.seen / self.args.presentations, self.args.hold
+        fall = 1.0 if done < hold else max(MIN_RATE, (1 - done) / (1 - hold))
+        return self.args.learning_rate * fall * min(1.0, (self.step + 1) / WARMUP_STEPS)
+
+    def test(self) -> dict[str, float]:
+        """Word accuracy on a few test sentences, text with the frames and text in full."""
+        return {
+            f"{kind}_{name}": word_accuracy(
+                self.weights, self.config, sentences[:NUM_SPOKEN], self.codebooks, layout
+            )
+            for kind, sentences in self.sentences.items()
+            for name, layout in (("stepwise", Layout()), ("full", Layout(is_full=True)))
+        }
+
+    def save(self, path: Path) -> None:
+        """Write everything that `resume` needs; the file appears whole."""
+        draft = path.with_suffix(".partial")
+        torch.save(
+            {
+                "weights": {name: value.detach() for name, value in self.weights.items()},
+                "adam": self.adam.state_dict(),
+                "muon": self.muon.buffers,
+                "packer": self.packer.state(),
+                "step": self.step,
+                "seen": self.seen,
+                "history": self.history,
+            },
+            draft,
+        )
+        draft.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on where `save` was called."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        with torch.no_grad():
+            for name, value in state["weights"].items():
+                self.weights[name].copy_(value)
+            for name, value in state["muon"].items():
+                self.muon.buffers[name].copy_(value)
+        self.adam.load_state_dict(state["adam"])
+        self.packer.restore(state["packer"])
+        self.step, self.seen, self.history = state["step"], state["seen"], state["history"]
+
+
+def _is_learned(name: str, predictor_only: bool) -> bool:
+    """The predictor's embeddings are the talker's input, so they belong to the talker here."""
+    return not predictor_only or (
+        name.startswith("code_predictor.") and "codec_embedding" not in name
+    )
+
+
+def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
+    return parameter.ndim == 2 and ".layers." in name
+
+
+def _fitting(path: Path, weights: Weights) -> Weights:
+    """The tensors of a checkpoint that have the wanted shape; says which have not."""
+    stored = {
+        name.removeprefix(TALKER_PREFIX): value.float() for name, value in load_file(path).items()
+    }
+    found = {
+        name: stored[name]
+        for name, value in weights.items()
+        if name in stored and stored[name].shape == value.shape
+    }
+    fresh = sorted(weights.keys() - found.keys())
+    print(f"{path}: {len(found)} tensors taken; fresh: {', '.join(fresh) or 'none'}")
+    return found
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of shards")
+    parser.add_argument("--test", type=Path, help="shards of sentences to try now and then")
+    parser.add_argument("--output", type=Path, required=True, help="state file")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--init", type=Path, help="checkpoint folder to start from")
+    start.add_argument("--resume", action="store_true", help="go on with --output")
+    parser.add_argument("--presentations", type=int, default=500_000, help="utterances in all")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--hold", type=float, default=0.35, help="share of the run at full rate")
+    parser.add_argument("--predictor-only", action="store_true", help="leave the talker alone")
+    parser.add_argument("--rows", type=int, default=4, help="of a batch")
+    parser.add_argument("--row-length", type=int, default=512, help="positions of a row")
+    parser.add_argument("--frames", type=int, default=320, help="a batch's, for the predictor")
+    parser.add_argument("--codebooks", type=Path, default=SHIPPED, help="to tell words by")
+    parser.add_argument("--save-minutes", type=float, default=5.0)
+    parser.add_argument("--test-minutes", type=float, default=10.0, help="speak test sentences")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args(arguments)
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Train; returns the last figures."""
+    if not math.isfinite(args.learning_rate) or args.learning_rate <= 0:
+        raise SystemExit(f"--learning-rate is {args.learning_rate}; it must be positive.")
+    torch.manual_seed(args.seed)
+    folders = [args.data, args.test] if args.test else [args.data]
+    pool = [utterance for folder in folders for utterance in shards.read_folder(folder)]
+    training = Training(args, recipe.parsed_model_config(), pool)
+    if args.resume:
+        training.resume(args.output)
+    training.run()
+    return training.history[-1] if training.history else {}
+
+
+if __name__ == "__main__":
+    main(parse_args())

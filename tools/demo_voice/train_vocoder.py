@@ -1,0 +1,249 @@
+"""Train the vocoder: the official decoder class, from codes to the sound of their frames.
+
+python -m tools.demo_voice.train_vocoder --texts DATA/train.tsv --output vocoder.pt
+python -m tools.demo_voice.train_vocoder ... --resume            go on with --output
+python -m tools.demo_voice.train_vocoder ... --init FOLDER       start from a checkpoint folder
+"""
+
+import argparse
+import importlib
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import librosa
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from qwen_megakernel import official
+from tools.demo_voice import package, recipe, texts
+from tools.demo_voice.codebooks import SHIPPED, Codebooks
+from tools.demo_voice.speech import Speaker
+
+SAMPLES = recipe.SAMPLES_PER_FRAME
+CONTEXT_FRAMES = 2  # of a segment, at its start: their past is missing, so they are not compared
+RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60))  # window, hop
+MEL_WINDOW, NUM_MELS = 1024, 80
+MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 1.0, 0.5, 0.5
+INITIAL_GAMMA = 0.3  # of the ConvNeXt blocks, whose official 1e-6 would take long to grow
+WARMUP_STEPS = 50
+MIN_RATE = 0.02
+MAX_GRADIENT_NORM = 3.0
+NUM_TEST = 16
+
+Pair = tuple[Tensor, Tensor]  # codes [num_frames, num_codes] int64, samples
+
+
+class Spectra:
+    """What the losses are computed from."""
+
+    def __init__(self, device: torch.device):
+        self._windows = {size: torch.hann_window(size, device=device) for size, _ in RESOLUTIONS}
+        mel = librosa.filters.mel(sr=recipe.SAMPLE_RATE, n_fft=MEL_WINDOW, n_mels=NUM_MELS)
+        self._mel = torch.from_numpy(mel).to(device)
+
+    def losses(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Total, log-mel distance and relative wave distance of [n, num_samples] sounds."""
+        total, mel = output.new_zeros(()), output.new_zeros(())
+        for size, hop in RESOLUTIONS:
+            ours, wanted = (self._magnitude(sound, size, hop) for sound in (output, target))
+            ratio = (ours - wanted).norm() / wanted.norm().clamp(min=1e-2)
+            logs = ((ours + 1e-2).log() - (wanted + 1e-2).log()).abs().mean()
+            total = total + (logs + RATIO_WEIGHT * ratio) / len(RESOLUTIONS)
+            if size == MEL_WINDOW:
+                mels = [(self._mel @ spectrum + 1e-3).log() for spectrum in (ours, wanted)]
+                mel = (mels[0] - mels[1]).abs().mean()
+        wave = (output - target).abs().mean() / target.abs().mean().clamp(min=1e-3)
+        return total + MEL_WEIGHT * mel + WAVE_WEIGHT * wave, mel.detach(), wave.detach()
+
+    def _magnitude(self, sound: Tensor, size: int, hop: int) -> Tensor:
+        spectrum = torch.stft(
+            sound, size, hop, size, self._windows[size], return_complex=True, pad_mode="constant"
+        )
+        return spectrum.abs().clamp(min=1e-5)
+
+
+def new_decoder(codebooks: Codebooks, seed: int) -> torch.nn.Module:
+    """The official decoder class; its codebooks start as those that made the codes."""
+    official.package()
+    tokenizer = "qwen_tts.core.tokenizer_12hz"
+    modeling = importlib.import_module(f"{tokenizer}.modeling_qwen3_tts_tokenizer_v2")
+    configs = importlib.import_module(f"{tokenizer}.configuration_qwen3_tts_tokenizer_v2")
+    config = configs.Qwen3TTSTokenizerV2DecoderConfig(**recipe.codec_config()["decoder_config"])
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(seed)
+    decoder = modeling.Qwen3TTSTokenizerV2Decoder._from_config(config)
+    books = codebooks.books / codebooks.books[0].std()
+    with torch.no_grad():
+        quantizer = decoder.quantizer
+        layers = [*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]
+        for layer, book in zip(layers, books, strict=True):
+            layer._codebook.embedding_sum.copy_(book)
+            layer._codebook.cluster_usage.fill_(1)
+        width = books.shape[-1]
+        projection = torch.randn(quantizer.rvq_first.output_proj.weight.shape) * width**-0.5
+        for part in (quantizer.rvq_first, quantizer.rvq_rest):
+            part.output_proj.weight.copy_(projection)  # codes of all books add up
+        for stage in decoder.upsample:
+            stage[1].gamma.fill_(INITIAL_GAMMA)
+    return decoder
+
+
+class Training:
+    """Network, optimizer and where the run stands."""
+
+    def __init__(self, args: argparse.Namespace, training: list[Pair], test: list[Pair]):
+        self.args, self.device = args, torch.device(args.device)
+        self.training, self.test_pairs = training, test
+        self.decoder = new_decoder(Codebooks.load(args.codebooks), args.seed).to(self.device)
+        if args.init:
+            self.decoder.load_state_dict(package.load_vocoder(args.init))
+        self.spectra = Spectra(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.decoder.parameters(), args.learning_rate, (0.8, 0.99), weight_decay=0.0
+        )
+        self.rng = np.random.default_rng(args.seed)
+        shares = np.array([len(codes) for codes, _ in training], float)
+        self.shares = shares / shares.sum()
+        self.step = 0
+        self.history: list[dict[str, float]] = []
+
+    def run(self) -> None:
+        """Train to the end, saving now and then."""
+        args, recent, saved = self.args, [], time.monotonic()
+        for _ in (bar := tqdm(range(self.step, args.steps), initial=self.step, total=args.steps)):
+            recent.append(self.train_step())
+            is_over = self.step == args.steps
+            if is_over or time.monotonic() - saved > 60 * args.save_minutes:
+                total, mel, wave = np.mean(recent, axis=0).tolist()
+                figures = {"step": self.step, "total": total, "mel": mel, "wave": wave}
+                self.history.append(figures | self.test())
+                bar.write(" ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items()))
+                self.save(args.output)
+                recent, saved = [], time.monotonic()
+
+    def train_step(self) -> list[float]:
+        """One update on random segments; returns total, mel and wave."""
+        args = self.args
+        codes, sounds = zip(*(self._segment() for _ in range(args.batch)), strict=True)
+        target = torch.stack(sounds).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            output = self.decoder(torch.stack(codes).mT.to(self.device))[:, 0]
+        skipped = CONTEXT_FRAMES * SAMPLES
+        losses = self.spectra.losses(output[:, skipped:].float(), target[:, skipped:])
+        self.optimizer.zero_grad()
+        losses[0].backward()
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), MAX_GRADIENT_NORM)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        self.optimizer.step()
+        self.step += 1
+        return [loss.item() for loss in losses]
+
+    def rate(self) -> float:
+        """Learning rate now: up, constant, then half a cosine down."""
+        done, hold = self.step / self.args.steps, self.args.hold
+        fall = 1.0 if done < hold else 0.5 * (1 + math.cos(math.pi * (done - hold) / (1 - hold)))
+        return (
+            self.args.learning_rate * max(MIN_RATE, fall) * min(1, (self.step + 1) / WARMUP_STEPS)
+        )
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float]:
+        """Distances on whole sentences that were not trained on."""
+        self.decoder.eval()
+        found = []
+        for codes, sound in self.test_pairs:
+            output = self.decoder(codes.T[None].to(self.device))[:, 0].clamp(-1, 1)
+            found.append(torch.stack(self.spectra.losses(output, sound[None].to(self.device))))
+        self.decoder.train()
+        total, mel, wave = torch.stack(found).mean(0).tolist()
+        return {"test_total": total, "test_mel": mel, "test_wave": wave}
+
+    def save(self, path: Path) -> None:
+        """Write everything that `resume` needs; the file appears whole."""
+        draft = path.with_suffix(".partial")
+        state = {
+            "weights": self.decoder.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "step": self.step,
+            "history": self.history,
+        }
+        torch.save(state, draft)
+        draft.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Go on where `save` was called."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.decoder.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rng.bit_generator.state = state["rng"]
+        self.step, self.history = state["step"], state["history"]
+
+    def _segment(self) -> Pair:
+        codes, sound = self.training[self.rng.choice(len(self.training), p=self.shares)]
+        length = self.args.segment
+        start = int(self.rng.integers(len(codes) - length + 1))
+        piece = slice(start * SAMPLES, (start + length) * SAMPLES)
+        return codes[start : start + length], sound[piece]
+
+
+def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
+    """(training, test) sentences as codes and as what these should sound like."""
+    speaker = Speaker(args.codebooks)
+    training = [text for _, text in texts.read(args.texts)]
+    random.Random(args.seed).shuffle(training)
+    test = texts.written()[:NUM_TEST]
+
+    def pair(text: str) -> Pair | None:
+        found = speaker.pair(text)
+        if found is None or len(found[0]) < args.segment:
+            return None
+        codes, sound = found
+        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(sound)
+
+    progress = tqdm(training[: args.sentences], desc="sentences")
+    pairs: Any = [[pair(text) for text in part] for part in (progress, test)]
+    return tuple([item for item in part if item] for part in pairs)
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="state file")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--init", type=Path, help="checkpoint folder to start from")
+    start.add_argument("--resume", action="store_true", help="go on with --output")
+    parser.add_argument("--codebooks", type=Path, default=SHIPPED)
+    parser.add_argument("--sentences", type=int, default=1300)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--batch", type=int, default=6, help="segments")
+    parser.add_argument("--segment", type=int, default=9, help="frames")
+    parser.add_argument("--learning-rate", type=float, default=1.2e-3)
+    parser.add_argument("--hold", type=float, default=0.4, help="share of the run at full rate")
+    parser.add_argument("--save-minutes", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    return parser.parse_args(arguments)
+
+
+def main(args: argparse.Namespace) -> dict[str, float]:
+    """Train; returns the last figures."""
+    training = Training(args, *make_pairs(args))
+    if args.resume:
+        training.resume(args.output)
+    training.run()
+    return training.history[-1] if training.history else {}
+
+
+if __name__ == "__main__":
+    main(parse_args())

@@ -1,0 +1,56 @@
+"""Was every word said? Told from codes alone, without a recogniser.
+
+The frames that were drawn are aligned with the reference's (dynamic time warping over the codes'
+latents, which are spectra). A word is right if most of its frames were met closely. It does not
+see the vocoder, and it is strict: the same word at another speed is right, other sounds are not.
+"""
+
+import numpy as np
+
+from tools.demo_voice.codebooks import Codebooks
+from tools.demo_voice.shards import SILENCE
+
+CLOSE = 25.0  # distance of latents; frames of one sound are about 10 apart, other sounds 50
+MOST = 0.7  # of a word's frames
+SKIP_COST = 8.0  # of a frame that only one of the two has
+
+
+def words_right(
+    codes: np.ndarray, reference: np.ndarray, words: np.ndarray, codebooks: Codebooks
+) -> tuple[int, int]:
+    """How many of a sentence's words were said.
+
+    Args:
+        codes: [num_frames, num_codes] as drawn.
+        reference: [num_reference, num_codes].
+        words: [num_reference], which word each reference frame belongs to, or SILENCE.
+    Returns:
+        Right words, words.
+    """
+    spoken = sorted(set(words.tolist()) - {SILENCE})
+    if not len(codes):
+        return 0, len(spoken)
+    left, right = codebooks.latents(codes), codebooks.latents(reference)
+    squares = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
+    nearest = _aligned_distances(np.sqrt(np.maximum(0, squares)))
+    found = sum(bool((nearest[words == word] < CLOSE).mean() >= MOST) for word in spoken)
+    return found, len(spoken)
+
+
+def _aligned_distances(distances: np.ndarray) -> np.ndarray:
+    """Least distance that each column (reference frame) has on the cheapest path."""
+    num_rows, num_columns = distances.shape
+    cost = np.full((num_rows + 1, num_columns + 1), np.inf)
+    cost[0, 0] = 0
+    for i in range(num_rows):
+        for j in range(num_columns):
+            before = min(cost[i, j], cost[i, j + 1] + SKIP_COST, cost[i + 1, j] + SKIP_COST)
+            cost[i + 1, j + 1] = distances[i, j] + before
+    nearest = np.full(num_columns, np.inf)
+    i, j = num_rows, num_columns
+    while i and j:
+        nearest[j - 1] = min(nearest[j - 1], distances[i - 1, j - 1])
+        steps = (cost[i - 1, j - 1], cost[i - 1, j] + SKIP_COST, cost[i, j - 1] + SKIP_COST)
+        step = int(np.argmin(steps))
+        i, j = i - (step != 2), j - (step != 1)
+    return nearest
