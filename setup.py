@@ -14,6 +14,8 @@ SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websoc
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
 RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the demonstration voice
 WYOMING = ["wyoming>=1.7"]
+SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
+PLOTS = ["matplotlib"]
 
 setup(
     name="qwen_megakernel",
@@ -23,7 +25,12 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=["qwen_megakernel", "qwen_megakernel.csrc", "qwen_megakernel.csrc.emulation"],
+    packages=[
+        "qwen_megakernel",
+        "qwen_megakernel.sheen",
+        "qwen_megakernel.csrc",
+        "qwen_megakernel.csrc.emulation",
+    ],
     package_dir={
         "qwen_megakernel.csrc": "csrc",
         "qwen_megakernel.csrc.emulation": "csrc/emulation",
@@ -52,7 +59,8 @@ setup(
         "aac": ["av"],
         "wyoming": WYOMING,
         "play": ["sounddevice"],
-        "plots": ["matplotlib"],
+        "plots": PLOTS,
+        "sheen": SHEEN,
         "nvcc": ["cuda-toolkit[nvcc,cudart,cccl,nvvm,crt]==13.2.*"],
         "reference": [
             "transformers==4.57.3",
@@ -79,7 +87,12 @@ setup(
             *PIPECAT,
             *WYOMING,
             *SERVER,
+<<<<<<< HEAD
             *RECOGNISER,
+=======
+            *SHEEN,
+            *PLOTS,
+>>>>>>> cc86482 (sheen: codes, tokens, codec, dataset, training and the engine of the second family)
         ],
     },
     entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},

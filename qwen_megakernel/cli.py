@@ -1,68 +1,12 @@
-"""The command line: speak | serve | voices | download | doctor | build | codes."""
+"""The command line: speak | serve | sheen | voices | download | doctor | build | codes."""
 
 import argparse
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from qwen_megakernel import __version__, cli_build, cli_serve, cli_voices, options
+from qwen_megakernel import __version__, cli_build, cli_serve, cli_speak, cli_voices, options
 from qwen_megakernel.errors import UsageError
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-CHARS_PER_SECOND = 14  # of read English, for the progress bar
-
-
-def speak(args: argparse.Namespace) -> int:
-    """Say something: to a file, or as raw samples to standard output."""
-    from qwen_megakernel import audio, codes_file
-
-    if args.stdout and args.output:
-        raise UsageError("--stdout and --output exclude each other.")
-    output = args.output or "out.wav"
-    text = options.read_text(args.text)
-    with options.load_engine(args) as tts:
-        stream = tts.stream(text, **options.speech_options(args, tts))
-        if args.stdout:
-            for chunk in stream:
-                sys.stdout.buffer.write(chunk.pcm16)
-                sys.stdout.buffer.flush()
-        else:
-            writing = audio.WavWriter(output, tts.sample_rate)
-            with writing as writer, _progress_bar(args, text) as bar:
-                for chunk in stream:
-                    writer.write(chunk.samples)
-                    bar.update(chunk.num_frames * tts.seconds_per_frame)
-                    if args.stream and chunk.num_frames:
-                        print(
-                            f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}.."
-                            f"{chunk.frame_index + chunk.num_frames - 1}",
-                            file=sys.stderr,
-                        )
-        if args.dump_codes:
-            codes_file.write(Path(args.dump_codes), stream.codes)
-    if not args.quiet:
-        seconds = len(stream.codes) * tts.seconds_per_frame
-        target = "standard output" if args.stdout else output
-        print(
-            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
-            file=sys.stderr,
-        )
-    return 0
-
-
-def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
-    """Seconds of speech made, on a terminal; its end is an estimate from the text's length."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=max(1.0, len(text) / CHARS_PER_SECOND),
-        disable=args.quiet or args.stream or not sys.stderr.isatty(),
-        bar_format="{desc}{bar} {n:.1f} s of speech in {elapsed}",
-        leave=False,
-    )
+from qwen_megakernel.sheen import cli as sheen_cli
 
 
 def download(args: argparse.Namespace) -> int:
@@ -132,17 +76,9 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 
-    command = commands.add_parser("speak", help="say something", description=speak.__doc__)
-    command.add_argument("text", help="what to say; - reads standard input")
-    command.add_argument("--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
-    command.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
-    command.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
-    command.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
-    options.add_model_options(command)
-    options.add_speech_options(command)
-    command.set_defaults(run=speak)
-
+    cli_speak.add_command(commands)
     cli_serve.add_command(commands)
+    sheen_cli.add_commands(commands)
     cli_voices.add_commands(commands)
 
     command = commands.add_parser("download", help="fetch a model", description=download.__doc__)

@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
         "--api-key", metavar="K", help=f"ask clients for it (default: ${API_KEY_VARIABLE})"
     )
     command.add_argument("--slots", type=int, default=1, help="streams spoken at the same time")
-    command.add_argument("--max-frames", type=int, default=1000, help="of 80 ms, for each part")
+    command.add_argument("--max-frames", type=int, help="for each part of a text (default 1000)")
     command.add_argument("--max-queue", type=int, default=8, help="requests that may wait")
     command.add_argument("--max-chars", type=int, default=4096, help="of a request's text")
     command.add_argument("--default-format", default="wav", help="when a request names none")
@@ -82,7 +82,8 @@ def serve(args: argparse.Namespace) -> int:
     )
 
     def make() -> Any:
-        engine = options.load_engine(args, num_slots=args.slots, max_frames=args.max_frames)
+        limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
+        engine = options.load_engine(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
             engine.find_voice(settings.voice_fallback)  # refuses an unknown one now
         if not args.quiet:

@@ -58,6 +58,10 @@ class VoiceMismatch(UsageError):
     """A voice made for a checkpoint of another width or codec."""
 
 
+class DatasetError(UsageError):
+    """Recordings, or a file made of them, that no model can be trained on."""
+
+
 class EnvironmentError_(QwenTTSError):  # noqa: N801 - the builtin is an alias of OSError
     """The machine lacks something: a GPU, a driver, a compiler."""
 
@@ -145,6 +149,10 @@ class KernelTimeout(GenerationError):
     """A grid barrier of the kernel expired."""
 
     http_status = 503
+
+
+class TokenOrderError(GenerationError):
+    """A model spoke audio tokens in an order that is no sound."""
 
 
 class EngineClosed(GenerationError):

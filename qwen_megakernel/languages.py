@@ -47,6 +47,11 @@ def code_of_language(name: str) -> str | None:
     return next((code for code, known in _NAME_OF_CODE.items() if known == wanted), None)
 
 
+def language_of_code(code: str) -> str | None:
+    """The name of the language of an ISO 639 code or BCP-47 tag; None for any other."""
+    return _NAME_OF_CODE.get(code.strip().lower().replace("_", "-").split("-")[0])
+
+
 def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) -> str:
     """Find the checkpoint's name for a language.
 
@@ -65,7 +70,7 @@ def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) 
     wanted = language.strip().lower()
     name = next((name for name in supported if name.lower() == wanted), None)
     if name is None:
-        name = _NAME_OF_CODE.get(wanted.replace("_", "-").split("-")[0])
+        name = language_of_code(wanted)
     if name in supported:
         return name
     codes = {name: code for code, name in reversed(_NAME_OF_CODE.items())}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qwen_megakernel.errors import QwenTTSError, UsageError
 
 if TYPE_CHECKING:
-    from qwen_megakernel.tts_engine import TTSEngine
+    from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
@@ -48,9 +48,14 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--xvector", action="store_true", help="clone without the transcript")
     parser.add_argument("--language", default="auto", help='a name, a code like "en", or auto')
     parser.add_argument("--instruct", help="how to speak, for models that take it")
-    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
-    parser.add_argument("--max-frames", type=int, help="stop after this many frames of 80 ms")
     parser.add_argument("--text-feed", default="auto", choices=("auto", "stepwise", "full"))
+    add_sampling_options(parser)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """--seed, --max-frames and the sampling knobs, which every family of models has."""
+    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
+    parser.add_argument("--max-frames", type=int, help="stop after this many frames (80 ms each)")
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int)
@@ -58,20 +63,26 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetition-penalty", type=float)
 
 
-def speech_options(args: argparse.Namespace, tts: "TTSEngine") -> dict[str, Any]:
+def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
     """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
     A voice to clone is cloned here, by `tts`, which remembers it: asking again costs nothing.
     """
-    names = ("language", "instruct", "seed", "max_frames", "text_feed")
-    names += ("temperature", "top_k", "top_p", "repetition_penalty")
+    names = ("language", "instruct", "text_feed")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
+    return options | sampling_options(args)
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for `stream` from `add_sampling_options`."""
+    names = ("seed", "max_frames", "temperature", "top_k", "top_p", "repetition_penalty")
+    options = {name: getattr(args, name) for name in names}
     if args.greedy:
         options |= {"do_sample": False, "subtalker_do_sample": False}
     return options
 
 
-def _voice(args: argparse.Namespace, tts: "TTSEngine") -> "str | Voice | None":
+def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
     if args.voice_sample is None:
         if args.ref_text is not None or args.xvector:
             raise UsageError("--ref-text and --xvector describe a --voice-sample; none is given.")
@@ -81,13 +92,12 @@ def _voice(args: argparse.Namespace, tts: "TTSEngine") -> "str | Voice | None":
     return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
 
 
-def load_engine(args: argparse.Namespace, **options: Any) -> "TTSEngine":
+def load_engine(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
-    from qwen_megakernel.tts_engine import TTSEngine
+    from qwen_megakernel import families
 
-    if args.model is not None:
-        options["model"] = args.model
-    engine = TTSEngine.from_pretrained(
+    engine = families.load_engine(
+        args.model,
         backend=args.backend,
         device=args.device,
         dtype=args.dtype,
@@ -96,10 +106,15 @@ def load_engine(args: argparse.Namespace, **options: Any) -> "TTSEngine":
         progress=not args.quiet,
         **options,
     )
+    tell_engine(args, engine)
+    return engine
+
+
+def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
+    """Say on stderr what an engine runs on, unless --quiet."""
     if not args.quiet:
         dtype = str(engine.dtype).removeprefix("torch.")
         print(f"backend {engine.backend} ({engine.why}), {engine.device}, {dtype}", file=sys.stderr)
-    return engine
 
 
 def read_text(text: str) -> str:

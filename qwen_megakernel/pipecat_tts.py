@@ -43,8 +43,8 @@ from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
 if TYPE_CHECKING:
+    from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.speech_stream import SpeechStream
-    from qwen_megakernel.tts_engine import TTSEngine
 
 # What stands for text without sound, and for speech that failed before its first sample. The base
 # class writes a service off after three contexts without any audio.
@@ -78,7 +78,7 @@ class MegakernelTTSService(InProcessTTSService):
         self,
         *,
         model_path: str | None = None,
-        engine: TTSEngine | None = None,
+        engine: SpeechEngine | None = None,
         voices: Mapping[str, Voice] | None = None,
         first_chunk_frames: int = 1,
         chunk_frames: int = 10,
@@ -117,12 +117,11 @@ class MegakernelTTSService(InProcessTTSService):
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
                 f"{engine_timeout_s}; the first must be longer."
             )
-        self._owned_engine: TTSEngine | None = None
+        self._owned_engine: SpeechEngine | None = None
         if engine is None:
-            from qwen_megakernel.tts_engine import TTSEngine  # brings torch
+            from qwen_megakernel import families  # brings torch
 
-            model = {} if model_path is None else {"model": model_path}
-            engine = self._owned_engine = TTSEngine.from_pretrained(**model)
+            engine = self._owned_engine = families.load_engine(model_path)
         self._engine = engine
         self._voices = dict(voices or {})
         self._chunking = {"first_chunk_frames": first_chunk_frames, "chunk_frames": chunk_frames}

@@ -6,19 +6,28 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from qwen_megakernel import codes_file
 from qwen_megakernel.errors import OutputError
-from qwen_megakernel.speech_stream import Speech, SpeechStream, StreamState
+from qwen_megakernel.speech_stream import (
+    PART_CHARS,
+    Speech,
+    SpeechStream,
+    StreamState,
+    TextPart,
+)
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
-from qwen_megakernel.utterance import AudioChunk
+from qwen_megakernel.text import TextStream
+from qwen_megakernel.utterance import AudioChunk, SpeechRequest, TextIds
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -90,6 +99,32 @@ class SpeechEngine(ABC):
         """Clone a voice, or raise `TaskError` where the model cannot."""
 
     # ---- what they share -------------------------------------------------------------------------
+
+    def _start(
+        self,
+        request: SpeechRequest,
+        prompt_ids: TextIds,
+        bodies: Sequence[Tensor],
+        new_text: Callable[[], TextStream],
+        part_chars: int = PART_CHARS,
+    ) -> SpeechStream:
+        """Queue a request that was checked.
+
+        Args:
+            prompt_ids: what goes before each part's ids.
+            bodies: [num_text_tokens] int64 for each part; none where the text is open.
+            new_text: begins a part of an open text.
+            part_chars: of an open text, after which a sentence end ends a part.
+        """
+        text_open, loop = request.text is None, self._loop
+        state = StreamState(
+            request, prompt_ids, loop.wake, loop.interrupt, text_closed=not text_open
+        )
+        for ids in bodies:
+            state.parts.append(TextPart(deque([ids]), closed=True))
+        state.planned_parts = len(bodies) or None
+        loop.submit(state)
+        return SpeechStream(state, self, new_text if text_open else None, part_chars)
 
     @property
     def spent_ms(self) -> dict[str, float]:

@@ -127,10 +127,11 @@ class SpeechStream:
         state: StreamState,
         engine: object,
         new_text: Callable[[], TextStream] | None = None,
+        part_chars: int = PART_CHARS,
     ) -> None:
         self._state = state
         self._engine = engine  # a dropped engine closes; ours must not while we are read
-        self._new_text = new_text
+        self._new_text, self._part_limit = new_text, part_chars
         self._text: TextStream | None = None
         self._part: TextPart | None = None
         self._part_chars = 0
@@ -210,9 +211,9 @@ class SpeechStream:
         """Where in `text` the current part ends; None if it goes on past it."""
         for match in _SENTENCE_END.finditer(self._last_char + text):
             end = match.end() - len(self._last_char)
-            if end > 0 and self._part_chars + end >= PART_CHARS:
+            if end > 0 and self._part_chars + end >= self._part_limit:
                 return end
-        space = text.find(" ", max(0, 2 * PART_CHARS - self._part_chars))
+        space = text.find(" ", max(0, 2 * self._part_limit - self._part_chars))
         return space + 1 if space >= 0 else None
 
     def _append(self, text: str) -> None:

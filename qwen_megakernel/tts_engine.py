@@ -6,7 +6,6 @@ loop and many callers share one model.
 
 import logging
 import secrets
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_engine import SpeechEngine
-from qwen_megakernel.speech_stream import SpeechStream, StreamState, TextPart
+from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.text import TextTokenizer, validate
 from qwen_megakernel.text import split as split_text
@@ -222,15 +221,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 for part in ([spoken] if split == "off" else split_text(spoken))
             ]
             prompt_ids = parts[0]
-        loop = self._loop
-        state = StreamState(
-            request, prompt_ids, loop.wake, loop.interrupt, text_closed=not text_open
-        )
-        for part in parts:
-            state.parts.append(TextPart(deque([part.body]), closed=True))
-        state.planned_parts = len(parts) or None
-        self._loop.submit(state)
-        return SpeechStream(state, self, self._tokenizer.stream if text_open else None)
+        bodies = [part.body for part in parts]
+        return self._start(request, prompt_ids, bodies, self._tokenizer.stream)
 
     def create_voice(
         self,

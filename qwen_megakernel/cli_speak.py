@@ -1,0 +1,100 @@
+"""Speech to a file or to standard output, as `speak` and `sheen infer` write it."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen_megakernel import options
+from qwen_megakernel.errors import UsageError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from qwen_megakernel.speech_engine import SpeechEngine
+    from qwen_megakernel.speech_stream import SpeechStream
+
+CHARS_PER_SECOND = 14  # of read English, for the progress bar
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """--output, --stream, --stdout, --dump-codes."""
+    parser.add_argument("--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
+    parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
+    parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
+    parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """Refuse what excludes each other, before a model is loaded.
+
+    Raises:
+        UsageError: see above.
+    """
+    if args.stdout and args.output:
+        raise UsageError("--stdout and --output exclude each other.")
+
+
+def write_speech(
+    args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
+) -> None:
+    """Send a stream where `add_output_options` says; `text` is for the progress bar."""
+    from qwen_megakernel import audio, codes_file
+
+    output = args.output or "out.wav"
+    if args.stdout:
+        for chunk in stream:
+            sys.stdout.buffer.write(chunk.pcm16)
+            sys.stdout.buffer.flush()
+    else:
+        writing = audio.WavWriter(output, tts.sample_rate)
+        with writing as writer, _progress_bar(args, text) as bar:
+            for chunk in stream:
+                writer.write(chunk.samples)
+                bar.update(chunk.num_frames * tts.seconds_per_frame)
+                if args.stream and chunk.num_frames:
+                    print(
+                        f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}.."
+                        f"{chunk.frame_index + chunk.num_frames - 1}",
+                        file=sys.stderr,
+                    )
+    if args.dump_codes:
+        codes_file.write(Path(args.dump_codes), stream.codes)
+    if not args.quiet:
+        seconds = len(stream.codes) * tts.seconds_per_frame
+        target = "standard output" if args.stdout else output
+        print(
+            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
+            file=sys.stderr,
+        )
+
+
+def speak(args: argparse.Namespace) -> int:
+    """Say something: to a file, or as raw samples to standard output."""
+    check_output(args)
+    text = options.read_text(args.text)
+    with options.load_engine(args) as tts:
+        write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
+    return 0
+
+
+def add_command(commands: Any) -> None:
+    """Add `speak` to the subparsers `commands`."""
+    command = commands.add_parser("speak", help="say something", description=speak.__doc__)
+    command.add_argument("text", help="what to say; - reads standard input")
+    add_output_options(command)
+    options.add_model_options(command)
+    options.add_speech_options(command)
+    command.set_defaults(run=speak)
+
+
+def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
+    """Seconds of speech made, on a terminal; its end is an estimate from the text's length."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=max(1.0, len(text) / CHARS_PER_SECOND),
+        disable=args.quiet or args.stream or not sys.stderr.isatty(),
+        bar_format="{desc}{bar} {n:.1f} s of speech in {elapsed}",
+        leave=False,
+    )

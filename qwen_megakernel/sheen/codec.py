@@ -1,0 +1,241 @@
+"""SNAC: recordings to codes, codes to sound, whole or as frames arrive.
+
+The package `snac` does both; this gives it frames of seven codes, a noise that does not change
+(`noise`), and streaming. Its decoder looks a few frames to both sides, so a chunk is decoded with
+its neighbours and only its own samples are kept; at the ends of a stream there are none, as in a
+decode of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qwen_megakernel import hub, reference_audio
+from qwen_megakernel.errors import (
+    DatasetError,
+    MissingPackageError,
+    ModelFilesError,
+    UnsupportedModel,
+    UsageError,
+)
+from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_RATIO, deinterleave, interleave
+
+if TYPE_CHECKING:
+    from snac import SNAC
+
+DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
+CONFIG, WEIGHTS = "config.json", "pytorch_model.bin"
+
+
+def find_snac(source: str, *, local_files_only: bool = False, progress: bool = True) -> Path:
+    """The folder of a SNAC: `source` itself, or where that hub id was downloaded to.
+
+    Raises:
+        ModelFilesError: a file is missing, or the hub cannot be reached.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        names = (CONFIG, WEIGHTS)
+        return hub.fetch(
+            source,
+            names,
+            accept=lambda folder: None,
+            local_files_only=local_files_only,
+            progress=progress,
+        )
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelFilesError(
+                f"{folder} has no {name}.", f"A SNAC is a folder with {CONFIG} and {WEIGHTS}."
+            )
+    return folder
+
+
+def read_snac_config(folder: Path) -> dict[str, Any]:
+    """A SNAC's config.json, checked: one layout of codes is what the language model speaks.
+
+    Raises:
+        ModelFilesError: it cannot be read.
+        UnsupportedModel: other layers than 1 : 2 : 4, or attention, which has no bounded context.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{folder / CONFIG} cannot be read: {error}.") from error
+    strides = config.get("vq_strides")
+    if strides != [LAYER_RATIO[-1] // count for count in LAYER_RATIO]:
+        raise UnsupportedModel(
+            f"{folder}: vq_strides are {strides}; Sheen speaks [4, 2, 1].",
+            cure=f"Use {DEFAULT_SNAC}.",
+        )
+    if config.get("attn_window_size") is not None:
+        raise UnsupportedModel(
+            f"{folder}: attn_window_size is {config['attn_window_size']}.",
+            "With attention a chunk would need its whole window; the 24 kHz SNAC has none.",
+            f"Use {DEFAULT_SNAC}.",
+        )
+    return config
+
+
+@dataclass(slots=True)
+class VocoderState:
+    """What one stream remembers: the last frames it sounded, and how many there were."""
+
+    num_frames: int = 0
+    recent: np.ndarray = field(
+        default_factory=lambda: np.empty((0, CODES_PER_FRAME), dtype=np.int32)
+    )
+
+
+class SnacCodec:
+    """One SNAC on one device, in float32.
+
+    Args:
+        folder: config.json and pytorch_model.bin, as published.
+        device: where it runs.
+    Raises:
+        MissingPackageError: the package `snac` is not installed.
+        ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit it.
+    """
+
+    def __init__(self, folder: Path, device: torch.device | str = "cpu"):
+        config = read_snac_config(folder)
+        self._snac = _load(folder).to(device)
+        from qwen_megakernel.sheen.noise import address_noise  # brings snac
+
+        self._place = address_noise(self._snac.decoder)
+        self.device = torch.device(device)
+        self.sample_rate: int = config["sampling_rate"]
+        self.codebook_size: int = config["codebook_size"]
+        self.samples_per_frame = math.prod(config["encoder_rates"]) * config["vq_strides"][0]
+        self.lookback, self.lookahead = _context(self._snac.decoder, self.samples_per_frame)
+
+    @property
+    def seconds_per_frame(self) -> float:
+        """0.0853 at 24 kHz."""
+        return self.samples_per_frame / self.sample_rate
+
+    @torch.inference_mode()
+    def encode(self, samples: np.ndarray, rate: int) -> np.ndarray:
+        """Listen to a recording.
+
+        Args:
+            samples: [num_samples] float32 mono.
+            rate: samples a second; resampled to the codec's.
+        Returns:
+            [num_frames, 7] int32; the last frame is padded with silence.
+        Raises:
+            DatasetError: no samples, or one that is not a number.
+        """
+        if not len(samples) or not np.isfinite(samples).all():
+            fault = "holds NaN or infinity" if len(samples) else "is empty"
+            raise DatasetError(f"The recording {fault}.")
+        heard = reference_audio.resample(samples, rate, self.sample_rate)
+        codes = self._snac.encode(torch.from_numpy(heard).to(self.device)[None, None])
+        return interleave([layer[0].cpu().numpy() for layer in codes])
+
+    def decode(self, codes: np.ndarray | Tensor) -> np.ndarray:
+        """[num_frames, 7] codes -> [num_frames * samples_per_frame] float32 in [-1, 1]."""
+        pcm = self.step(torch.as_tensor(codes)[None], [self.new_state()])
+        return pcm[0].cpu().numpy()
+
+    # ---- as a vocoder of the engine (stages.FrameVocoder) ----------------------------------------
+
+    def new_state(self) -> VocoderState:
+        """The state of a stream that has decoded nothing yet."""
+        return VocoderState()
+
+    def warm(self, codes: np.ndarray, state: VocoderState) -> None:
+        """Let a stream's memory begin with [num_frames, 7] frames that are not sounded."""
+        self._remember(state, np.asarray(codes, dtype=np.int32))
+
+    def step(self, codes: Tensor, states: Sequence[VocoderState], *ahead: Tensor) -> Tensor:
+        """Decode the next frames of n streams.
+
+        Each stream is decoded by itself, so its samples do not depend on its company.
+
+        Args:
+            codes: [n, num_frames, 7] integers.
+            states: one per row, all different; advanced by num_frames.
+            ahead: [n, k, 7], the frames behind them: `lookahead`, or the last of the stream.
+        Returns:
+            [n, num_frames * samples_per_frame] float32 in [-1, 1], on the codec's device.
+        Raises:
+            UsageError: a code that the codebooks do not have.
+        """
+        rows = codes.cpu().numpy().astype(np.int32)
+        behind = ahead[0].cpu().numpy().astype(np.int32) if ahead else rows[:, :0]
+        seen = np.concatenate([rows, behind], axis=1)
+        if seen.size and not (seen.min() >= 0 and seen.max() < self.codebook_size):
+            raise UsageError(
+                f"Codes from {seen.min()} to {seen.max()}; this SNAC has 0 .. "
+                f"{self.codebook_size - 1}."
+            )
+        pcm = []
+        for row, future, state in zip(rows, behind, states, strict=True):
+            window = np.concatenate([state.recent, row, future])
+            first = state.num_frames - len(state.recent)
+            begin = len(state.recent) * self.samples_per_frame
+            sound = self._decode_window(window, first)
+            pcm.append(sound[begin : begin + len(row) * self.samples_per_frame])
+            self._remember(state, row)
+        return torch.stack(pcm)
+
+    def _remember(self, state: VocoderState, frames: np.ndarray) -> None:
+        state.num_frames += len(frames)
+        recent = np.concatenate([state.recent, frames])
+        state.recent = recent[max(0, len(recent) - self.lookback) :]
+
+    @torch.inference_mode()
+    def _decode_window(self, frames: np.ndarray, first_frame: int) -> Tensor:
+        """[n, 7] frames from `first_frame` of their stream on -> [n * samples_per_frame]."""
+        self._place.first_frame, self._place.num_frames = first_frame, len(frames)
+        layers = [torch.from_numpy(layer).long() for layer in deinterleave(frames)]
+        return self._snac.decode([layer.to(self.device)[None] for layer in layers])[0, 0]
+
+
+def _load(folder: Path) -> SNAC:
+    try:
+        from snac import SNAC
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Sheen needs the package snac ({error}).", cure='pip install "qwen_megakernel[sheen]"'
+        ) from error
+    try:
+        return SNAC.from_pretrained(str(folder)).eval()
+    except Exception as error:  # torch.load and load_state_dict raise whatever the file provokes
+        raise ModelFilesError(
+            f"{folder / WEIGHTS} cannot be loaded: {str(error).splitlines()[0]}",
+            "The file is damaged, or belongs to another config.json.",
+        ) from error
+
+
+def _context(decoder: nn.Module, samples_per_frame: int) -> tuple[int, int]:
+    """How many frames before and behind a frame can reach its samples.
+
+    Walks back from the samples of frame 0 through every convolution. Residual branches are wider
+    than what they bypass, so the list of all convolutions is the widest path.
+    """
+    first, last = 0, samples_per_frame - 1
+    for layer in reversed(list(decoder.modules())):
+        if not isinstance(layer, nn.Conv1d | nn.ConvTranspose1d):
+            continue
+        padding, stride = layer.padding[0], layer.stride[0]
+        reach = layer.dilation[0] * (layer.kernel_size[0] - 1)
+        if isinstance(layer, nn.ConvTranspose1d):
+            first = -((reach - padding - first) // stride)
+            last = (last + padding) // stride
+        else:
+            first = first * stride - padding
+            last = last * stride - padding + reach
+    positions = LAYER_RATIO[-1]  # of the latents, a frame
+    return -(first // positions), last // positions

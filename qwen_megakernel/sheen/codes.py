@@ -1,0 +1,62 @@
+"""SNAC's codes as frames of seven, the order in which the language model speaks them.
+
+SNAC describes sound in three layers, each at twice the rate of the one before. A frame is the time
+of one code of the first layer, with what the others say of the same time behind it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from qwen_megakernel.errors import DatasetError
+
+LAYER_RATIO = (1, 2, 4)  # codes a frame, by layer
+NUM_LAYERS = len(LAYER_RATIO)
+CODES_PER_FRAME = sum(LAYER_RATIO)
+
+# The layer of each place in a frame: 0 1 1 2 2 2 2.
+LAYER_OF_PLACE = tuple(layer for layer, count in enumerate(LAYER_RATIO) for _ in range(count))
+
+# For estimates; the codec's own rate is 24000 / 2048 = 11.72.
+NOMINAL_FRAMES_PER_SECOND = 12
+NOMINAL_CODES_PER_SECOND = NOMINAL_FRAMES_PER_SECOND * CODES_PER_FRAME
+
+
+def interleave(layers: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    """Join the codes of the three layers, frame by frame.
+
+    Args:
+        layers: [num_frames], [2 * num_frames] and [4 * num_frames] codes.
+    Returns:
+        [num_frames, 7] int32: one code of layer 1, two of layer 2, four of layer 3.
+    Raises:
+        DatasetError: not three layers, or their lengths are not 1 : 2 : 4.
+    """
+    lengths = [len(layer) for layer in layers]
+    num_frames = lengths[0] if lengths else 0
+    if lengths != [num_frames * count for count in LAYER_RATIO]:
+        raise DatasetError(
+            f"The layers have {lengths} codes.",
+            "A frame is 1 code of the first layer, 2 of the second and 4 of the third.",
+        )
+    columns = [
+        np.asarray(layer, dtype=np.int32).reshape(num_frames, count)
+        for layer, count in zip(layers, LAYER_RATIO, strict=True)
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+def deinterleave(frames: np.ndarray) -> list[np.ndarray]:
+    """Undo `interleave`: [num_frames, 7] -> the codes of each layer, int32."""
+    ends = np.cumsum(LAYER_RATIO)[:-1]
+    return [part.reshape(-1) for part in np.split(np.asarray(frames, np.int32), ends, axis=1)]
+
+
+def estimate_length(num_text_tokens: int, seconds: float) -> int:
+    """Tokens of a training sequence: text, <audio_start>, 84 a second of audio, <audio_end>.
+
+    Never less than what `seconds` of audio come to, whose last frame may be padding.
+    """
+    frames = math.ceil(seconds * NOMINAL_FRAMES_PER_SECOND)
+    return num_text_tokens + 1 + frames * CODES_PER_FRAME + 1

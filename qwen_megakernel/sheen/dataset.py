@@ -1,0 +1,128 @@
+"""What `prepare` writes and `train` reads: one JSON object a line, a recording each.
+
+    {"id": "0001", "text": "həˈloʊ wɝld", "snac_codes": [[...], [...], [...]], "espeak": "en-us"}
+
+`text` is what the model reads: phonemes. `espeak` is the voice that made them of a text, and absent
+where they were given. `id` may be absent, too.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen_megakernel.errors import DatasetError
+from qwen_megakernel.sheen.codes import deinterleave, interleave
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A recording: what is said, and how it sounds."""
+
+    id: str
+    text: str
+    frames: np.ndarray  # [num_frames, 7] int32
+    espeak: str | None = None  # the espeak-ng voice that made `text`
+
+    def to_json(self) -> str:
+        """The line of the file, without its end."""
+        values: dict[str, Any] = {
+            "id": self.id,
+            "text": self.text,
+            "snac_codes": [layer.tolist() for layer in deinterleave(self.frames)],
+        }
+        if self.espeak:
+            values["espeak"] = self.espeak
+        return json.dumps(values, ensure_ascii=False)
+
+
+def parse(line: str, codebook_size: int) -> Sample:
+    """Read a line.
+
+    Raises:
+        DatasetError: what is wrong with it.
+    """
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"no JSON: {error}.") from error
+    if not isinstance(values, dict) or not {"text", "snac_codes"} <= values.keys():
+        raise DatasetError("no object with `text` and `snac_codes`.")
+    text, layers = values["text"], values["snac_codes"]
+    if not isinstance(text, str) or not text.strip():
+        raise DatasetError(f"text is {text!r}.")
+    is_table = isinstance(layers, list) and all(
+        isinstance(layer, list) and all(type(code) is int for code in layer) for layer in layers
+    )
+    if not is_table:
+        raise DatasetError("snac_codes are no lists of integers.")
+    frames = interleave(layers)
+    if not len(frames):
+        raise DatasetError("no codes.")
+    if frames.min() < 0 or frames.max() >= codebook_size:
+        raise DatasetError(
+            f"codes from {frames.min()} to {frames.max()}; there are 0 .. {codebook_size - 1}."
+        )
+    return Sample(str(values.get("id", "")), text, frames, values.get("espeak"))
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a dataset that are not blank, each with its number.
+
+    Raises:
+        DatasetError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(
+            f"{path} cannot be read: {error}.",
+            cure="Make it with: python -m qwen_megakernel sheen prepare",
+        ) from error
+
+
+def read(path: Path, codebook_size: int) -> list[Sample]:
+    """Read a dataset to train on.
+
+    Raises:
+        DatasetError: a line is damaged (its number is told), there is none, or some texts were
+            phonemised by another voice than the others.
+    """
+    samples = []
+    for number, line in lines(path):
+        try:
+            samples.append(parse(line, codebook_size))
+        except DatasetError as error:
+            raise DatasetError(
+                f"{path}, line {number}: {error.what}",
+                error.why,
+                "See all faults with: python -m qwen_megakernel sheen verify dataset",
+            ) from error
+    if not samples:
+        raise DatasetError(f"{path} holds no recordings.")
+    check_one_phonemiser(path, {sample.espeak for sample in samples})
+    return samples
+
+
+def check_one_phonemiser(path: Path, voices: set[str | None]) -> None:
+    """Refuse a dataset whose texts were made in different ways.
+
+    Args:
+        path: for the message.
+        voices: the espeak-ng voices of its samples; None: phonemes were given.
+    Raises:
+        DatasetError: there is more than one.
+    """
+    if len(voices) > 1:
+        names = ", ".join(sorted(voice or "given phonemes" for voice in voices))
+        raise DatasetError(
+            f"{path} mixes ways to phonemes: {names}.",
+            "The model would have to guess which one a text was made by.",
+            "Prepare all of it with the same --espeak, or without.",
+        )

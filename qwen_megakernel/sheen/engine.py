@@ -1,0 +1,247 @@
+"""The engine of this family: the same face, the same step loop, other stages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwen_megakernel import reference_audio
+from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError
+from qwen_megakernel.languages import AUTO, language_of_code, resolve_language
+from qwen_megakernel.model_tts import choose_backend
+from qwen_megakernel.sheen import model_folder
+from qwen_megakernel.sheen.codec import SnacCodec
+from qwen_megakernel.sheen.codes import CODES_PER_FRAME
+from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder
+from qwen_megakernel.sheen.language_model import LanguageModel
+from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
+from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_ids
+from qwen_megakernel.speech_engine import SpeechEngine
+from qwen_megakernel.speech_stream import SpeechStream
+from qwen_megakernel.stages import Stages
+from qwen_megakernel.utterance import Sampling, SpeechRequest
+from qwen_megakernel.voice import Voice
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+GENERATION_CONFIG = "generation_config.json"
+
+
+class SheenEngine(SpeechEngine):
+    """A trained voice that speaks. Make one with `SheenEngine.from_pretrained`.
+
+    Args:
+        files: the voice, from `model_folder.find`.
+        backend: "auto" or "torch"; the layers run in transformers.
+        device, dtype, num_slots, warmup: as `TTSEngine` has them.
+        max_frames: frames one part of a text may have; None: what training sequences had room for.
+        phonemes: texts are phonemes already, whatever the voice was trained on.
+        order: "repair" or "refuse", see `decoder.ORDERS`.
+        voices: a folder of voice files, which no voice of this family can use.
+    Raises:
+        ModelFilesError: a file is damaged, or one does not fit the others.
+        UsageError: an argument can never work.
+    """
+
+    def __init__(
+        self,
+        files: SheenFiles,
+        *,
+        backend: str = "auto",
+        device: str | None = None,
+        dtype: str | None = None,
+        num_slots: int = 1,
+        max_frames: int | None = None,
+        phonemes: bool = False,
+        order: str = "repair",
+        voices: str | Path | None = None,
+        warmup: bool = True,
+    ):
+        if dtype is not None and dtype not in DTYPES:
+            raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
+        if voices is not None:
+            raise self._one_voice("A folder of voices", files)
+        chosen = choose_backend("torch" if backend == "auto" else backend, device)
+        if chosen.name != "torch":
+            raise UsageError(
+                f"backend is {backend!r}; voices of this family run on torch.",
+                "docs/sheen.md says why the kernel does not run them.",
+            )
+        self.files, self.device, self.num_slots = files, chosen.device, num_slots
+        self.backend, self.why = "torch", "the only one of this family"
+        self.config = model_folder.read_config(files.folder)
+        self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
+        self.dtype = DTYPES[dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
+        self._sampling = _read_sampling(files.folder)
+        tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
+        tokens = model_folder.audio_tokens(files.folder, tokenizer)
+        self._text = TextInput(tokenizer, None if phonemes else self.config.espeak)
+
+        def build() -> Stages:
+            model = model_folder.load_language_model(
+                files.folder, self.dtype, local_files_only=True
+            )
+            model_folder.check_rows(files.folder, model, tokens)
+            decoder = SheenDecoder(
+                LanguageModel(model.to(self.device), num_slots),
+                tokens,
+                num_slots=num_slots,
+                max_prompt=self.config.max_length,
+                max_frames=self.max_frames,
+                order=order,
+            )
+            return Stages(decoder, Prompts(tokens), self._codec)
+
+        self._codec = SnacCodec(files.folder / SNAC_FOLDER, self.device)
+        super().__init__(
+            build,
+            sample_rate=self._codec.sample_rate,
+            seconds_per_frame=self._codec.seconds_per_frame,
+        )
+        logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
+        if warmup:
+            self._warm_up()
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str, *, local_files_only: bool = False, progress: bool = True, **options: Any
+    ) -> SheenEngine:
+        """Load a voice and start its engine.
+
+        Args:
+            model: the folder that `sheen train` wrote.
+            local_files_only, progress: as `TTSEngine` has them; a folder is complete.
+            options: backend, device, dtype, num_slots, max_frames, phonemes, order, warmup.
+        Raises:
+            ModelFilesError: it is no such folder, or a file is damaged.
+        """
+        return cls(model_folder.find(model), **options)
+
+    # ---- what callers do -------------------------------------------------------------------------
+
+    @property
+    def voices(self) -> list[str]:
+        """The one voice, by the name of its folder."""
+        return [self.default_voice]
+
+    @property
+    def default_voice(self) -> str:
+        """The one voice."""
+        return self.files.folder.resolve().name
+
+    @property
+    def languages(self) -> list[str]:
+        """ "auto", and the language of the espeak-ng voice it was trained on."""
+        spoken = language_of_code(self.config.espeak or "")
+        return [AUTO, spoken] if spoken else [AUTO]
+
+    def find_voice(self, voice: str | Voice | None) -> str:
+        """The one voice, asked for by name or not at all.
+
+        Raises:
+            UnknownVoice: any other name.
+            TaskError: a cloned voice.
+        """
+        if isinstance(voice, Voice):
+            raise self._one_voice(f"The voice {voice.name!r}", self.files)
+        if voice not in (None, self.default_voice):
+            raise UnknownVoice(f'Unknown voice "{voice}". This model has: {self.default_voice}.')
+        return self.default_voice
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        voice: str | Voice | None = None,
+        language: str = AUTO,
+        instruct: str | None = None,
+        seed: int | None = None,
+        max_frames: int | None = None,
+        text_feed: str = "auto",
+        split: str = "auto",
+        first_chunk_frames: int = 1,
+        chunk_frames: int = 10,
+        text_open: bool = False,
+        **sampling: Any,
+    ) -> SpeechStream:
+        """Start speaking; returns at once.
+
+        Args:
+            text: what to say, or its phonemes where the voice was trained on given ones.
+            voice, language: the ones it has, or none.
+            instruct, text_feed: what other families have; only None and "auto" or "full" fit here.
+            text_open: the text comes through `feed`, and is spoken in parts as they get whole.
+            others: as in `TTSEngine.stream`.
+        Raises:
+            UsageError: something in the request can never work; nothing was started.
+            EnvironmentError_: the text needs espeak-ng, which is not installed.
+            EngineClosed: the engine is closed.
+        """
+        if (text is None) != text_open:
+            raise UsageError("Give either a text or text_open=True, not both and not neither.")
+        if instruct:
+            raise TaskError("Voices of this family take no instruct; they speak as they learned.")
+        if text_feed == "stepwise":
+            raise TaskError('text_feed is "stepwise"; voices of this family read the text first.')
+        resolve_language(language, self.languages)
+        request = SpeechRequest(
+            text=text,
+            voice=self.find_voice(voice),
+            language=language,
+            sampling=self._sampling.override(**sampling),
+            seed=secrets.randbits(63) if seed is None else seed,
+            max_frames=max_frames,
+            text_feed=text_feed,
+            split=split,
+            first_chunk_frames=first_chunk_frames,
+            chunk_frames=chunk_frames,
+        )
+        parts = [] if text_open else self._text.parts(text, split_text=split != "off")
+        return self._start(request, prompt_ids(NO_IDS), parts, self._text.stream, MAX_PART_CHARS)
+
+    def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
+        """A recording's frames, [num_frames, 7] int32; undone by `decode`.
+
+        Args:
+            audio: a file, or [num_samples] float samples at `rate`.
+        """
+        if isinstance(audio, str | Path):
+            audio, rate = reference_audio.read(audio)
+        samples = reference_audio.to_mono(audio)
+        return self._loop.run(lambda: self._codec.encode(samples, rate or self.sample_rate))
+
+    def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:
+        """Refuse: a voice of this family is trained.
+
+        Raises:
+            TaskError: always.
+        """
+        raise self._one_voice("A recording", self.files)
+
+    @staticmethod
+    def _one_voice(what: str, files: SheenFiles) -> TaskError:
+        return TaskError(
+            f"{what} cannot be used: {files.name} speaks with the voice it was trained on.",
+            cure="Clone voices with a Qwen3-TTS Base model.",
+        )
+
+    def _warm_up(self) -> None:
+        """A short utterance through every stage; "a" is a word, a letter and a phoneme."""
+        self.synthesize("a", seed=0, max_frames=self._codec.lookahead + 1)
+
+
+def _read_sampling(folder: Path) -> Sampling:
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        return Sampling()
+    try:
+        return Sampling.from_generation_config(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise model_folder.unreadable(path, error) from error

@@ -1,0 +1,203 @@
+"""A trained voice as a folder, and what is needed to make one.
+
+    config.json, model.safetensors, tokenizer files, ...    as transformers has them
+    sheen.json                                              what it was trained on
+    snac/                                                   the codec, as published
+
+So a folder speaks by itself, offline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
+from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
+from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
+from qwen_megakernel.utterance import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
+MODEL_TYPE = "qwen2"
+SHEEN_CONFIG = "sheen.json"
+SNAC_FOLDER = "snac"
+
+
+@dataclass(frozen=True, slots=True)
+class SheenConfig:
+    """sheen.json"""
+
+    max_length: int  # tokens of the longest sequence it was trained on
+    espeak: str | None  # the espeak-ng voice that phonemises its texts; None: it is given phonemes
+
+
+@dataclass(frozen=True, slots=True)
+class SheenFiles:
+    """Where a trained voice is. It exists; its contents are not checked yet."""
+
+    folder: Path
+    name: str  # as the user gave it
+
+
+def is_sheen(model: str) -> bool:
+    """Whether `model` is the folder of a trained voice of this family."""
+    return (Path(model).expanduser() / SHEEN_CONFIG).is_file()
+
+
+def find(model: str) -> SheenFiles:
+    """The files of a trained voice.
+
+    Raises:
+        ModelFilesError: `model` is no folder that `train` wrote.
+    """
+    folder = Path(model).expanduser()
+    if not is_sheen(model):
+        what = f"{folder} has no {SHEEN_CONFIG}." if folder.is_dir() else f"No folder {folder}."
+        raise ModelFilesError(
+            what,
+            "A voice of this family is a folder that `sheen train` wrote.",
+            "docs/sheen.md goes from recordings to one.",
+        )
+    find_snac(str(folder / SNAC_FOLDER))
+    return SheenFiles(folder, model)
+
+
+def read_config(folder: Path) -> SheenConfig:
+    """Read sheen.json.
+
+    Raises:
+        ModelFilesError: it is damaged.
+    """
+    path = folder / SHEEN_CONFIG
+    try:
+        return SheenConfig(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}.") from error
+
+
+def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    """A Qwen2 tokenizer from a folder or the hub.
+
+    Raises:
+        ModelFilesError: it is not there or damaged.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(source), **options)
+    except Exception as error:  # tokenizers raises nothing narrower for damaged files
+        raise unreadable(source, error) from error
+
+
+def load_language_model(
+    source: str | Path, dtype: torch.dtype = torch.float32, **options: Any
+) -> PreTrainedModel:
+    """A Qwen2 language model from a folder or the hub, every weight found.
+
+    Raises:
+        ModelFilesError: it is not there, damaged, or lacks weights.
+        UnsupportedModel: it is of another kind.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(str(source), **options)
+    except (OSError, ValueError) as error:
+        raise unreadable(source, error) from error
+    if config.model_type != MODEL_TYPE:
+        raise UnsupportedModel(
+            f"{source} is a {config.model_type!r} model; Sheen is built on Qwen2.5, whose "
+            f"model_type is {MODEL_TYPE!r}."
+        )
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(source), dtype=dtype, output_loading_info=True, **options
+        )
+    except Exception as error:  # safetensors and torch raise their own for damaged files
+        raise unreadable(source, error) from error
+    absent = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise ModelFilesError(
+            f"{source} lacks {len(absent)} weights: {', '.join(absent[:5])}.",
+            "A model with random weights in their place would not speak.",
+        )
+    return model
+
+
+def save(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: AudioTokens,
+    config: SheenConfig,
+    snac: Path,
+) -> None:
+    """Write a voice into `folder`; what is there of one is replaced.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from transformers import GenerationConfig
+
+    sampling = asdict(Sampling())
+    names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+    # As the engine samples, so that transformers' own generate() does, too.
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokens.end_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **{name: sampling[name] for name in names},
+    )
+    model.config.eos_token_id = tokens.end_id
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / SNAC_FOLDER).mkdir(exist_ok=True)
+        for name in (CONFIG, WEIGHTS):
+            shutil.copyfile(snac / name, folder / SNAC_FOLDER / name)
+        # Last: with it the folder is a voice.
+        (folder / SHEEN_CONFIG).write_text(json.dumps(asdict(config), indent=2) + "\n", "utf-8")
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+
+
+def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioTokens:
+    """The audio tokens of a trained voice, as many as its codec has codes.
+
+    Raises:
+        ModelFilesError: tokenizer and codec do not fit.
+    """
+    return find_audio_tokens(tokenizer, read_snac_config(folder / SNAC_FOLDER)["codebook_size"])
+
+
+def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) -> None:
+    """Refuse a model that has no row for some of the audio tokens.
+
+    Raises:
+        ModelFilesError: its embeddings were not resized.
+    """
+    num_rows = model.get_input_embeddings().num_embeddings
+    if num_rows <= tokens.end_id:
+        raise ModelFilesError(
+            f"{source} has {num_rows} embeddings; the last audio token has id {tokens.end_id}.",
+            "Model and tokenizer belong to different trainings.",
+        )
+
+
+def unreadable(source: str | Path, error: Exception) -> ModelFilesError:
+    """What to say of files that another library could not load."""
+    return ModelFilesError(
+        f"{source} cannot be loaded: {str(error).splitlines()[0]}",
+        "It is neither a folder with the files of a Qwen2.5 model nor one on a hub that answers.",
+        "Give the folder of a downloaded model, or set HF_ENDPOINT to a mirror.",
+    )

@@ -1,0 +1,166 @@
+"""`sheen train`: a dataset and a language model in, a voice that speaks out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.sheen import dataset, model_folder
+from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
+from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
+from qwen_megakernel.sheen.sequences import TokenSequence, encode
+from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_embeddings
+from qwen_megakernel.sheen.train import STATE, StepRecord, Trainer, TrainOptions, plot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+LOSSES, PLOT = "losses.jsonl", "loss.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train and where to.
+
+    Attributes:
+        data: the JSONL file of `prepare`.
+        output: the folder of the voice.
+        base_model: folder or hub id of a Qwen2.5 model.
+        snac: folder or hub id of the SNAC that made the dataset.
+        device: None: a GPU where there is one.
+        save_steps: write the voice, and what resuming needs, after so many steps.
+        resume: go on from what `output` holds.
+    """
+
+    data: Path
+    output: Path
+    base_model: str = DEFAULT_BASE_MODEL
+    snac: str = DEFAULT_SNAC
+    device: str | None = None
+    save_steps: int = 500
+    resume: bool = False
+    local_files_only: bool = False
+    progress: bool = True  # of downloads
+
+    def __post_init__(self) -> None:
+        if self.save_steps < 1:
+            raise UsageError(f"save_steps is {self.save_steps}; it must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a job is made of, loaded and fitted to each other."""
+
+    model: PreTrainedModel  # float32, with a row for every token, on the job's device
+    tokenizer: PreTrainedTokenizerBase  # with the audio tokens
+    tokens: AudioTokens
+    sequences: list[TokenSequence]
+    espeak: str | None  # the voice that phonemised the dataset
+    snac: Path
+
+
+def load_parts(job: Job, seed: int) -> Parts:
+    """Load what a job names; the rows of new tokens are drawn from `seed`.
+
+    Raises:
+        DatasetError, ModelFilesError, UnsupportedModel: something is missing or damaged.
+    """
+    hub_options = {"local_files_only": job.local_files_only}
+    snac = find_snac(job.snac, progress=job.progress, **hub_options)
+    codebook_size = read_snac_config(snac)["codebook_size"]
+    samples = dataset.read(job.data, codebook_size)
+    tokenizer = model_folder.load_tokenizer(job.base_model, **hub_options)
+    tokens = add_audio_tokens(tokenizer, codebook_size)
+    model = model_folder.load_language_model(job.base_model, **hub_options)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        resize_embeddings(model, tokenizer)
+    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Parts(
+        model.to(device),
+        tokenizer,
+        tokens,
+        [encode(sample, tokenizer, tokens) for sample in samples],
+        samples[0].espeak,
+        snac,
+    )
+
+
+def train_voice(
+    job: Job,
+    options: TrainOptions,
+    *,
+    on_start: Callable[[Trainer], None] = lambda trainer: None,
+    on_step: Callable[[StepRecord], None] = lambda record: None,
+) -> Trainer:
+    """Train, writing the voice now and then, at the end, and when interrupted.
+
+    Args:
+        on_start: called before the first step.
+        on_step: called after each.
+    Returns:
+        The trainer, at its last step.
+    Raises:
+        UsageError: the output holds another training, or none to resume.
+        DatasetError, ModelFilesError, OutputError, GenerationError: as their names say.
+    """
+    state = job.output / STATE
+    if state.exists() != job.resume:
+        raise UsageError(
+            f"{job.output} holds {'a training already' if state.exists() else 'no training'}.",
+            cure="Go on with --resume." if state.exists() else "Begin it without --resume.",
+        )
+    parts = load_parts(job, options.seed)
+    trainer = Trainer(parts.model, parts.sequences, parts.tokenizer.pad_token_id, options)
+    if trainer.num_skipped:
+        logger.warning(
+            "%d of %d recordings are left out: longer than %d tokens.",
+            trainer.num_skipped,
+            len(parts.sequences),
+            options.max_length,
+        )
+    if job.resume:
+        trainer.load_state(state)
+    config = SheenConfig(max_length=options.max_length, espeak=parts.espeak)
+    try:
+        job.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot write {job.output}: {error.strerror}.") from error
+
+    def save() -> None:
+        trainer.save_state(state)
+        model_folder.save(
+            job.output, parts.model, parts.tokenizer, parts.tokens, config, parts.snac
+        )
+        _write_losses(job.output, trainer.records)
+
+    def after(record: StepRecord) -> None:
+        on_step(record)
+        if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
+            save()
+
+    on_start(trainer)
+    try:
+        trainer.run(after)
+    finally:  # also through Ctrl-C and a loss that broke down: what was learned is kept
+        if trainer.step:
+            save()
+    return trainer
+
+
+def _write_losses(folder: Path, records: list[StepRecord]) -> None:
+    try:
+        lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+        (folder / LOSSES).write_text(lines, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder / LOSSES}: {error.strerror}.") from error
+    plot(records, folder / PLOT)

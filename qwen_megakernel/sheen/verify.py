@@ -1,0 +1,196 @@
+"""`sheen verify`: each stage checked by itself, on the files that will be used."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from qwen_megakernel.errors import DatasetError, QwenTTSError
+from qwen_megakernel.sheen import dataset, model_folder
+from qwen_megakernel.sheen.codec import SnacCodec
+from qwen_megakernel.sheen.codes import CODES_PER_FRAME, deinterleave
+from qwen_megakernel.sheen.sequences import IGNORED, collate
+from qwen_megakernel.sheen.tokens import AUDIO_END, AudioTokens, find_audio_tokens, text_ids
+from qwen_megakernel.sheen.train import STATE, Trainer, TrainOptions
+from qwen_megakernel.sheen.training import Job, load_parts
+
+NUM_FAULTS_SHOWN = 5
+IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
+
+# float32 sums of some thousand products, in windows of other lengths.
+CHUNK_TOLERANCE = 1e-4
+# Relative, in float32: a packed row's sums run in another order. Even in an untrained model, where
+# the past hardly matters, a sequence that saw another would be off by 1e-4.
+PACKING_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one check."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
+    """A dataset: every line, ids, ways to phonemes, lengths, and whether its codes vary."""
+    samples, faults = [], []
+    try:
+        for number, line in dataset.lines(path):
+            try:
+                samples.append(dataset.parse(line, codebook_size))
+            except DatasetError as error:
+                faults.append(f"line {number}: {error.what}")
+    except DatasetError as error:
+        faults.append(error.what)
+    shown = "; ".join(faults[:NUM_FAULTS_SHOWN])
+    yield Check("lines", bool(samples) and not faults, shown or f"{len(samples)} recordings")
+    if not samples:
+        return
+    ids = Counter(sample.id for sample in samples if sample.id)
+    twice = [name for name, count in ids.items() if count > 1]
+    yield Check("ids", not twice, f"twice: {', '.join(twice[:5])}" if twice else "no two the same")
+    voices = sorted({sample.espeak or "given phonemes" for sample in samples})
+    yield Check("phonemes", len(voices) == 1, ", ".join(voices))
+    layers = deinterleave(np.concatenate([sample.frames for sample in samples]))
+    used = [len(np.unique(layer)) for layer in layers]
+    yield Check("codes", min(used) > 1, f"{used} of {codebook_size} in use, by layer")
+    # What the audio alone takes; the text comes on top.
+    sizes = [len(sample.frames) * CODES_PER_FRAME + 2 for sample in samples]
+    long = sum(size >= max_length for size in sizes)
+    detail = f"{long} of {len(sizes)} are too long for {max_length} tokens"
+    yield Check("lengths", long < len(sizes), detail + (" and will be left out" if long else ""))
+
+
+def check_tokenizer(folder: Path) -> Iterator[Check]:
+    """The tokenizer of a trained voice: its audio tokens, how they survive, and plain text."""
+    try:
+        tokenizer = model_folder.load_tokenizer(folder, local_files_only=True)
+        tokens = model_folder.audio_tokens(folder, tokenizer)
+    except QwenTTSError as error:
+        yield Check("audio tokens", False, str(error).replace("\n", " "))
+        return
+    yield Check("audio tokens", True, f"{tokens.num_tokens}, from id {tokens.first_id} on")
+    others = len(tokenizer) - tokens.num_tokens
+    above = tokens.first_id >= others
+    yield Check("no overlap", above, f"{others} tokens of text lie below")
+    frames = np.arange(3 * CODES_PER_FRAME).reshape(3, CODES_PER_FRAME) * 191 % tokens.codebook_size
+    ids = tokens.ids_of(frames)
+    spelled = tokenizer.convert_ids_to_tokens(ids)
+    read = tokenizer("".join(spelled), add_special_tokens=False)["input_ids"]
+    same = read == ids and np.array_equal(tokens.frames_of(ids), frames)
+    yield Check("codes to tokens and back", same, " ".join(spelled[:CODES_PER_FRAME]))
+    with tempfile.TemporaryDirectory() as copy:
+        tokenizer.save_pretrained(copy)
+        loaded = model_folder.load_tokenizer(copy)
+        kept = find_audio_tokens(loaded, tokens.codebook_size) == tokens
+    yield Check("saved and loaded", kept, "the same ids")
+    text = tokenizer.decode(text_ids(tokenizer, IPA))
+    yield Check("phonemes", text == IPA, f"{IPA!r} read back as {text!r}")
+    literal = max(text_ids(tokenizer, f"say {AUDIO_END}"), default=0) < tokens.first_id
+    yield Check("marks typed in a text", literal, "are text" if literal else "act as marks")
+    try:
+        model = model_folder.load_language_model(folder, local_files_only=True)
+        model_folder.check_rows(folder, model, tokens)
+        rows = model.get_input_embeddings().num_embeddings
+        yield Check("embeddings", True, f"{rows} rows for {len(tokenizer)} tokens")
+    except QwenTTSError as error:
+        yield Check("embeddings", False, error.what)
+
+
+def check_snac(folder: Path, *, seconds: float = 2.0) -> Iterator[Check]:
+    """A SNAC: what it hears, that it says the same twice, and the same in pieces."""
+    try:
+        codec = SnacCodec(folder)
+    except QwenTTSError as error:
+        yield Check("files", False, str(error).replace("\n", " "))
+        return
+    yield Check("files", True, f"{codec.sample_rate} Hz, {codec.samples_per_frame} samples a frame")
+    rate = codec.sample_rate
+    time = np.arange(round(seconds * rate)) / rate
+    glide = 0.3 * np.sin(2 * np.pi * (150 + 100 * time) * time)
+    frames = codec.encode(glide.astype(np.float32), rate)
+    wanted = -(-len(time) // codec.samples_per_frame)
+    lengths = [len(layer) for layer in deinterleave(frames)]
+    yield Check("frames", len(frames) == wanted, f"{lengths} codes for {seconds:g} s")
+    used = frames.max() < codec.codebook_size and frames.min() >= 0
+    yield Check("codes", bool(used), f"{frames.min()} .. {frames.max()}")
+    sound = codec.decode(frames)
+    rms = float(np.sqrt(np.mean(np.square(sound, dtype=np.float64))))
+    yield Check("sound", bool(np.isfinite(sound).all()) and rms > 1e-4, f"rms {rms:.3g}")
+    twice = np.array_equal(sound, codec.decode(frames))
+    yield Check("deterministic", twice, "the same codes, the same samples")
+    pieces = _in_chunks(codec, frames, sizes=(1, 2, 4, 8, 10))
+    error = float(np.abs(pieces - sound).max())
+    detail = f"differ by {error:.1e}, with {codec.lookahead} frames seen ahead"
+    yield Check("chunks and the whole", error < CHUNK_TOLERANCE, detail)
+
+
+def check_training(job: Job, options: TrainOptions) -> Iterator[Check]:
+    """Training: labels, packing, that the loss falls on two samples, and that it resumes.
+
+    `job.output` is not written to.
+    """
+    try:
+        parts = load_parts(job, options.seed)
+    except QwenTTSError as error:
+        yield Check("files", False, str(error).replace("\n", " "))
+        return
+    pair = sorted(parts.sequences, key=len)[:2]
+    pad = parts.tokenizer.pad_token_id
+    yield _check_labels(pair, pad, parts.tokens)
+    exact = Trainer(parts.model, pair, pad, replace(options, precision="fp32"))
+    with torch.no_grad():
+        apart = sum(float(exact.loss_sum(collate([[each]], pad))) for each in pair)
+        packed = float(exact.loss_sum(collate([pair], pad)))
+    close = abs(packed - apart) <= PACKING_TOLERANCE * abs(apart)
+    yield Check("packing", close, f"loss {packed:.3f} in one row, {apart:.3f} apart")
+    num_steps = options.max_steps or options.epochs
+    trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
+    half = max(1, trainer.num_steps // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            trainer.run(until=half)
+            trainer.save_state(Path(folder) / STATE)
+            trainer.run()
+            straight = [record.loss for record in trainer.records]
+            trainer.load_state(Path(folder) / STATE)
+            trainer.run()
+        except QwenTTSError as error:
+            yield Check("loss", False, error.what)
+            return
+    resumed = [record.loss for record in trainer.records]
+    fell = straight[-1] < straight[0]
+    yield Check("loss", fell, f"{straight[0]:.3f} to {straight[-1]:.3f} in {len(straight)} steps")
+    # On a GPU sums run in any order.
+    tolerance = 0 if trainer.device.type == "cpu" else 1e-2
+    same = np.allclose(straight, resumed, rtol=tolerance, atol=0)
+    yield Check("resume", bool(same), f"after step {half}, the same losses")
+
+
+def _check_labels(pair: list, pad: int, tokens: AudioTokens) -> Check:
+    batch = collate([pair], pad)
+    labelled = batch.labels[batch.labels != IGNORED].tolist()
+    wanted = [token for sequence in pair for token in sequence.ids[sequence.num_text :]]
+    ends = labelled.count(tokens.end_id) == labelled.count(tokens.start_id) == len(pair)
+    detail = f"{len(labelled)} of {batch.labels.numel()} tokens; the text has none"
+    return Check("labels", labelled == wanted and ends, detail)
+
+
+def _in_chunks(codec: SnacCodec, frames: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """Decode as a stream does: chunks of `sizes`, the last one again and again."""
+    state, pieces, first, turn = codec.new_state(), [], 0, 0
+    while first < len(frames):
+        end = first + sizes[min(turn, len(sizes) - 1)]
+        chunk, ahead = frames[first:end], frames[end : end + codec.lookahead]
+        pcm = codec.step(torch.from_numpy(chunk)[None], [state], torch.from_numpy(ahead)[None])
+        pieces.append(pcm[0].cpu().numpy())
+        first, turn = end, turn + 1
+    return np.concatenate(pieces)

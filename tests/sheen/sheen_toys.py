@@ -1,0 +1,33 @@
+"""Dimensions and data of the second family at toy size.
+
+Codebooks have their real 4096 codes, so token counts are the real ones.
+"""
+
+from qwen_megakernel.sheen.train import TrainOptions
+
+CODEBOOK_SIZE = 4096
+
+# Enough for two sentences at this size, on one core in seconds.
+BY_HEART = TrainOptions(
+    learning_rate=1e-2,
+    precision="fp32",
+    batch_size=1,
+    gradient_accumulation=1,
+    epochs=100,
+    warmup_steps=5,
+    weight_decay=0.0,
+)
+TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
+SNAC_CONFIG = {
+    "sampling_rate": 24000,
+    "encoder_dim": 4,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 32,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": CODEBOOK_SIZE,
+    "codebook_dim": 8,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}  # as the published 24 kHz one, but for the two widths (48 and 1024)

@@ -1,0 +1,328 @@
+"""Speech from a trained voice: its codes, its stream, its ends, against transformers' generate."""
+
+import asyncio
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from sheen_toys import CODEBOOK_SIZE, TEXTS
+from test_codec import CHUNK_TOLERANCE
+
+from qwen_megakernel import families
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineClosed,
+    EnvironmentError_,
+    ModelFilesError,
+    TaskError,
+    TextTooLong,
+    TokenOrderError,
+    UnknownLanguage,
+    UnknownVoice,
+    UsageError,
+)
+from qwen_megakernel.sheen import model_folder, phonemes
+from qwen_megakernel.sheen.engine import SheenEngine
+from qwen_megakernel.sheen.tokens import text_ids
+from qwen_megakernel.tts_engine import TTSEngine
+from qwen_megakernel.voice import Voice
+
+GREEDY = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
+HELLO, MORNING = TEXTS.values()
+# More than one int16 step, where chunks are rounded after windows of other lengths.
+INT16_STEP = 1.5 / 32768
+
+
+@pytest.fixture(scope="module")
+def engine(trained):
+    with SheenEngine.from_pretrained(str(trained), num_slots=3, warmup=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def refusing(trained):
+    made = SheenEngine.from_pretrained(str(trained), order="refuse", warmup=False)
+    with made as engine:
+        yield engine
+
+
+def test_a_sentence_learned_by_heart_is_reproduced(samples, engine, refusing):
+    assert (samples[0].frames != samples[1].frames).mean() > 0.9
+    for sample in samples:
+        for speaker in (engine, refusing):
+            speech = speaker.synthesize(sample.text, **GREEDY)
+            assert speech.codes.tolist() == sample.frames.tolist()
+            assert speech.finish_reason == "eos"
+        assert speech.audio.shape == (len(sample.frames) * 2048,)
+
+
+def test_tokens_are_those_of_transformers(trained, refusing, samples):
+    """The whole vocabulary at every place, and a key/value cache, as `generate` has them."""
+    model = model_folder.load_language_model(trained)
+    tokenizer = model_folder.load_tokenizer(trained)
+    audio = model_folder.audio_tokens(trained, tokenizer)
+    prompt = [*text_ids(tokenizer, HELLO), audio.start_id]
+    with torch.inference_mode():
+        made = model.generate(
+            torch.tensor([prompt]), do_sample=False, repetition_penalty=1.0, max_new_tokens=200
+        )
+    ids = made[0, len(prompt) :].tolist()
+    assert ids[-1] == audio.end_id
+    assert audio.frames_of(ids[:-1]).tolist() == refusing.synthesize(HELLO, **GREEDY).codes.tolist()
+
+
+def test_audio_is_the_codec_on_the_codes(engine, codec):
+    speech = engine.synthesize(HELLO, seed=3, max_frames=12)
+    assert np.abs(speech.audio - codec.decode(speech.codes)).max() < INT16_STEP
+    assert np.abs(engine.decode(speech.codes) - codec.decode(speech.codes)).max() == 0
+    assert (engine.sample_rate, engine.seconds_per_frame) == (24000, 2048 / 24000)
+
+
+@pytest.mark.parametrize(("first", "size"), [(1, 1), (1, 10), (3, 4)])
+def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
+    options = {"seed": 3, "max_frames": 12}
+    whole = codec.decode(engine.synthesize(HELLO, **options).codes)
+    stream = engine.stream(HELLO, first_chunk_frames=first, chunk_frames=size, **options)
+    chunks = list(stream)
+    sound = np.concatenate([chunk.samples for chunk in chunks]) / 32768
+    assert np.abs(sound - whole).max() < INT16_STEP
+    assert chunks[0].num_frames == first
+    assert [chunk.frame_index for chunk in chunks] == np.cumsum(
+        [0, *(chunk.num_frames for chunk in chunks[:-1])]
+    ).tolist()
+    assert all(len(chunk.samples) == 2048 * chunk.num_frames for chunk in chunks)
+    assert stream.codes.tolist() == engine.synthesize(HELLO, **options).codes.tolist()
+
+
+def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine):
+    """One frame and the codec's look ahead are enough."""
+    drawn = []
+    decoder = engine._loop.stages.decoder
+    step = decoder.step
+    decoder.step = lambda slots, count: drawn.append(count) or step(slots, count)
+    try:
+        stream = engine.stream(HELLO, seed=3, max_frames=12)
+        next(stream)
+        assert sum(drawn[: drawn.index(drawn[-1]) + 1]) < 12
+        stream.close()
+    finally:
+        decoder.step = step
+
+
+def test_a_seed_is_one_speech_and_company_does_not_change_it(engine):
+    alone = engine.synthesize(HELLO, seed=5, max_frames=8).codes.tolist()
+    streams = [engine.stream(text, seed=5, max_frames=8) for text in (MORNING, HELLO, MORNING)]
+    for stream in streams:
+        list(stream)
+    assert streams[1].codes.tolist() == alone
+    assert streams[0].codes.tolist() == streams[2].codes.tolist() != alone
+    assert engine.synthesize(HELLO, seed=6, max_frames=8).codes.tolist() != alone
+
+
+def test_sampled_codes_stay_in_their_layers(engine):
+    """Temperature 100 makes anything likely; only what belongs is offered."""
+    hot = {"temperature": 100.0, "subtalker_temperature": 100.0, "top_k": 0, "subtalker_top_k": 0}
+    codes = engine.synthesize(HELLO, seed=1, max_frames=10, **hot).codes
+    assert codes.shape[1] == 7 and codes.min() >= 0 and codes.max() < CODEBOOK_SIZE
+
+
+def test_a_token_out_of_order_is_refused_by_name(refusing):
+    hot = {"temperature": 100.0, "subtalker_temperature": 100.0, "top_k": 0, "subtalker_top_k": 0}
+    with pytest.raises(TokenOrderError, match=r"Frame \d: .* at place \d of a frame, where layer"):
+        refusing.synthesize(HELLO, seed=1, **hot)
+    assert refusing.synthesize(HELLO, **GREEDY).finish_reason == "eos"  # the next one is fine
+
+
+def test_a_limit_ends_with_length(engine):
+    speech = engine.synthesize(HELLO, max_frames=2, **GREEDY)
+    assert (len(speech.codes), speech.finish_reason) == (2, "length")
+
+
+def test_long_text_is_spoken_in_parts(engine, trained):
+    text = " ".join(["həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ."] * 8)
+    speech = engine.synthesize(text, seed=1, max_frames=6)
+    assert speech.parts == 1 and len(speech.codes) == 6
+    speech = engine.synthesize(text, max_frames=40, **GREEDY)
+    assert speech.parts >= 2
+
+
+def test_text_that_arrives_in_pieces_is_spoken_as_one(engine):
+    whole = engine.synthesize(HELLO, **GREEDY).codes.tolist()
+    stream = engine.stream(text_open=True, **GREEDY)
+    stream.feed(HELLO[:3])
+    stream.feed(HELLO[3:])
+    stream.end_text()
+    assert sum(chunk.num_frames for chunk in stream) == len(whole)
+    assert stream.codes.tolist() == whole and stream.finish_reason == "eos"
+
+
+def test_text_in_pieces_begins_with_the_first_whole_part(engine):
+    """Before the text ends: a hundred characters and the end of a sentence are a part."""
+    stream = engine.stream(text_open=True, **GREEDY)
+    for word in ("həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. " * 7).split(" "):
+        stream.feed(word + " ")
+    assert next(stream).num_frames == 1
+    stream.end_text()
+    list(stream)
+    assert stream.num_parts >= 2
+
+
+def test_pieces_without_a_word_are_an_error(engine):
+    stream = engine.stream(text_open=True)
+    stream.feed("... ")
+    stream.end_text()
+    with pytest.raises(EmptyText):
+        list(stream)
+
+
+def test_closing_a_stream_frees_its_slot(engine):
+    streams = [engine.stream(HELLO, seed=1, max_frames=100) for _ in range(6)]
+    for stream in streams:
+        stream.close()
+        list(stream)
+        assert stream.finish_reason in ("cancelled", "eos", "length", "repeat")
+    assert engine.synthesize(HELLO, **GREEDY).finish_reason == "eos"
+    assert engine.num_active == 0
+
+
+def test_async_iteration_is_the_same_speech(engine):
+    async def collect():
+        return [chunk.samples async for chunk in engine.astream(HELLO, seed=2, max_frames=6)]
+
+    chunks = asyncio.run(collect())
+    sound = np.concatenate(chunks) / 32768
+    assert np.abs(sound - engine.synthesize(HELLO, seed=2, max_frames=6).audio).max() < INT16_STEP
+
+
+def test_what_one_voice_cannot_do_is_refused(engine):
+    assert engine.voices == ["my-voice"] and engine.languages == ["auto"]
+    assert engine.find_voice(None) == engine.find_voice("my-voice") == "my-voice"
+    with pytest.raises(UnknownVoice, match='Unknown voice "alloy"'):
+        engine.stream(HELLO, voice="alloy")
+    with pytest.raises(TaskError, match="'x' cannot be used"):
+        engine.stream(HELLO, voice=Voice("x", x_vector=np.zeros(4, dtype=np.float32)))
+    with pytest.raises(TaskError, match="A recording cannot be used"):
+        engine.create_voice("ref.wav")
+    with pytest.raises(TaskError, match="no instruct"):
+        engine.stream(HELLO, instruct="Whisper.")
+    with pytest.raises(TaskError, match="stepwise"):
+        engine.stream(HELLO, text_feed="stepwise")
+    with pytest.raises(UnknownLanguage, match="german"):
+        engine.stream(HELLO, language="german")
+    with pytest.raises(EmptyText):
+        engine.stream("...")
+    with pytest.raises(UsageError, match="temperature is 0"):
+        engine.stream(HELLO, temperature=0)
+    with pytest.raises(UsageError, match="not both and not neither"):
+        engine.stream()
+    with pytest.raises(TextTooLong, match="trained with at most 1024"):
+        list(engine.stream("a b " * 700, split="off"))
+
+
+def test_a_recording_is_encoded_as_the_dataset_was(engine, recordings, samples):
+    codes = engine.encode(recordings / "wav" / "0001.wav")
+    assert codes.tolist() == samples[0].frames.tolist()
+
+
+def test_a_closed_engine_says_so(trained):
+    engine = SheenEngine.from_pretrained(str(trained), warmup=False)
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.stream(HELLO)
+
+
+def test_options_that_cannot_work_are_refused(trained, tmp_path):
+    def load(**options):
+        SheenEngine.from_pretrained(str(trained), **options)
+
+    with pytest.raises(UsageError, match="dtype is 'int8'"):
+        load(dtype="int8")
+    with pytest.raises(UsageError, match="order is 'guess'; known: repair, refuse"):
+        load(order="guess")
+    with pytest.raises(UsageError, match="max_frames is 600, which with the prompt takes 5224"):
+        load(max_frames=600)
+    with pytest.raises(UsageError, match="num_slots is 0"):
+        load(num_slots=0)
+    with pytest.raises(TaskError, match="A folder of voices cannot be used"):
+        load(voices=tmp_path)
+    with pytest.raises(ModelFilesError, match=r"has no sheen\.json"):
+        SheenEngine.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("sheen.json", "{", "cannot be read"),
+        ("tokenizer.json", "{", "cannot be loaded"),
+        ("model.safetensors", "x", "cannot be loaded"),
+        ("generation_config.json", "{", "cannot be loaded"),
+        ("snac/pytorch_model.bin", "x", "cannot be loaded"),
+        ("snac/config.json", None, "has no config"),
+    ],
+)
+def test_damaged_files_are_named(voice_folder, name, content, words):
+    path = voice_folder / name
+    path.write_text(content) if content else path.unlink()
+    with pytest.raises(ModelFilesError, match=words):
+        SheenEngine.from_pretrained(str(voice_folder), warmup=False)
+
+
+def test_a_model_of_another_training_is_refused(voice_folder, base_folder):
+    for name in ("model.safetensors", "config.json"):
+        (voice_folder / name).write_bytes((base_folder / name).read_bytes())
+    with pytest.raises(ModelFilesError, match="embeddings; the last audio token has id"):
+        SheenEngine.from_pretrained(str(voice_folder), warmup=False)
+
+
+def test_the_families_are_told_apart_by_their_files(trained, model_folder):
+    with families.load_engine(str(trained), warmup=False) as engine:
+        assert isinstance(engine, SheenEngine)
+    tiny = str(model_folder("tiny-random"))
+    with families.load_engine(tiny, warmup=False) as engine:
+        assert isinstance(engine, TTSEngine)
+
+
+@pytest.fixture
+def english_folder(voice_folder):
+    config = json.loads((voice_folder / "sheen.json").read_text())
+    (voice_folder / "sheen.json").write_text(json.dumps(config | {"espeak": "en-us"}))
+    return voice_folder
+
+
+@pytest.mark.skipif(not phonemes.is_installed(), reason="espeak-ng is not installed")
+def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
+    with SheenEngine.from_pretrained(str(english_folder), warmup=False) as english:
+        assert english.languages == ["auto", "english"]
+        said = english.synthesize("Hello, world.", language="en-GB", **GREEDY).codes.tolist()
+        assert said == engine.synthesize("həlˈoʊ, wˈɜːld.", **GREEDY).codes.tolist()
+    given = SheenEngine.from_pretrained(str(english_folder), phonemes=True, warmup=False)
+    with given as plain:
+        said = plain.synthesize("Hello, world.", **GREEDY).codes.tolist()
+        assert said == engine.synthesize("Hello, world.", **GREEDY).codes.tolist()
+
+
+def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
+    english_folder, monkeypatch
+):
+    monkeypatch.setenv("PATH", "")
+    (english_folder / "model.safetensors").unlink()
+    with pytest.raises(EnvironmentError_, match="espeak-ng, which is not installed"):
+        SheenEngine.from_pretrained(str(english_folder))
+
+
+def test_the_warm_up_speaks(trained):
+    with SheenEngine.from_pretrained(str(trained)) as engine:
+        assert engine.spent_ms["vocoder"] > 0
+
+
+def test_dropped_streams_are_cancelled(engine):
+    for _ in range(4):
+        with contextlib.suppress(StopIteration):
+            next(engine.stream(HELLO, seed=1, max_frames=100))
+    assert engine.synthesize(MORNING, **GREEDY).finish_reason == "eos"
+
+
+def test_chunk_tolerance_is_below_what_int16_keeps():
+    assert CHUNK_TOLERANCE < 1 / 32768

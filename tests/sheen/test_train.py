@@ -1,0 +1,184 @@
+"""Training: it learns, it stops and goes on exactly, in every precision; and what it leaves."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from sheen_toys import BY_HEART
+
+from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
+from qwen_megakernel.sheen import model_folder, train
+from qwen_megakernel.sheen.train import Trainer, TrainOptions
+from qwen_megakernel.sheen.training import Job, load_parts, train_voice
+
+
+@pytest.fixture
+def job(dataset_file, base_folder, snac_folder, tmp_path):
+    return Job(dataset_file, tmp_path / "voice", str(base_folder), str(snac_folder), device="cpu")
+
+
+@pytest.fixture
+def parts(job):
+    return load_parts(job, seed=0)
+
+
+def trainer_of(parts, **changes):
+    return Trainer(parts.model, parts.sequences, 0, replace(BY_HEART, **changes))
+
+
+def test_the_defaults_are_the_published_ones():
+    options = TrainOptions()
+    assert (options.learning_rate, options.max_length) == (2e-5, 1024)
+    assert options.batch_size * options.gradient_accumulation == 16 and options.batch_size == 4
+    assert options.precision == "fp16"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_the_loss_falls_on_two_samples(parts, precision):
+    trainer = trainer_of(parts, precision=precision, epochs=8)
+    trainer.run()
+    losses = [record.loss for record in trainer.records]
+    assert len(losses) == 8 and losses[-1] < 0.6 * losses[0]
+    assert next(trainer.model.parameters()).dtype == torch.float32
+
+
+def test_the_first_loss_is_that_of_transformers(parts):
+    labels = [torch.tensor([sequence.ids]) for sequence in parts.sequences]
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for sequence, label in zip(parts.sequences, labels, strict=True):
+            masked = label.clone()
+            masked[:, : sequence.num_text] = -100
+            num = int((masked != -100).sum())
+            total += float(parts.model(label, labels=masked).loss) * num
+            count += num
+    trainer = trainer_of(parts, epochs=1)
+    trainer.run()
+    assert trainer.records[0].loss == pytest.approx(total / count, rel=1e-5)
+
+
+def test_cutting_a_step_into_passes_changes_nothing(job):
+    """One row of two, two rows of one in a pass, two passes: the same gradient."""
+    longest = max(map(len, load_parts(job, 0).sequences))
+    weights = []
+    for changes in (
+        {"max_length": 1024},
+        {"max_length": longest, "batch_size": 2},
+        {"max_length": longest, "gradient_accumulation": 2},
+    ):
+        trainer = trainer_of(load_parts(job, 0), epochs=1, learning_rate=1e-3, **changes)
+        trainer.run()
+        assert trainer.num_steps == 1
+        weights.append(trainer.model.model.layers[0].mlp.up_proj.weight.detach().clone())
+    for other in weights[1:]:
+        # Adam's first step is the sign of the gradient: only where it is about 0 may it differ.
+        assert torch.isclose(weights[0], other, atol=1e-5).float().mean() > 0.999
+
+
+def test_a_resumed_training_is_the_same_training(job, parts, tmp_path):
+    straight = trainer_of(parts, epochs=6, precision="fp16", batch_size=1)
+    straight.run()
+    first = trainer_of(load_parts(job, 0), epochs=6, precision="fp16", batch_size=1)
+    first.run(until=3)
+    first.save_state(tmp_path / "state.pt")
+    second = trainer_of(load_parts(job, 5), epochs=6, precision="fp16", batch_size=1)
+    second.load_state(tmp_path / "state.pt")
+    assert second.step == 3
+    second.run()
+    assert second.records == straight.records
+    ours, theirs = second.model.state_dict(), straight.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_state_of_other_options_is_refused(parts, tmp_path):
+    trainer = trainer_of(parts, epochs=2)
+    trainer.run(until=1)
+    path = tmp_path / "state.pt"
+    trainer.save_state(path)
+    with pytest.raises(UsageError, match=r"learning_rate was 0\.0\d* and is 1\.0"):
+        trainer_of(parts, epochs=2, learning_rate=1.0).load_state(path)
+    trainer_of(parts, epochs=9).load_state(path)  # longer is fine
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UsageError, match="cannot be resumed"):
+        trainer.load_state(path)
+    with pytest.raises(OutputError, match="Cannot write"):
+        trainer.save_state(tmp_path / "none" / "state.pt")
+
+
+def test_the_learning_rate_rises_and_then_falls_to_nothing(parts):
+    trainer = trainer_of(parts, epochs=10, warmup_steps=4, learning_rate=1.0)
+    rates = []
+    for step in range(10):
+        trainer.records = [None] * step
+        rates.append(trainer._learning_rate())
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:] == pytest.approx([1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_too_long_samples_are_left_out_and_counted(parts):
+    lengths = sorted(map(len, parts.sequences))
+    assert lengths[0] < lengths[1]
+    assert trainer_of(parts, max_length=lengths[0]).num_skipped == 1
+    with pytest.raises(DatasetError, match=f"None of 2 .* the shortest has {lengths[0]}"):
+        trainer_of(parts, max_length=lengths[0] - 1)
+
+
+def test_a_loss_that_breaks_down_ends_the_training(parts):
+    with torch.no_grad():
+        parts.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(GenerationError, match="loss of step 1 is nan"):
+        trainer_of(parts).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("precision", "int8"), ("batch_size", 0), ("learning_rate", -1.0), ("max_steps", 0)],
+)
+def test_options_that_cannot_work_are_refused(name, value):
+    with pytest.raises(UsageError, match=f"{name} is"):
+        TrainOptions(**{name: value})
+
+
+def test_a_voice_is_complete(trained, base_folder):
+    from transformers import Qwen2ForCausalLM
+
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "snac"} <= names
+    assert {"sheen.json", "trainer.pt", "losses.jsonl", "loss.png", "tokenizer.json"} <= names
+    assert json.loads((trained / "sheen.json").read_text()) == {"max_length": 1024, "espeak": None}
+    records = [json.loads(line) for line in (trained / "losses.jsonl").read_text().splitlines()]
+    assert len(records) == BY_HEART.epochs and records[-1]["loss"] < 0.1 < records[0]["loss"]
+    assert (trained / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    model = Qwen2ForCausalLM.from_pretrained(trained)
+    tokenizer = model_folder.load_tokenizer(trained)
+    end = model_folder.audio_tokens(trained, tokenizer).end_id
+    assert model.generation_config.eos_token_id == end == model.config.eos_token_id
+    assert model.config.vocab_size == end + 1
+
+
+def test_what_was_learned_is_kept_when_interrupted_and_gone_on_with(job):
+    def stop(record):
+        if record.step == 3:
+            raise KeyboardInterrupt
+
+    options = replace(BY_HEART, epochs=5)
+    with pytest.raises(KeyboardInterrupt):
+        train_voice(job, options, on_step=stop)
+    assert model_folder.is_sheen(str(job.output))
+    with pytest.raises(UsageError, match="holds a training already"):
+        train_voice(job, options)
+    resumed = train_voice(replace(job, resume=True), options)
+    whole = train_voice(replace(job, output=job.output.with_name("other")), options)
+    assert list(map(asdict, resumed.records)) == list(map(asdict, whole.records))
+
+
+def test_there_must_be_something_to_resume(job):
+    with pytest.raises(UsageError, match="holds no training"):
+        train_voice(replace(job, resume=True), BY_HEART)
+
+
+def test_without_matplotlib_there_is_no_plot_and_no_error(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    assert not train.plot([train.StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
+    assert "qwen_megakernel[plots]" in caplog.text
