@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TTSEngine": "tts_engine",
+    "SheenEngine": "sheen.engine",
     "SpeechStream": "speech_stream",
     "Speech": "speech_stream",
     "Voice": "voice",

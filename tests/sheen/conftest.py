@@ -58,6 +58,7 @@ def base_folder(
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         rope_theta=1e6,
+        initializer_range=0.1,  # else the past hardly matters to what follows
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -9,11 +9,11 @@ CODEBOOK_SIZE = 4096
 
 # Enough for two sentences at this size, on one core in seconds.
 BY_HEART = TrainOptions(
-    learning_rate=1e-2,
+    learning_rate=2e-2,
     precision="fp32",
     batch_size=1,
     gradient_accumulation=1,
-    epochs=100,
+    epochs=120,
     warmup_steps=5,
     weight_decay=0.0,
 )

@@ -81,7 +81,7 @@ def test_the_same_codes_sound_the_same(codec, frames):
 
 
 @given(st.lists(st.integers(1, 9), min_size=18, max_size=18))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_chunks_equal_the_whole(codec, frames, sizes):
     pieces = in_chunks(codec, frames, sizes)
     assert np.abs(pieces - codec.decode(frames)).max() < CHUNK_TOLERANCE

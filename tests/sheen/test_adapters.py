@@ -1,0 +1,186 @@
+"""A trained voice behind everything that speaks: Pipecat, HTTP, the command line."""
+
+import asyncio
+
+import pytest
+import soundfile
+from sheen_toys import TEXTS
+
+from qwen_megakernel import cli
+from qwen_megakernel.sheen.engine import SheenEngine
+
+HELLO, MORNING = TEXTS.values()
+OPTIONS = {"seed": 11, "max_frames": 8}
+
+
+@pytest.fixture(scope="module")
+def engine(trained):
+    with SheenEngine.from_pretrained(str(trained), num_slots=2, warmup=False) as engine:
+        yield engine
+
+
+def pcm_of(engine, text):
+    """What the engine says by itself."""
+    return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS))
+
+
+# ---- Pipecat -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipecat_service(engine):
+    pytest.importorskip("pipecat")
+    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+    def make(**options):
+        settings = MegakernelTTSService.Settings(**OPTIONS | options.pop("settings", {}))
+        return MegakernelTTSService(engine=engine, settings=settings, **options)
+
+    return make
+
+
+async def test_pipecat_speaks_sentences_as_the_engine_does(engine, pipecat_service):
+    from pipecat.frames.frames import TTSStoppedFrame
+    from pipelines import Run
+
+    async with Run(pipecat_service()) as run:
+        await run.turn(f"{HELLO}. ", f"{MORNING}.")
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == pcm_of(engine, f"{HELLO}.") + pcm_of(engine, f"{MORNING}.")
+    assert run.errors == []
+
+
+async def test_pipecat_speaks_a_turn_that_arrives_by_the_word(engine, pipecat_service):
+    from pipecat.frames.frames import LLMFullResponseStartFrame, LLMTextFrame, TTSStoppedFrame
+    from pipecat.services.tts_service import TextAggregationMode
+    from pipelines import Run
+
+    service = pipecat_service(text_aggregation_mode=TextAggregationMode.TOKEN)
+    async with Run(service) as run:
+        await run.send(LLMFullResponseStartFrame())
+        for start in range(0, len(HELLO), 4):
+            await run.send(LLMTextFrame(HELLO[start : start + 4]))
+            await asyncio.sleep(0.01)
+        await run.turn()
+        await run.until(TTSStoppedFrame)
+    assert run.pcm == pcm_of(engine, HELLO) and run.errors == []
+
+
+async def test_an_interruption_stops_the_voice(engine, pipecat_service):
+    from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame
+    from pipelines import Run
+
+    async with Run(pipecat_service(settings={"max_frames": 140})) as run:
+        await run.turn(f"{HELLO} {MORNING} " * 2)
+        await run.until(TTSAudioRawFrame)
+        await run.send(InterruptionFrame())
+        async with asyncio.timeout(20):
+            while engine.num_active:
+                await asyncio.sleep(0.01)
+
+
+async def test_pipecat_loads_a_voice_by_its_folder(trained):
+    pytest.importorskip("pipecat")
+    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+    service = MegakernelTTSService(model_path=str(trained))
+    assert service._settings.model == str(trained)
+    await service.cleanup()
+
+
+# ---- HTTP ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def live(engine):
+    pytest.importorskip("fastapi")
+    from live_server import serving
+
+    with serving(engine) as live:
+        yield live
+
+
+# The names that HTTP clients use for OPTIONS; the official max_new_tokens counts one more.
+BODY = {"seed": 11, "max_new_tokens": 9}
+
+
+def test_http_answers_with_the_engines_audio(engine, live):
+    answer = live.speak(HELLO, response_format="pcm", voice="my-voice", **BODY)
+    assert answer.status_code == 200, answer.text
+    assert answer.content == pcm_of(engine, HELLO)
+    assert answer.headers["X-Sample-Rate"] == "24000" and answer.headers["X-Seed"] == "11"
+    assert live.speak(HELLO, **BODY).content[:4] == b"RIFF"
+
+
+def test_http_streams_events(engine, live):
+    from live_server import sse
+
+    events = sse(live.speak(HELLO, stream=True, **BODY).text)
+    (done,) = [event for event in events if event["type"] == "speech.audio.done"]
+    assert done["n_samples"] == 2048 * done["n_steps"] == len(pcm_of(engine, HELLO)) // 2
+
+
+def test_http_tells_the_one_voice_and_refuses_others(live):
+    listed = live.client.get("/v1/audio/voices").json()["voices"]
+    assert [voice["id"] for voice in listed] == ["my-voice"]
+    answer = live.speak(HELLO, voice="nobody")
+    assert answer.status_code == 400 and "my-voice" in answer.json()["error"]["message"]
+    answer = live.speak(HELLO, instructions="Whisper.")
+    assert answer.status_code == 400 and "no instruct" in answer.json()["error"]["message"]
+
+
+def test_http_speaks_two_at_once(engine, live):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(text):
+        return live.speak(text, response_format="pcm", **BODY).content
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, TEXTS.values())) == [pcm_of(engine, t) for t in TEXTS.values()]
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
+    words = ["--seed", "11", "--max-frames", "8"]
+    outputs = tmp_path / "speak.wav", tmp_path / "infer.flac"
+    assert (
+        cli.main(["speak", HELLO, "--model", str(trained), "--output", str(outputs[0]), *words])
+        == 0
+    )
+    command = ["sheen", "infer", HELLO, "--model", str(trained), "--output", str(outputs[1])]
+    assert (
+        cli.main([*command, *words, "--stream", "--dump-codes", str(tmp_path / "codes.tsv")]) == 0
+    )
+    told = capsys.readouterr().err
+    assert "backend torch" in told and "frames 0..0" in told and "seed 11" in told
+    first, second = (soundfile.read(path, dtype="int16")[0] for path in outputs)
+    assert first.tolist() == second.tolist() and len(first) % 2048 == 0
+    rows = (tmp_path / "codes.tsv").read_text().splitlines()
+    assert len(rows) == len(first) // 2048 and len(rows[0].split("\t")) == 7
+
+
+def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
+    def run(*words):
+        code = cli.main(["sheen", *map(str, words)])
+        return code, capsys.readouterr().err
+
+    assert run("infer", HELLO, "--model", tmp_path)[0] == 4
+    assert run("infer", "...", "--model", trained)[0] == 2
+    code, told = run("infer", HELLO, "--model", trained, "--stdout", "--output", "x.wav")
+    assert code == 2 and "exclude each other" in told
+    code, told = run("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
+    assert code == 4 and "has no config.json" in told
+    code, told = run("train", tmp_path / "none.jsonl", "--output", tmp_path, "--precision", "fp32",
+                     "--snac", trained / "snac", "--model", trained)  # fmt: skip
+    assert code == 2 and "none.jsonl cannot be read" in told
+
+
+def test_a_model_that_cannot_be_had_is_named(dataset_file, trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = ["--snac", str(trained / "snac"), "--output", str(tmp_path / "voice")]
+    command = ["sheen", "train", str(dataset_file), "--model", "nobody/nothing", *words]
+    assert cli.main([*command, "--local-files-only"]) == 4
+    assert "nobody/nothing cannot be loaded" in capsys.readouterr().err
+    assert not (tmp_path / "voice").exists()
