@@ -87,12 +87,9 @@ setup(
             *PIPECAT,
             *WYOMING,
             *SERVER,
-<<<<<<< HEAD
             *RECOGNISER,
-=======
             *SHEEN,
             *PLOTS,
->>>>>>> cc86482 (sheen: codes, tokens, codec, dataset, training and the engine of the second family)
         ],
     },
     entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},
