@@ -48,6 +48,10 @@ class SlotBook:
         """Make `slot` as new."""
         self._slots[slot] = Slot(sampling, seed, part)
 
+    def check_begun(self, slot: int) -> None:
+        """Raise UsageError unless `slot` has a stream."""
+        self[slot]
+
     def fill(self, slot: int, num_positions: int) -> None:
         """A prompt goes into `slot`.
 

@@ -3,13 +3,14 @@
 Slots and their accounts are the decoder's (kernels.py); a launch knows rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.cuda_graphs import Download
 from qwen_megakernel.errors import GenerationError, KernelTimeout
 from qwen_megakernel.kernel_buffers import KernelBuffers
 from qwen_megakernel.kernel_library import (
@@ -57,25 +58,30 @@ class Launcher:
         """The next step launch runs whatever was cancelled before."""
         self._buffers.cancel[0] = 0
 
-    def step(
+    def start(
         self,
         streams: Sequence[Stream],
         num_frames: int,
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
-    ) -> Drawn:
-        """Up to `num_frames` frames of every stream; fewer where EOS or `cancel` ends them.
+    ) -> Callable[[], Drawn]:
+        """Start up to `num_frames` frames of every stream; fewer where EOS or `cancel` ends them.
 
         Args:
             forced, taps: as in `KernelDecoder.step`; every call appends its rows to the taps.
+        Returns:
+            A function that waits for the launch, to be called before the next one. It raises
+            KernelTimeout or GenerationError where the launch failed; half a frame is then in the KV
+            caches.
         Raises:
-            KernelTimeout, GenerationError: the launch failed; half a frame is in the KV caches.
+            LaunchError: the grid was refused.
         """
         buffers = self._buffers
         n, groups = len(streams), buffers.config.talker.num_code_groups
-        # [num_done, ended] of every stream, then the codes: one copy brings everything back.
+        # [num_done, ended] of every stream, the codes, the control: one copy brings all of it back.
         size = n * (2 + num_frames * groups)
-        result = torch.zeros(size, dtype=torch.int32, device=buffers.device)
+        control_words = buffers.control.numel()
+        result = torch.zeros(size + control_words, dtype=torch.int32, device=buffers.device)
         address = result.data_ptr()
         params = StepParams(
             model=buffers.model,
@@ -104,15 +110,17 @@ class Launcher:
             params.workspace.logits = logits.data_ptr()
             params.logits_step = logits.stride(1)
         self._library.step(params, self.num_blocks, self._stream())
-        control, result = buffers.control.cpu(), result.cpu().numpy()
-        self._check_control(control)
-        if taps is not None and logits is not None:
-            self._collect_taps(taps, logits[:, :, :n].permute(2, 0, 1, 3))
-        counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
-        codes = result[2 * n :].reshape(n, num_frames, groups)
-        for row, count in enumerate(counts):
-            codes[row, count:] = 0
-        return Drawn(codes, counts, ended)
+        result[size:] = buffers.control
+        download = Download(result)
+
+        def wait() -> Drawn:
+            found = download.wait()
+            self._check_control(found[size:])
+            if taps is not None and logits is not None:
+                self._collect_taps(taps, logits[:, :, :n].permute(2, 0, 1, 3))
+            return _drawn(found[:size].numpy(), n, num_frames)
+
+        return wait
 
     def forward(
         self,
@@ -197,3 +205,11 @@ class Launcher:
                 "The weights, or what was computed from them, hold NaN or infinity.",
             )
         raise GenerationError(f"The kernel reported unknown status {status} {where}.")
+
+
+def _drawn(result: np.ndarray, n: int, num_frames: int) -> Drawn:
+    counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
+    codes = result[2 * n :].reshape(n, num_frames, -1)
+    for row, count in enumerate(counts):
+        codes[row, count:] = 0
+    return Drawn(codes, counts, ended)

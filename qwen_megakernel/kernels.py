@@ -4,8 +4,7 @@ Python owns every buffer; the library allocates nothing. Every tensor is checked
 address crosses the border (kernel_library.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
+from qwen_megakernel.decoder_slots import SlotBook
 from qwen_megakernel.errors import (
     ArchError,
     GenerationError,
@@ -57,19 +57,6 @@ def check_device(device: torch.device) -> None:
     build_tts.find_ninja()
 
 
-@dataclass(slots=True)
-class _Slot:
-    """What the host knows of one stream; the rest is on the device."""
-
-    sampling: Sampling
-    seed: int
-    part: int
-    position: int = 0  # where the next talker step writes
-    frame: int = 0  # the next one to draw
-    num_text_rows: int = 0
-    is_filled: bool = False
-
-
 class KernelDecoder:
     """Talker and code predictor over `num_slots` streams, up to 16 of them in one weight pass.
 
@@ -111,7 +98,7 @@ class KernelDecoder:
         target = build_tts.Target(arch, str(dtype).removeprefix("torch."))
         self.library = KernelLibrary(build_tts.build(self.config, target), self.config)
         self.library.max_blocks()  # refuses here, not at the first frame
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._book = SlotBook(self.config, num_slots, max_positions, max_text_rows)
         self._buffers = KernelBuffers(
             checkpoint,
             self.library.description,
@@ -128,7 +115,7 @@ class KernelDecoder:
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new, for one part of an utterance."""
-        self._slots[slot] = _Slot(sampling, seed, part)
+        self._book.begin(slot, sampling, seed, part)
         self._buffers.seen[slot].zero_()
 
     @torch.inference_mode()
@@ -139,11 +126,11 @@ class KernelDecoder:
             embeds: [num_positions, hidden_size].
             pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
         """
-        state = self._begun(slot)
+        self._book.check_begun(slot)
         self._buffers.pad_embed[slot] = pad_embed
         tokens = torch.full((len(embeds),), -1, dtype=torch.int32)
         self.forward(slot, tokens, embeds, first_position=0, keep_last=True)
-        state.position, state.is_filled = len(embeds), True
+        self._book.fill(slot, len(embeds))
 
     @torch.inference_mode()
     def write_text(self, slot: int, rows: Tensor) -> None:
@@ -152,19 +139,8 @@ class KernelDecoder:
         Raises:
             UsageError: more rows would wait for their frame than the ring holds.
         """
-        state = self._begun(slot)
-        # Frame f reads row f - 1, so rows before frame - 1 are spent.
-        waiting = state.num_text_rows + len(rows) - max(state.frame - 1, 0)
-        if waiting > self.max_text_rows:
-            raise UsageError(
-                f"{waiting} text rows would wait in slot {slot}; its ring holds "
-                f"{self.max_text_rows}."
-            )
-        places = torch.arange(state.num_text_rows, state.num_text_rows + len(rows))
-        self._buffers.text_rows[slot, (places % self.max_text_rows).to(self.device)] = rows.to(
-            self._buffers.text_rows
-        )
-        state.num_text_rows += len(rows)
+        for place, first, count in self._book.add_text(slot, len(rows)):
+            self._buffers.text_rows[slot, place : place + count] = rows[first : first + count]
 
     @torch.inference_mode()
     def step(
@@ -185,20 +161,22 @@ class KernelDecoder:
             UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
             KernelTimeout, GenerationError: the launch failed; its streams are lost, others not.
         """
-        self._check_step(slots, num_frames, forced)
-        parts = []
-        try:
-            for first in range(0, len(slots), MAX_STREAMS):
-                some = slots[first : first + MAX_STREAMS]
-                given = None if forced is None else forced[first : first + MAX_STREAMS]
-                parts.append(self._step_some(some, num_frames, given, taps))
-        finally:
-            self.launcher.clear_cancel()
-        return StepResult(
-            np.concatenate([part.codes for part in parts]),
-            tuple(count for part in parts for count in part.num_frames),
-            tuple(ended for part in parts for ended in part.ended),
-        )
+        self._book.check_step(slots, num_frames, forced)
+        return self._launch(slots, num_frames, forced, taps)()
+
+    @torch.inference_mode()
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Start a step; on a GPU this returns before its frames are drawn.
+
+        Of more than 16 slots only the last launch is left under way.
+
+        Returns:
+            A function that waits for the codes, to be called before the next step.
+        Raises:
+            As `step`; the function too.
+        """
+        self._book.check_step(slots, num_frames, None)
+        return self._launch(slots, num_frames, None, None)
 
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame.
@@ -281,65 +259,54 @@ class KernelDecoder:
 
     # ---- slots
 
-    def _begun(self, slot: int) -> _Slot:
-        state = self._slots[slot]
-        if state is None:
-            raise UsageError(f"Slot {slot} has no stream; call begin first.")
-        return state
-
-    def _check_step(self, slots: Sequence[int], num_frames: int, forced: Tensor | None) -> None:
-        if num_frames < 1 or len(set(slots)) != len(slots) or not slots:
-            raise UsageError(f"Cannot step slots {list(slots)} by {num_frames} frames.")
-        for slot in slots:
-            state = self._begun(slot)
-            if not state.is_filled:
-                raise UsageError(f"Slot {slot} has no prompt; call prefill first.")
-            end = state.position + num_frames - (state.frame == 0)
-            if end > self.max_positions:
-                raise UsageError(
-                    f"Slot {slot} is at position {state.position}; {num_frames} more frames do not "
-                    f"fit its {self.max_positions} positions."
-                )
-        if forced is None:
-            return
-        groups = self.config.talker.num_code_groups
-        if tuple(forced.shape) != (len(slots), num_frames, groups):
-            raise UsageError(
-                f"forced is {list(forced.shape)}; need {[len(slots), num_frames, groups]}."
-            )
-        limits = [self.config.talker.vocab_size] + [self.config.predictor.vocab_size] * (groups - 1)
-        if bool((forced < 0).any()) or bool((forced.cpu() >= torch.tensor(limits)).any()):
-            raise UsageError(f"forced has a code outside the vocabularies {limits[:2]}.")
-
-    def _step_some(
+    def _launch(
         self,
         slots: Sequence[int],
         num_frames: int,
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
-    ) -> Drawn:
-        """One launch for up to `MAX_STREAMS` slots, and their accounts after it."""
+    ) -> Callable[[], StepResult]:
+        """Launches for up to `MAX_STREAMS` slots each; all but the last are waited for here."""
+        parts: list[Drawn] = []
+        cuts = range(0, len(slots), MAX_STREAMS)
         try:
-            streams = [self._native_stream(slot) for slot in slots]
-            drawn = self.launcher.step(streams, num_frames, forced, taps)
+            for first in cuts:
+                some = slots[first : first + MAX_STREAMS]
+                given = None if forced is None else forced[first : first + MAX_STREAMS]
+                streams = [self._native_stream(slot) for slot in some]
+                wait = self.launcher.start(streams, num_frames, given, taps)
+                if first != cuts[-1]:
+                    parts.append(self._collect(some, wait))
+        except BaseException:
+            self.launcher.clear_cancel()
+            raise
+
+        def collect() -> StepResult:
+            try:
+                parts.append(self._collect(some, wait))
+            finally:
+                self.launcher.clear_cancel()
+            return StepResult(
+                np.concatenate([part.codes for part in parts]),
+                tuple(count for part in parts for count in part.num_frames),
+                tuple(ended for part in parts for ended in part.ended),
+            )
+
+        return collect
+
+    def _collect(self, slots: Sequence[int], wait: Callable[[], Drawn]) -> Drawn:
+        """What a launch drew, and the accounts of its slots after it."""
+        try:
+            drawn = wait()
         except GenerationError:
-            self._lose(slots)
+            self._book.lose(slots)  # half a frame is in their caches
             raise
         for slot, count, ended in zip(slots, drawn.num_frames, drawn.ended, strict=True):
-            state = self._begun(slot)
-            # Every frame but a stream's first is preceded by a talker step, a drawn EOS too.
-            num_drawn = count + ended
-            state.position += num_drawn - (num_drawn > 0 and state.frame == 0)
-            state.frame += count
+            self._book.advance(slot, count, ended)
         return drawn
 
-    def _lose(self, slots: Sequence[int]) -> None:
-        """After a failed launch half a frame is in the caches of its slots."""
-        for slot in slots:
-            self._slots[slot] = None
-
     def _native_stream(self, slot: int) -> Stream:
-        state = self._begun(slot)
+        state = self._book[slot]
         s = state.sampling
         talker = (s.temperature, s.top_p, s.repetition_penalty, s.top_k, s.do_sample)
         predictor = (s.subtalker_temperature, s.subtalker_top_p, 1.0)
