@@ -5,7 +5,7 @@ so that a frame is never drawn before the text row it needs is in hand.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -284,7 +284,24 @@ class FrameDecoder:
     def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`."""
         assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
-        result = self._decoder.step(slots, num_frames)
+        return self._accounted(slots, self._decoder.step(slots, num_frames))
+
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Start a `step`, where `overlaps`.
+
+        Returns:
+            A function that waits for the frames, to be called before the next step.
+        """
+        assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
+        wait = self._decoder.launch(slots, num_frames)
+        return lambda: self._accounted(slots, wait())
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device draws frames while the host does something else."""
+        return self.backend.device.type == "cuda" and self.backend.name in ("kernel", "graph")
+
+    def _accounted(self, slots: Sequence[int], result: StepResult) -> StepResult:
         for slot, count in zip(slots, result.num_frames, strict=True):
             self._accounts[slot].num_frames += count
         return result

@@ -93,3 +93,6 @@ class Stages:
     decoder: Decoder
     prompts: Prompts
     vocoder: FrameVocoder
+    # Decoder and vocoder return before the device is done; the decoder then has
+    # `launch(slots, num_frames)`, a `step` whose codes are waited for by what it returns.
+    overlaps: bool = False

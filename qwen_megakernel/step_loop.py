@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 from qwen_megakernel.audio import to_int16
+from qwen_megakernel.cuda_graphs import Download
 from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, QwenTTSError
 from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP
+from qwen_megakernel.speech_slot import Chunk, Slot
 from qwen_megakernel.speech_stream import StreamState, TextPart
 from qwen_megakernel.stages import Stages
-from qwen_megakernel.utterance import AudioChunk, FinishReason
+from qwen_megakernel.utterance import AudioChunk, FinishReason, StepResult
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -32,40 +34,12 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED_CHUNKS = 10
 
 
-@dataclass(slots=True)
-class Slot:
-    """One stream being spoken: what only the worker thread knows about it."""
-
-    index: int
-    state: StreamState
-    vocoder: Any  # its state in the vocoder
-    lookahead: int  # frames the vocoder must see behind those it turns into audio
-    chunk_frames: int  # of the chunk being filled; doubles up to the request's
-    part: TextPart | None = None  # None: between parts
-    part_open: bool = False  # its text goes on
-    guard: RunawayGuard | None = None
-    pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
-    part_end: FinishReason | None = None  # the part is over; pending frames are its last
-    finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of this utterance so far, delivered or pending."""
-        return len(self.state.codes) + len(self.pending)
-
-    @property
-    def frames_until_due(self) -> int:
-        """Frames missing until the next chunk can leave."""
-        return 0 if self.part_end else self.chunk_frames + self.lookahead - len(self.pending)
-
-    @property
-    def num_ready(self) -> int:
-        """Pending frames that can be turned into audio."""
-        return len(self.pending) - (0 if self.part_end else self.lookahead)
-
-
 class StepLoop:
     """Speaks every submitted stream on the decoder's slots, oldest first.
+
+    Where the stages overlap (a GPU), the next frames are being drawn while a chunk is delivered:
+    a turn starts a step, delivers the chunks of the turn before, waits for the step's codes, and
+    starts the vocoder on the chunks that are due. Elsewhere a chunk is delivered at once.
 
     Args:
         build: makes the stages. It runs on the worker thread, which then owns all device work: a
@@ -88,6 +62,7 @@ class StepLoop:
         self._on_finished = on_finished
         self._waiting: deque[StreamState] = deque()
         self._slots: list[Slot | None] = []
+        self._sounding: list[Chunk] = []  # not delivered yet
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
@@ -167,17 +142,21 @@ class StepLoop:
             self._begin_parts()
             self._feed_text()
             slots = self._runnable()
-            if slots:
-                self._step(slots)
-            self._deliver()
-            if not slots:
+            collect = self._start_step(slots) if slots else None
+            self._hand_over()
+            if collect:
+                collect()
+            self._start_chunks()
+            if not self._overlaps:
+                self._hand_over()
+            if not slots and not self._sounding:
                 with self._changed:
                     self._changed.wait_for(lambda: self._news or self._closing)
         self._abandon()
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts
-        self._vocoder = stages.vocoder
+        self._vocoder, self._overlaps = stages.vocoder, stages.overlaps
         self._slots = [None] * stages.decoder.num_slots
         return stages
 
@@ -207,9 +186,11 @@ class StepLoop:
 
     def _begin_parts(self) -> None:
         """Prefill the next part of every stream that is between parts and has text for it."""
-        for slot in self._active():
-            if slot.part is None and not slot.part_end:
-                self._protect([slot], self._begin_part, slot)
+        between = [slot for slot in self._active() if slot.part is None and not slot.part_end]
+        if any(part.ids for slot in between for part in slot.state.parts):
+            self._hand_over()  # a finished chunk does not wait for somebody else's prompt
+        for slot in between:
+            self._protect([slot], self._begin_part, slot)
 
     def _begin_part(self, slot: Slot) -> None:
         state, request = slot.state, slot.state.request
@@ -274,26 +255,50 @@ class StepLoop:
             slot
             for slot in self._active()
             if slot.part
+            and not slot.part_end
             and len(slot.state.outbox) < MAX_QUEUED_CHUNKS
             and self._decoder.frames_ready(slot.index) > 0
         ]
 
-    def _step(self, slots: list[Slot]) -> None:
-        """Draw up to `MAX_FRAMES_PER_STEP` frames for every slot in one launch."""
+    def _start_step(self, slots: list[Slot]) -> Callable[[], None] | None:
+        """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every slot in one launch.
+
+        Returns:
+            A function that waits for them; None: the launch failed.
+        """
         num_frames = min(
             MAX_FRAMES_PER_STEP,
             *(slot.frames_until_due for slot in slots),
             *(slot.guard.frames_left for slot in slots),
             *(self._decoder.frames_ready(slot.index) for slot in slots),
         )
-        started = time.perf_counter()
-        result = self._protect(
-            slots, self._decoder.step, [slot.index for slot in slots], num_frames
-        )
-        if result is None:
-            return
+        parts, started = [slot.part for slot in slots], time.perf_counter()
+        wait = self._protect(slots, self._launch, [slot.index for slot in slots], num_frames)
+        if wait is None:
+            return None
         spent = self._account("decode", started)
-        for row, slot in enumerate(slots):
+
+        def collect() -> None:
+            started = time.perf_counter()
+            result = self._protect(slots, wait)
+            if result is not None:
+                self._take_frames(slots, parts, result, spent + self._account("decode", started))
+
+        return collect
+
+    def _launch(self, slots: list[int], num_frames: int) -> Callable[[], StepResult]:
+        if self._overlaps:
+            return self._decoder.launch(slots, num_frames)
+        result = self._decoder.step(slots, num_frames)
+        return lambda: result
+
+    def _take_frames(
+        self, slots: list[Slot], parts: list[TextPart | None], result: StepResult, spent: float
+    ) -> None:
+        """Account for drawn frames; those of a part that ended meanwhile are dropped."""
+        for row, (slot, part) in enumerate(zip(slots, parts, strict=True)):
+            if not self._is_alive(slot) or slot.part is not part:
+                continue
             timings = slot.state.timings
             timings["decode"] = timings.get("decode", 0.0) + spent
             if result.num_frames[row]:  # there is none after a cancel
@@ -309,8 +314,8 @@ class StepLoop:
 
     # ---- delivery --------------------------------------------------------------------------------
 
-    def _deliver(self) -> None:
-        """Turn due frames into audio, slots of equal chunk length in one batch, and send it."""
+    def _start_chunks(self) -> None:
+        """Start the vocoder on due frames, slots of equal chunk length in one batch."""
 
         def length(slot: Slot) -> tuple[int, int]:
             return slot.num_ready, len(slot.pending)
@@ -320,37 +325,57 @@ class StepLoop:
         for (num_ready, _), group in groupby(due, key=length):
             slots = list(group)
             if num_ready:
-                self._protect(slots, self._vocode, slots, num_ready)
+                self._protect(slots, self._start_chunk, slots, num_ready)
+                continue
             for slot in slots:
-                if slot.part_end and self._slots[slot.index] is slot:
+                if slot.part_end:
                     self._end_part(slot)
 
-    def _vocode(self, slots: list[Slot], num_ready: int) -> None:
+    def _start_chunk(self, slots: list[Slot], num_ready: int) -> None:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
         states = [slot.vocoder for slot in slots]
-        pcm = self._vocoder.step(codes[:, :num_ready], states, *ahead).cpu().numpy()
+        samples = Download(self._vocoder.step(codes[:, :num_ready], states, *ahead))
+        codes_by_slot = [slot.pending[:num_ready] for slot in slots]
         spent = self._account("vocoder", started)
-        for slot, samples in zip(slots, pcm, strict=True):
+        self._sounding.append(Chunk(slots, codes_by_slot, samples, spent))
+        for slot in slots:
+            del slot.pending[:num_ready]
+            slot.chunk_frames = min(2 * slot.chunk_frames, slot.state.request.chunk_frames)
+
+    def _hand_over(self) -> None:
+        """Wait for the chunks that are on their way and deliver them."""
+        chunks, self._sounding = self._sounding, []
+        for chunk in chunks:
+            self._protect(chunk.slots, self._deliver, chunk)
+            for slot in chunk.slots:
+                if slot.part_end and self._is_alive(slot):
+                    self._end_part(slot)
+
+    def _deliver(self, chunk: Chunk) -> None:
+        started = time.perf_counter()
+        pcm = chunk.samples.wait().numpy()
+        spent = chunk.spent_ms + self._account("vocoder", started)
+        for slot, codes, samples in zip(chunk.slots, chunk.codes, pcm, strict=True):
+            if not self._is_alive(slot):
+                continue
             timings = slot.state.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            frames = samples.reshape(num_ready, -1)
+            frames = samples.reshape(len(codes), -1)
             for index, frame in enumerate(frames):
                 reason = slot.guard.check_audio(frame)
                 if reason:
                     slot.part_end, frames = reason, frames[:index]
-                    del slot.pending[index:]
+                    slot.pending.clear()
                     break
-            self._send(slot, frames)
+            self._send(slot, codes[: len(frames)], frames)
 
-    def _send(self, slot: Slot, frames: np.ndarray) -> None:
-        """Deliver [num_frames, samples_per_frame] audio of the first pending frames."""
+    def _send(self, slot: Slot, codes: list[np.ndarray], frames: np.ndarray) -> None:
+        """Deliver [num_frames, samples_per_frame] audio of `codes`."""
         state = slot.state
         first = len(state.codes)
-        state.codes.extend(slot.pending[: len(frames)])
-        del slot.pending[: len(frames)]
-        slot.chunk_frames = min(2 * slot.chunk_frames, state.request.chunk_frames)
+        state.codes.extend(codes)
         if len(frames):
             state.timings.setdefault("first_chunk", state.elapsed_ms())
             self._put(state, to_int16(frames.reshape(-1)), first, len(frames))
@@ -416,9 +441,13 @@ class StepLoop:
             failure = GenerationError(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
         for slot in slots:
-            if self._slots[slot.index] is slot:
+            if self._is_alive(slot):
                 self._release(slot, "error", failure)
         return None
+
+    def _is_alive(self, slot: Slot) -> bool:
+        """Whether the slot's stream has not ended."""
+        return self._slots[slot.index] is slot
 
     def _account(self, stage: str, started: float) -> float:
         """Milliseconds since `started`, added to the stage's total."""

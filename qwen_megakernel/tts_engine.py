@@ -86,7 +86,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             )
             if on_gpu and warmup:
                 vocoder.record(num_slots)
-            return Stages(decoder, PromptBuilder(loaded.config, decoder.embeddings), vocoder)
+            prompts = PromptBuilder(loaded.config, decoder.embeddings)
+            return Stages(decoder, prompts, vocoder, decoder.overlaps)
 
         super().__init__(
             build,

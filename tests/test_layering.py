@@ -26,7 +26,7 @@ FLOORS = [
     {"text", "prompt", "voices", "model_tts"},
     {"vocoder", "speech_stream"},
     {"graph_vocoder"},
-    {"stages"},
+    {"stages", "speech_slot"},
     {"step_loop", "official_names"},
     {"speech_engine"},
     {"sheen.codes", "sheen.phonemes", "sheen.noise", "sheen.language_model"},

@@ -1,0 +1,295 @@
+"""Drawing and delivery side by side: what the loop starts, waits for and delivers, in which order.
+
+A GPU is a queue that works when it is waited for. Here it is one: a fake device counts what the
+loop asks of it, and the real stages run as if they were on a GPU.
+"""
+
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import TTSEngine, guard, step_loop
+from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.model_tts import FrameDecoder
+from qwen_megakernel.speech_stream import StreamState, TextPart
+from qwen_megakernel.stages import Stages
+from qwen_megakernel.step_loop import StepLoop
+from qwen_megakernel.utterance import SpeechRequest, StepResult, TextIds
+
+TEXT = "Hello there, how are you today?"
+LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
+VOICE = "vivian"
+SAMPLES_PER_FRAME = 4
+
+
+# ---- a device of our own -------------------------------------------------------------------------
+
+
+class Device:
+    """One queue in order; work is done when somebody waits for it, or for what comes after it."""
+
+    def __init__(self):
+        self.queue, self.log = deque(), []
+
+    def enqueue(self, name, work):
+        self.log.append(("start", name))
+        self.queue.append((name, work))
+
+    def wait(self, name):
+        self.log.append(("wait", name))
+        done = {}
+        while name not in done:
+            first, work = self.queue.popleft()
+            done[first] = work()
+        return done[name]
+
+
+class FakeDecoder:
+    """Draws `num_frames` frames for each slot, then EOS."""
+
+    num_slots, max_frames = 2, 1000
+
+    def __init__(self, device, num_frames):
+        self.device, self.length, self.steps = device, num_frames, 0
+        self.drawn = [0] * self.num_slots
+
+    def prefill(self, slot, prefill, sampling, *, seed, part, text_open=False):
+        self.device.log.append(("prompt", slot))
+        self.drawn[slot] = 0
+
+    def frames_ready(self, slot):
+        return self.max_frames
+
+    def launch(self, slots, num_frames):
+        self.steps += 1
+        name = f"step {self.steps}"
+
+        def work():
+            counts = [min(num_frames, self.length - self.drawn[slot]) for slot in slots]
+            for slot, count in zip(slots, counts, strict=True):
+                self.drawn[slot] += count
+            codes = np.arange(len(slots) * num_frames, dtype=np.int32) + 100 * self.steps
+            ended = tuple(count < num_frames for count in counts)
+            return StepResult(codes.reshape(len(slots), num_frames, 1), tuple(counts), ended)
+
+        self.device.enqueue(name, work)
+        return lambda: self.device.wait(name)
+
+    def cancel(self):
+        pass
+
+
+class FakeVocoder:
+    lookahead = 0
+
+    def __init__(self, device):
+        self.device, self.chunks = device, 0
+
+    def new_state(self):
+        return object()
+
+    def step(self, codes, states):
+        self.chunks += 1
+        name = f"chunk {self.chunks}"
+        pcm = torch.ones(len(codes), codes.shape[1] * SAMPLES_PER_FRAME) / 2
+        self.device.enqueue(name, lambda: pcm)
+        return SimpleNamespace(name=name)
+
+
+@pytest.fixture
+def speak(monkeypatch):
+    """speak(num_streams, num_frames): what happened, on a loop over the fake device."""
+    device = Device()
+    monkeypatch.setattr(
+        step_loop,
+        "Download",
+        lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name)),
+    )
+
+    def run(num_streams, num_frames):
+        decoder = FakeDecoder(device, num_frames)
+        prompts = SimpleNamespace(build=lambda *args, **options: None)
+        loop = StepLoop(
+            lambda: Stages(decoder, prompts, FakeVocoder(device), overlaps=True),
+            sample_rate=24000,
+            on_finished=lambda state: None,
+        )
+        put = loop._put
+
+        def recording_put(state, samples, first, count, reason=None):
+            device.log.append(("deliver", count))
+            put(state, samples, first, count, reason)
+
+        monkeypatch.setattr(loop, "_put", recording_put)
+        ids = TextIds(role=torch.zeros(3), body=torch.zeros(0))
+        states = []
+        for _ in range(num_streams):
+            request = SpeechRequest("x", chunk_frames=4)
+            state = StreamState(request, ids, loop.wake, loop.interrupt, text_closed=True)
+            state.parts.append(TextPart(deque([torch.arange(9)]), closed=True))
+            states.append(state)
+        with loop._changed:  # admitted in one turn
+            loop._waiting.extend(states)
+        loop.wake()
+        for state in states:
+            while not state.outbox.get().is_last:
+                pass
+        loop.close()
+        return device.log
+
+    return run
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_the_next_step_is_started_before_a_chunk_is_delivered(speak, num_streams):
+    log = speak(num_streams, 30)
+    steps = [index for index, event in enumerate(log) if event[0] == "start" and "step" in event[1]]
+    waits = [index for index, event in enumerate(log) if event == ("wait", "chunk 1")]
+    assert log.index(("start", "step 2")) < waits[0] < log.index(("wait", "step 2"))
+    for index, event in enumerate(log):
+        if event[0] == "deliver" and event[1]:
+            # Between a chunk's start and its delivery another step has been started.
+            started = max(i for i in range(index) if log[i][0] == "start" and "chunk" in log[i][1])
+            assert any(started < step < index for step in steps) or index > steps[-1]
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_a_step_waits_once_for_its_codes_and_a_chunk_once_for_its_samples(speak, num_streams):
+    log = speak(num_streams, 31)
+    started = [name for what, name in log if what == "start"]
+    waited = [name for what, name in log if what == "wait"]
+    assert sorted(started) == sorted(waited)
+    assert len([name for name in started if "step" in name]) == 1 + 1 + 7 + 1  # EOS
+    chunks = [name for name in started if "chunk" in name]
+    assert len(chunks) == 1 + 1 + 7  # both streams in one
+
+
+def test_a_prompt_does_not_keep_a_finished_chunk_waiting(speak):
+    """The third stream gets its slot while a chunk of the second is on its way."""
+    log = speak(3, 9)
+    last_prompt = max(index for index, event in enumerate(log) if event[0] == "prompt")
+    before = log[:last_prompt]
+    started = {name for what, name in before if what == "start" and "chunk" in name}
+    waited = {name for what, name in before if what == "wait" and "chunk" in name}
+    assert started == waited
+
+
+# ---- the real stages, as if they overlapped ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as tts:
+        yield tts
+
+
+@pytest.fixture(scope="module")
+def overlapping():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
+        with TTSEngine.from_pretrained(
+            "tiny-random", backend="graph", num_slots=3, warmup=False
+        ) as tts:
+            yield tts
+
+
+def test_streams_in_company_sound_the_same(plain, overlapping):
+    speeches = {}
+    for tts in (plain, overlapping):
+        streams = [
+            tts.stream(TEXT, voice=VOICE, seed=seed, max_frames=10 + seed, chunk_frames=3 + seed)
+            for seed in range(5)
+        ]
+        speeches[tts] = [
+            (np.concatenate([chunk.samples for chunk in stream]), stream.codes, stream)
+            for stream in streams
+        ]
+    for ours, theirs in zip(speeches[overlapping], speeches[plain], strict=True):
+        np.testing.assert_array_equal(ours[1], theirs[1])
+        assert np.abs(ours[0].astype(int) - theirs[0]).max() <= 1
+        assert ours[2].finish_reason == theirs[2].finish_reason
+
+
+def test_parts_follow_each_other(plain, overlapping):
+    options = {"voice": VOICE, "seed": 1, "max_frames": 110}
+    ours, theirs = (tts.synthesize(LONG_TEXT, **options) for tts in (overlapping, plain))
+    assert ours.parts == theirs.parts >= 2
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+
+
+def test_text_may_come_late(plain, overlapping):
+    codes = []
+    for tts in (overlapping, plain):
+        stream = tts.stream(text_open=True, voice=VOICE, seed=2, max_frames=24)
+        chunks = iter(stream)
+        for piece in ("Hello there, ", "how are ", "you?"):
+            stream.feed(piece)
+            time.sleep(0.02)
+        stream.end_text()
+        list(chunks)
+        codes.append(stream.codes)
+    np.testing.assert_array_equal(*codes)
+
+
+@pytest.mark.parametrize("chunk_frames", [1, 7, 10])
+def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypatch, chunk_frames):
+    step = overlapping._loop._vocoder.step
+    monkeypatch.setattr(
+        overlapping._loop._vocoder,
+        "step",
+        lambda codes, states: torch.zeros_like(step(codes, states)),
+    )
+    monkeypatch.setattr(guard, "SILENT_FRAMES", 12)
+    stream = overlapping.stream(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
+    num_samples = sum(len(chunk.samples) for chunk in stream)
+    assert stream.finish_reason == "silence" and stream.num_parts >= 2
+    assert len(stream.codes) == 11 * stream.num_parts and num_samples == len(stream.codes) * 1920
+
+
+def test_closing_a_stream_delivers_nothing_more_and_frees_its_slot(overlapping):
+    stream = overlapping.stream(TEXT, voice=VOICE, seed=1)
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 20
+    while overlapping.num_active:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert stream.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("stage", ["launch", "collect", "vocoder", "samples"])
+def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch, stage):
+    def fail(*args, **options):
+        raise RuntimeError("planted")
+
+    loop = overlapping._loop
+    with monkeypatch.context() as patch:
+        if stage == "launch":
+            patch.setattr(loop._decoder, "launch", fail)
+        elif stage == "collect":
+            patch.setattr(loop._decoder, "_accounted", fail)
+        elif stage == "vocoder":
+            patch.setattr(loop._vocoder, "step", fail)
+        else:
+            patch.setattr(step_loop, "Download", lambda pcm: SimpleNamespace(wait=fail))
+        stream = overlapping.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
+        with pytest.raises(GenerationError, match="planted"):
+            list(stream)
+    speech = overlapping.synthesize(TEXT, voice=VOICE, seed=1, max_frames=8)
+    assert len(speech.codes) == 8
+
+
+def test_closing_the_engine_ends_what_is_on_its_way(monkeypatch):
+    monkeypatch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
+    tts = TTSEngine.from_pretrained("tiny-random", backend="graph", warmup=False)
+    stream = tts.stream(TEXT, voice=VOICE, seed=1)
+    next(iter(stream))
+    closing = threading.Thread(target=tts.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive() and stream.finish_reason == "cancelled"
