@@ -16,6 +16,7 @@ RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the d
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
+RAY = ["ray[serve]>=2.60", *SERVER]
 
 setup(
     name="qwen_megakernel",
@@ -57,7 +58,8 @@ setup(
         "pipecat": PIPECAT,
         "server": SERVER,
         "aac": ["av"],
-        "wyoming": WYOMING,
+        "wyoming": [*WYOMING, *SERVER],
+        "ray": RAY,
         "play": ["sounddevice"],
         "plots": PLOTS,
         "sheen": SHEEN,
@@ -86,6 +88,7 @@ setup(
             "av",
             *PIPECAT,
             *WYOMING,
+            *RAY,
             *SERVER,
             *RECOGNISER,
             *SHEEN,

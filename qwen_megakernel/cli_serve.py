@@ -3,12 +3,18 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel import options
 from qwen_megakernel.errors import MissingPackageError, UsageError
+
+if TYPE_CHECKING:
+    from qwen_megakernel.server_settings import ServerSettings
 
 API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"
 
@@ -47,28 +53,102 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--drain", type=float, default=120.0, help="seconds running streams get after SIGTERM"
     )
+    command.add_argument(
+        "--ray", action="store_true", help="several engines behind one address, on Ray Serve"
+    )
+    command.add_argument("--replicas", type=int, default=1, help="engines, with --ray")
+    command.add_argument(
+        "--max-replicas", type=int, help="with --ray: more of them when requests wait, up to this"
+    )
+    command.add_argument(
+        "--replica-gpus", type=float, help="with --ray: GPUs for each (default: 1 if there are any)"
+    )
     options.add_model_options(command)
     command.set_defaults(run=serve)
 
 
 def serve(args: argparse.Namespace) -> int:
     """Serve speech over HTTP, with OpenAI's endpoints; see docs/serving.md."""
-    try:
-        from qwen_megakernel import server
-        from qwen_megakernel.server_settings import ServerSettings
-    except ImportError as error:
-        raise MissingPackageError(
-            f"serve needs {error.name}.", cure='pip install "qwen_megakernel[server]"'
-        ) from error
+    server = _import("server", "server")
     if args.wyoming_port is not None and find_spec("wyoming") is None:
         raise MissingPackageError(
             "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
         )
+
+    def tell(address: str) -> None:
+        if not args.quiet:
+            print(f"listening on {address}", file=sys.stderr)
+
+    if args.ray:
+        server_ray = _import("server_ray", "ray")
+        app = ray_application(args)
+        server_ray.run(app, host=args.host, port=args.port, on_listening=tell)
+        return 0
+    settings = _settings(args)
+    server.serve(
+        _engine_maker(args, settings),
+        settings,
+        host=args.host,
+        port=args.port,
+        wyoming_port=args.wyoming_port,
+        on_listening=tell,
+    )
+    return 0
+
+
+def ray_application(args: argparse.Namespace) -> Any:
+    """What Ray Serve runs for the options of `serve`.
+
+    Raises:
+        UsageError: options that do not go together.
+        MissingPackageError: Ray is not installed.
+    """
+    server_ray = _import("server_ray", "ray")
+    if args.wyoming_port is not None:
+        raise UsageError(
+            "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
+            cure="Run a server without --ray beside it.",
+        )
+    for name in ("model", "voices"):  # replicas have working folders of their own
+        path = getattr(args, name)
+        if path is not None and Path(path).is_dir():
+            setattr(args, name, str(Path(path).resolve()))
+    settings = _settings(args)
+    num_gpus = args.replica_gpus
+    if num_gpus is None:
+        num_gpus = float(args.device != "cpu" and args.backend != "emulation" and _has_gpu())
+    scale = server_ray.Scale(
+        min_replicas=args.replicas,
+        max_replicas=args.max_replicas or args.replicas,
+        num_gpus=num_gpus,
+    )
+    maker = _engine_maker(args, settings)
+    return server_ray.application(maker, settings, scale, num_slots=args.slots)
+
+
+def _has_gpu() -> bool:
+    """Of this machine; on a cluster of other ones say --replica-gpus."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _import(module: str, extra: str) -> ModuleType:
+    try:
+        return import_module(f"qwen_megakernel.{module}")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"serve needs {error.name}.", cure=f'pip install "qwen_megakernel[{extra}]"'
+        ) from error
+
+
+def _settings(args: argparse.Namespace) -> "ServerSettings":
+    from qwen_megakernel.server_settings import ServerSettings
     from qwen_megakernel.text import MAX_CHARS
 
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
-    settings = ServerSettings(
+    return ServerSettings(
         api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
         max_queue=args.max_queue,
         max_chars=args.max_chars,
@@ -81,6 +161,8 @@ def serve(args: argparse.Namespace) -> int:
         drain_timeout_s=args.drain,
     )
 
+
+def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
     def make() -> Any:
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.load_engine(args, num_slots=args.slots, **limits)
@@ -90,16 +172,4 @@ def serve(args: argparse.Namespace) -> int:
             print("ready", file=sys.stderr)
         return engine
 
-    def tell(address: str) -> None:
-        if not args.quiet:
-            print(f"listening on {address}", file=sys.stderr)
-
-    server.serve(
-        make,
-        settings,
-        host=args.host,
-        port=args.port,
-        wyoming_port=args.wyoming_port,
-        on_listening=tell,
-    )
-    return 0
+    return make

@@ -266,7 +266,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         listeners = {}
         for scheme, each in ports.items():
-            listener = listeners[scheme] = stack.enter_context(_listen(host, each))
+            listener = listeners[scheme] = stack.enter_context(listen(host, each))
             if on_listening:
                 shown = f"[{host}]" if ":" in host else host
                 on_listening(f"{scheme}://{shown}:{listener.getsockname()[1]}")
@@ -277,7 +277,12 @@ def serve(
         raise server.service.failure
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -56,6 +56,7 @@ FLOORS = [
     {"wyoming_server"},
     {"server_protocol"},
     {"pipecat_tts", "server"},
+    {"server_ray"},
     {"cli_build", "cli_serve", "cli_speak", "cli_voices"},
     {"sheen.cli"},
     {"cli"},
