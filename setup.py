@@ -82,6 +82,8 @@ setup(
             "ruff",
             "clang-format",
             "httpx",
+            "aiohttp",
+            "psutil",
             "openai",
             "schemathesis",
             "playwright",

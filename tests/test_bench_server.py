@@ -1,0 +1,227 @@
+"""The load generator: its draws, its arithmetic, and live servers it is pointed at."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving
+
+from benchmarks import bench_server, common
+from benchmarks.speech_client import Heard, played_at_ms
+from qwen_megakernel import options
+from qwen_megakernel.errors import EngineBusy
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """run(*words): the command, in this process."""
+
+    def run_(*words: str) -> Done:
+        code = options.run(bench_server.main, bench_server.parser().parse_args(words))
+        return Done(code, *capsys.readouterr())
+
+    return run_
+
+
+# ---- draws -------------------------------------------------------------------------------------
+
+
+def test_arrivals_are_a_poisson_process_and_the_same_everywhere() -> None:
+    times = list(bench_server.arrivals(3, 20, 500))
+    gaps = np.diff([0, *times])
+    assert np.mean(gaps) == pytest.approx(1 / 20, rel=0.03)
+    assert np.std(gaps) == pytest.approx(1 / 20, rel=0.05)  # exponential: as large as the mean
+    counts = np.histogram(times, bins=500, range=(0, 500))[0]
+    assert np.var(counts) == pytest.approx(np.mean(counts), rel=0.15)  # Poisson: the same
+    assert times == list(bench_server.arrivals(3, 20, 500))
+    assert times[:5] != list(bench_server.arrivals(4, 20, 500))[:5]
+    # SHA-256 of "0:gap:0", its first 8 bytes over 2**64: any machine, any version.
+    assert bench_server.uniform(0, "gap", 0) == pytest.approx(0.178349, abs=1e-6)
+
+
+def test_every_prompt_comes_before_one_comes_again() -> None:
+    order = bench_server.prompt_order(0, 8, 20)
+    assert sorted(order[:8]) == sorted(order[8:16]) == list(range(8))
+    assert order[:8] != order[8:16] and len(order) == 20
+
+
+# ---- arithmetic --------------------------------------------------------------------------------
+
+
+def test_a_position_is_played_when_a_player_comes_to_it() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        times = np.cumsum(rng.integers(1, 40, size=5)).tolist()
+        durations = rng.integers(1, 30, size=5).tolist()
+        # The same, a millisecond at a time.
+        clock, heard = 0, {}
+        for index, duration in enumerate(durations):
+            clock = max(clock, times[index])
+            for _ in range(duration):
+                heard[len(heard)] = clock
+                clock += 1
+        for position, at in heard.items():
+            assert played_at_ms(times, durations, position) == at
+        assert played_at_ms(times, durations, sum(durations)) == clock
+
+
+def test_figures_of_a_speech_made_by_hand() -> None:
+    rate = 1000  # a sample is a millisecond
+    silence, sound = np.zeros(100, "<i2"), np.full(100, 8000, "<i2")
+    heard = Heard(planned=10.0, sent=10.01)
+    heard.arrivals = [10.06, 10.08, 10.36]
+    heard.pieces = [silence.tobytes(), sound.tobytes()[:-1], sound.tobytes()[-1:] + sound.tobytes()]
+    heard.ended = 10.4
+    figures = heard.figures(rate)
+    assert figures["first_byte_ms"] == pytest.approx(50)
+    assert figures["first_byte_planned_ms"] == pytest.approx(60)
+    # Silence until 90 ms (a window of 20 ms that is half loud counts); playing began at 50.
+    assert figures["leading_silence_ms"] == 90
+    assert figures["first_audible_ms"] == pytest.approx(50 + 90)
+    # 199 whole samples last until 249 ms; the rest arrives at 350.
+    assert figures["underruns"] == 1 and figures["longest_gap_ms"] == pytest.approx(101)
+    assert figures["underruns_100ms"] == 1
+    assert figures["audio_s"] == pytest.approx(0.3) and figures["e2e_ms"] == pytest.approx(390)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    values = [float(value) for value in range(1, 201)]
+    assert common.spread(values, (50, 95, 99)) == {
+        "mean": 100.5,
+        "p50": 100.0,
+        "p95": 190.0,
+        "p99": 198.0,
+    }
+
+
+# ---- live --------------------------------------------------------------------------------------
+
+
+def test_both_loads_against_our_server(run: Callable[..., Done], tmp_path: Path) -> None:
+    engine = FakeEngine(num_slots=64, first_delay_s=0.05, silent_frames=1)
+    with serving(engine) as server:
+        words = ["--url", server.url, "--rps", "12", "--concurrency", "3", "--duration", "1"]
+        words += [
+            "--warmup",
+            "0",
+            "--json",
+            str(tmp_path / "r.json"),
+            "--plot",
+            str(tmp_path / "r.png"),
+        ]
+        done = run(*words, "--voice", "vivian")
+        assert done.returncode == 0, done.stderr
+        assert server.service.admission.idle
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["model"] == "hum" and found["schema"] == common.SCHEMA
+    opened, closed = found["levels"]
+    assert opened["completed"] == len(list(bench_server.arrivals(0, 12, 1)))
+    assert closed["completed"] >= 3 and closed["in_flight_peak"] <= 3
+    for level in found["levels"]:
+        assert level["errors"] == {} and len(level["requests"]) == level["completed"]
+        summary = level["summary"]
+        assert summary["first_byte_ms"]["p50"] >= 50  # the engine's own delay
+        # One frame of silence, of which half a window may count as sound.
+        distance = summary["first_audible_ms"]["p50"] - summary["first_byte_ms"]["p50"]
+        assert 70 <= distance <= 200
+        assert level["xrt"] == pytest.approx(
+            sum(request["audio_s"] for request in level["requests"]) / level["wall_s"]
+        )
+    sent = [stream.request for stream in engine.streams]
+    assert {request.voice for request in sent} == {"vivian"}
+    assert {request.text for request in sent} == set(bench_server.PROMPTS)
+    assert "12 rps" in done.stdout and "3 users" in done.stdout
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_that_fail_are_counted_and_told(run: Callable[..., Done], tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        speak = engine.stream
+
+        def stream(*args: object, **options: object) -> object:
+            if len(engine.streams) >= 4:
+                raise EngineBusy("8 requests waiting (limit 8).")
+            return speak(*args, **options)
+
+        engine.stream = stream
+        words = ["--url", server.url, "--rps", "10", "--duration", "1", "--warmup", "0"]
+        done = run(*words, "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 1
+    (level,) = json.loads((tmp_path / "r.json").read_text())["levels"]
+    assert level["completed"] == 3 and "429" in done.stderr  # and one before the load
+    assert sum(level["errors"].values()) == len(level["requests"]) - 3 > 0
+
+
+def test_more_in_flight_than_allowed_are_not_sent(run: Callable[..., Done]) -> None:
+    engine = FakeEngine(rtf=1.0)
+    with serving(engine) as server:
+        words = ["--url", server.url, "--rps", "20", "--duration", "0.5", "--warmup", "0"]
+        done = run(*words, "--max-in-flight", "1")
+    assert done.returncode == 1 and "not sent" in done.stderr
+    assert len(engine.streams) == 2  # one before the load, one of the load
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    """A server of somebody else's: OpenAI's endpoint, no model list, no headers of ours."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((body, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(np.full(24000, 8000, "<i2").tobytes())
+
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    asked: list[tuple[dict[str, object], str | None]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = asked
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_other_peoples_servers_can_be_measured(
+    run: Callable[..., Done], other_server: ThreadingHTTPServer
+) -> None:
+    url = f"http://127.0.0.1:{other_server.server_port}"
+    words = ["--url", url, "--concurrency", "1", "--duration", "0.3", "--warmup", "0"]
+    words += ["--api-key", "secret", "--model-name", "tts-9"]
+    done = run(*words, "--body", '{"stream": true, "non_streaming_mode": false}')
+    assert done.returncode == 0, done.stderr
+    body, key = other_server.asked[-1]
+    assert key == "Bearer secret" and body["model"] == "tts-9"
+    assert body["stream"] is True and body["response_format"] == "pcm"
+
+
+def test_a_server_that_is_not_there_is_named(run: Callable[..., Done]) -> None:
+    done = run("--url", "http://127.0.0.1:1", "--rps", "1")
+    assert done.returncode == 3 and "127.0.0.1:1" in done.stderr
+    done = run()
+    assert done.returncode == 2 and "--rps" in done.stderr
+
+
+def test_gaps_between_arrivals_are_never_negative() -> None:
+    assert all(a < b for a, b in pairwise(bench_server.arrivals(1, 50, 10)))
