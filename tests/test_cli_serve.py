@@ -1,0 +1,134 @@
+"""The command `serve`: what its options mean, and what it refuses before a model is loaded."""
+
+import socket
+import threading
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving, wait_until
+
+from qwen_megakernel import cli, options, server
+from qwen_megakernel.errors import UnknownVoice
+from qwen_megakernel.server_settings import ServerSettings
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Run `serve` with arguments; returns what it hands to the server."""
+    calls = []
+
+    def serve(engine, settings, **address):
+        calls.append((engine, settings, address))
+
+    monkeypatch.setattr(server, "serve", serve)
+
+    def run(*words):
+        assert cli.main(["serve", *words]) == 0
+        return calls[-1]
+
+    return run
+
+
+def test_defaults_are_loopback_and_openais_limits(served):
+    _, settings, address = served()
+    assert (address["host"], address["port"]) == ("127.0.0.1", 8090)
+    assert (settings.max_queue, settings.max_chars, settings.default_format) == (8, 4096, "wav")
+    assert settings.api_key is None and not settings.allow_upload and not settings.allow_origins
+
+
+def test_options_become_settings(served, tmp_path):
+    _, settings, address = served(
+        *("--host", "::1", "--port", "0", "--api-key", "s3cret", "--max-queue", "2"),
+        *("--max-chars", "9000", "--default-format", "mp3", "--voice-fallback", "vivian"),
+        *("--voices", str(tmp_path), "--allow-upload", "--deadline", "5", "--drain", "6"),
+        *("--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
+    )
+    assert (address["host"], address["port"]) == ("::1", 0)
+    assert (settings.api_key, settings.max_queue, settings.max_chars) == ("s3cret", 2, 9000)
+    assert (settings.default_format, settings.voice_fallback) == ("mp3", "vivian")
+    assert settings.voices == tmp_path and settings.allow_upload
+    assert (settings.deadline_s, settings.drain_timeout_s) == (5, 6)
+    assert settings.allow_origins == ("https://a.example", "https://b.example")
+
+
+def test_the_key_may_come_from_the_environment(served, monkeypatch):
+    monkeypatch.setenv("QWEN_MEGAKERNEL_API_KEY", "from there")
+    assert served()[1].api_key == "from there"
+    assert served("--api-key", "from here")[1].api_key == "from here"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-chars", "20001"), "the engine takes 20000"),
+        (("--max-chars", "0"), "max_chars is 0"),
+        (("--max-queue", "-1"), "max_queue is -1"),
+        (("--default-format", "ogg"), "Unknown format 'ogg'"),
+        (("--allow-upload",), "no folder to keep voices in"),
+        (("--deadline", "nan"), "deadline_s is nan"),
+        (("--api-key", " "), "must be ASCII"),
+        (("--api-key", "ключ"), "must be ASCII"),
+        (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
+        (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(options, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    assert cli.main(["serve", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"Cannot listen on 127.0.0.1 port {port}" in error and "Traceback" not in error
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsys):
+    words = ["serve", "--port", "0", "--model", "/no/such/folder"]
+    assert cli.main(words) == 4
+    assert "/no/such/folder" in capsys.readouterr().err
+
+
+def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(options, "load_engine", lambda *_, **__: FakeEngine())
+    assert (
+        cli.main(["serve", "--port", "0", "--voice-fallback", "nobody"]) == UnknownVoice.exit_code
+    )
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_another_default_format_is_what_a_bare_request_gets():
+    """Open WebUI names no format, and keeps what it gets as .mp3."""
+    with serving(FakeEngine(rtf=0.001), default_format="mp3") as live:
+        assert live.speak().headers["content-type"] == "audio/mpeg"
+        assert live.speak(response_format="pcm").headers["content-type"] == "audio/pcm"
+
+
+def test_ipv6_is_listened_on_where_it_is_asked_for():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    said = []
+    running = []
+    new_server = server.new_server
+
+    def remember(*arguments, **named):
+        running.append(new_server(*arguments, **named))
+        return running[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "new_server", remember)
+        thread = threading.Thread(
+            target=server.serve,
+            args=(FakeEngine(), ServerSettings()),
+            kwargs={"host": "::1", "port": 0, "on_listening": said.append},
+        )
+        thread.start()
+        wait_until(lambda: running and running[0].started)
+        assert said[0].startswith("http://[::1]:")
+        assert httpx.get(f"{said[0]}/health").status_code == 200
+        running[0].should_exit = True
+        thread.join()

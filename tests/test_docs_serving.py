@@ -1,0 +1,94 @@
+"""docs/serving.md is followed to the letter, against a live server with random weights."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import signals
+import soundfile
+from live_server import serving
+
+from qwen_megakernel import TTSEngine, cli, server
+from qwen_megakernel.server_requests import SpeechBody
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+ADDRESS = "127.0.0.1:8090"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reader")
+    soundfile.write(folder / "mario.wav", signals.voice_like(3, 16000), 16000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    """Of a server as the page describes it, uploads allowed."""
+    with (
+        TTSEngine.from_pretrained(
+            "tiny-random-base", voices=folder, max_frames=40, warmup=False
+        ) as tts,
+        serving(tts, voices=folder, allow_upload=True) as live,
+    ):
+        yield live.url.removeprefix("http://")
+
+
+def run(command, folder):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"error"' not in done.stdout, done.stdout
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_every_curl_command_works(folder, address):
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("curl")]
+    assert len(commands) == 6
+    outputs = [
+        run(["curl", "-sS", *shlex.split(line.replace(ADDRESS, address))[1:]], folder)
+        for line in commands
+    ]
+    assert outputs[1].endswith("data: [DONE]\n\n")
+    for name in ("out.wav", "mario-says.wav"):
+        assert (folder / name).read_bytes().startswith(b"RIFF")
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=["websocket", "openai"])
+def test_every_example_runs(folder, address, block):
+    out = run([sys.executable, "-c", block.replace(ADDRESS, address)], folder)
+    assert len(re.findall(r"^\d+ bytes", out, re.MULTILINE)) >= 1
+
+
+def test_the_page_names_every_field_option_and_endpoint():
+    assert all(f"`{name}`" in PAGE for name in SpeechBody.model_fields)
+    serve = cli.parser()._subparsers._group_actions[0].choices["serve"]
+    shared = "--help --backend --device --dtype --local-files-only --quiet --debug --max-frames"
+    named = {name for action in serve._actions for name in action.option_strings if len(name) > 2}
+    missing = {name for name in named - set(shared.split()) if name not in PAGE}
+    assert not missing
+    described = server.create_app(lambda: None).openapi()["paths"]
+    for path in described:
+        path = path.replace("{request_id}", "{request id}")
+        assert path in PAGE or path.removeprefix("/v1/audio/models") == "", path
+
+
+def test_every_metric_is_on_the_page():
+    app = server.create_app(lambda: None)
+    families = {family.name for family in app.state.service.metrics.registry.collect()}
+    ours = {name for name in families if name.startswith("tts_")}
+    assert ours and all(name in PAGE for name in ours)
