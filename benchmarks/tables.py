@@ -88,10 +88,35 @@ def pipecat_table() -> str:
     return "\n".join(lines)
 
 
+def load_table() -> str:
+    """One row a level of a result file of bench_server.py."""
+    lines = [
+        "| model | load | machine | first byte | first audible | end to end "
+        "| underrun, with 100 ms | xRT | commit | file |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in load_results("load_*.json"):
+        busy = f", load average {result['machine']['load_1min']:.1f}"
+        for level in result["levels"]:
+            unit = "requests/s" if level["mode"] == "open" else "listeners"
+            times = [
+                " / ".join(f"{level['summary'][name][rank]:.0f}" for rank in ("p50", "p95", "p99"))
+                for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
+            ]
+            lines.append(
+                f"| {result['model']} | {level['load']:g} {unit} | {machine_of(result)}{busy} "
+                f"| {' | '.join(times)} | {level['underrun_share']:.0%}, "
+                f"{level['underrun_100ms_share']:.0%} | {level['xrt']:.2f} "
+                f"| {result['commit']} | `{result['file']}` |"
+            )
+    return "\n".join(lines)
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "README.md": speech_table,
     "docs/voices.md": voices_table,
     "docs/pipecat.md": pipecat_table,
+    "docs/operations.md": load_table,
 }
 
 

@@ -1,0 +1,64 @@
+"""docs/operations.md: its commands are ones that our parsers take, its names exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench_server
+from qwen_megakernel import cli, server
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_commands_have_options_that_exist() -> None:
+    taken = 0
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "qwen_megakernel"]:
+            cli.parser().parse_args(words[3:])
+        elif words[:2] == ["python", "benchmarks/bench_server.py"]:
+            bench_server.parser().parse_args(words[2:])
+        elif words[:2] == ["docker", "run"]:  # what follows the image's name
+            cli.parser().parse_args(["serve", *words[words.index("qwen_megakernel") + 1 :]])
+        else:
+            continue
+        taken += 1
+    assert taken == 5
+
+
+def test_extras_and_files_exist() -> None:
+    setup = (ROOT / "setup.py").read_text()
+    for extra in re.findall(r'qwen_megakernel\[(\w+)\]"', PAGE):
+        assert f'"{extra}": ' in setup
+    files = re.findall(r"`((?:deploy|benchmarks)/[\w./-]+)`", PAGE)
+    files += [word for line in COMMANDS for word in shlex.split(line) if word.startswith("deploy/")]
+    assert files and all((ROOT / name).exists() for name in files)
+
+
+def test_every_option_that_is_named_exists() -> None:
+    serve = cli.parser()._subparsers._group_actions[0].choices["serve"]
+    known = {name for action in serve._actions for name in action.option_strings}
+    known |= {n for action in bench_server.parser()._actions for n in action.option_strings}
+    known |= {"--build-arg", "--stop-timeout"}  # Docker's
+    assert set(re.findall(r"`(--[\w-]+)", PAGE)) <= known
+
+
+def test_alarms_are_promql_about_metrics_that_exist() -> None:
+    promql = pytest.importorskip("promql_parser")
+    alarms = re.findall(r"^\| `([^`]*tts_[^`]*)` \|", PAGE, re.MULTILINE)
+    assert len(alarms) == 4
+    app = server.create_app(lambda: None)
+    families = {family.name for family in app.state.service.metrics.registry.collect()}
+    for alarm in alarms:
+        alarm = alarm.replace(r"\|", "|")  # a table's way to write it
+        promql.parse(alarm)
+        for name in re.findall(r"\btts_\w+", alarm):
+            assert re.sub(r"_(total|bucket)$", "", name) in families
