@@ -75,6 +75,9 @@ __device__ __forceinline__ void copy_async(void* smem, const void* global) {
                "l"(global)
                : "memory");
 }
+__device__ __forceinline__ void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
 // Copies come in groups; waiting leaves at most the youngest kGroupsLeft of this thread under way.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -166,11 +169,22 @@ inline unsigned load_from_host(const unsigned* word) {
 inline void pause(EMULATION_HERE) { emulation::pause(where); }
 inline uint64_t clock_ns() { return emulation::now_ns(); }
 
-inline void copy_async(void* smem, const void* global) { emulation::async_copy(smem, global, 16); }
-inline void copy_async_commit() { emulation::async_commit(); }
+inline void copy_async(void* smem, const void* global) {
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(smem) | reinterpret_cast<uintptr_t>(global)) % 16 == 0;
+  if (aligned && !emulation::lazy_copies) {
+    std::memcpy(smem, global, 16);
+  } else {
+    emulation::async_copy(smem, global, 16);
+  }
+}
+inline void prefetch_l2(const void*) {}
+inline void copy_async_commit() {
+  if (emulation::lazy_copies) emulation::async_commit();
+}
 template <int kGroupsLeft>
 inline void copy_async_wait() {
-  emulation::async_wait(kGroupsLeft);
+  if (emulation::lazy_copies) emulation::async_wait(kGroupsLeft);
 }
 
 inline float warp_reduce(float value, emulation::Collective kind, emulation::Where where) {
@@ -188,14 +202,15 @@ inline float warp_max(float value, EMULATION_HERE) {
 inline float quad_sum(float value, EMULATION_HERE) {
   return warp_reduce(value, emulation::Collective::kQuadSum, where);
 }
+inline const uint32_t* registers_of(const uint4& four) {
+  return reinterpret_cast<const uint32_t*>(&four);
+}
 inline void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower, const uint4& b,
                      EMULATION_HERE) {
-  const unsigned operands[12] = {a_upper.x, a_lower.x, a_upper.y, a_lower.y, a_upper.z, a_lower.z,
-                                 a_upper.w, a_lower.w, b.x,       b.y,       b.z,       b.w};
-  std::memcpy(emulation::current->deposit, operands, sizeof operands);
-  std::memcpy(emulation::current->deposit + sizeof operands, d, sizeof d);
+  const emulation::MmaOperands operands{
+      {registers_of(a_upper), registers_of(a_lower)}, registers_of(b), d};
+  std::memcpy(emulation::current->deposit, &operands, sizeof operands);
   emulation::warp_collective(emulation::Collective::kMma, where);
-  std::memcpy(d, emulation::current->result, sizeof d);
 }
 
 template <class... Args>

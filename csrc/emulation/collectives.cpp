@@ -27,54 +27,65 @@ void reduce(Fiber* lanes, bool is_sum) {
   for (int lane = 0; lane < 32; ++lane) std::memcpy(lanes[lane].result, &value[lane], 4);
 }
 
-float bf16_half(uint32_t pair, bool upper) {
-  const uint32_t bits = upper ? pair & 0xffff0000u : pair << 16;
+float lower_half(uint32_t pair) {
+  const uint32_t bits = pair << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+float upper_half(uint32_t pair) {
+  const uint32_t bits = pair & 0xffff0000u;
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
 
-// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums. A deposit is
-// a[2][4] and b[2][2] (registers of two bf16), then d[4] f32. Rows of `a` that are all zero are
-// skipped: most of the 16 are, with one stream.
+// Four columns at a time: the compiler does not see by itself that they are independent. Wider
+// vectors end up in memory where the CPU that is compiled for has none.
+using Columns = float __attribute__((vector_size(16)));
+using ColumnBits = uint32_t __attribute__((vector_size(16)));
+
+// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums; port.cuh has the
+// layout. Lanes bring addresses. Rows of `a` that are all zero are skipped: most of the 16 are,
+// with one stream.
 void multiply(Fiber* lanes) {
-  uint32_t registers[32][12];
-  float sums[16][8];
-  for (int lane = 0; lane < 32; ++lane) {
-    std::memcpy(registers[lane], lanes[lane].deposit, sizeof registers[lane]);
-    float d[4];
-    std::memcpy(d, lanes[lane].deposit + 48, sizeof d);
-    for (int i = 0; i < 4; ++i) sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = d[i];
-  }
-  for (int step = 0; step < 2; ++step) {
-    float b[16][8];
-    for (int lane = 0; lane < 32; ++lane) {
-      const uint32_t* regs = registers[lane] + 8 + 2 * step;
-      for (int k = 0; k < 4; ++k) {
-        b[lane % 4 * 2 + k % 2 + k / 2 * 8][lane / 4] = bf16_half(regs[k / 2], k % 2);
+  MmaOperands of[32];
+  for (int lane = 0; lane < 32; ++lane) std::memcpy(&of[lane], lanes[lane].deposit, sizeof of[0]);
+  Columns b[2][16][2];  // [instruction][k]: columns 0 .. 3 and 4 .. 7
+  for (int pair = 0; pair < 4; ++pair) {
+    for (int reg = 0; reg < 4; ++reg) {
+      Columns(*rows)[2] = &b[reg / 2][2 * pair + reg % 2 * 8];
+      for (int half = 0; half < 2; ++half) {
+        const MmaOperands* lane = &of[16 * half + pair];
+        const ColumnBits pairs = {lane[0].b[reg], lane[4].b[reg], lane[8].b[reg], lane[12].b[reg]};
+        rows[0][half] = reinterpret_cast<Columns>(pairs << 16);
+        rows[1][half] = reinterpret_cast<Columns>(pairs & 0xffff0000u);
       }
     }
-    for (int row = 0; row < 16; ++row) {
-      float a[16];
-      uint32_t any = 0;
-      for (int pair = 0; pair < 4; ++pair) {  // registers: rows g, g + 8, then both 8 columns on
-        const uint32_t* regs = registers[row % 8 * 4 + pair] + 4 * step + row / 8;
-        any |= regs[0] | regs[2];
-        for (int k = 0; k < 4; ++k)
-          a[pair * 2 + k % 2 + k / 2 * 8] = bf16_half(regs[k / 2 * 2], k % 2);
-      }
-      if (!any) continue;
-      float sum[8] = {};
+  }
+  for (int row = 0; row < 16; ++row) {
+    const MmaOperands* quad = &of[row % 8 * 4];
+    const int half = row / 8;
+    uint32_t any = 0;
+    for (int pair = 0; pair < 4; ++pair) {
+      const uint32_t* regs = quad[pair].a[half];
+      any |= regs[0] | regs[1] | regs[2] | regs[3];
+    }
+    if (!any) continue;
+    for (int step = 0; step < 2; ++step) {
+      Columns left = {}, right = {};
       for (int k = 0; k < 16; ++k) {
-        for (int col = 0; col < 8; ++col) sum[col] += a[k] * b[k][col];
+        const uint32_t bits = quad[k % 8 / 2].a[half][2 * step + k / 8];
+        const float a = k % 2 ? upper_half(bits) : lower_half(bits);
+        left += a * b[step][k][0];
+        right += a * b[step][k][1];
       }
-      for (int col = 0; col < 8; ++col) sums[row][col] += sum[col];
+      for (int pair = 0; pair < 4; ++pair) {
+        const Columns& sum = pair < 2 ? left : right;
+        quad[pair].d[2 * half] += sum[2 * pair % 4];
+        quad[pair].d[2 * half + 1] += sum[2 * pair % 4 + 1];
+      }
     }
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    float d[4];
-    for (int i = 0; i < 4; ++i) d[i] = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
-    std::memcpy(lanes[lane].result, d, sizeof d);
   }
 }
 
@@ -199,7 +210,7 @@ void async_copy(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) {
     fail("cp.async of %d bytes is misaligned", bytes);
   }
-  if (!settings.lazy_copies) return finish({shared, global, bytes, 0});
+  if (!lazy_copies) return finish({shared, global, bytes, 0});
   if (!current->async_copies) current->async_copies = new AsyncCopies;
   AsyncCopies* copies = static_cast<AsyncCopies*>(current->async_copies);
   if (__tsan_write_range) __tsan_write_range(shared, bytes);

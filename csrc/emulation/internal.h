@@ -67,7 +67,6 @@ struct Grid {
 
 struct Settings {
   bool shuffled = false;
-  bool lazy_copies = false;  // copies land when they are waited for, not at once
   uint64_t spin_rounds = 0;
 };
 extern Settings settings;

@@ -105,7 +105,7 @@ int launch(dim3 grid_dim, dim3 block_dim, size_t bytes, const std::function<void
   std::lock_guard<std::mutex> lock(launch_mutex);
   const uint64_t seed = environment("EMULATION_SEED", 0);
   settings.shuffled = seed != 0;
-  settings.lazy_copies = environment("EMULATION_LAZY_COPIES", 0);
+  lazy_copies = environment("EMULATION_LAZY_COPIES", 0);
   settings.spin_rounds = environment("EMULATION_SPIN_ROUNDS", 2000000);
   Grid grid;
   grid.body = &body;

@@ -35,8 +35,8 @@ struct Fiber {  // one CUDA thread
   uint3 thread_idx{};
   int linear_idx = 0, lane = 0, warp = 0;
   Block* block = nullptr;
-  alignas(16) unsigned char deposit[64];  // what this lane brings to the current collective
-  alignas(16) unsigned char result[64];   // what it takes home
+  alignas(16) unsigned char deposit[32];  // what this lane brings to the current collective
+  alignas(16) unsigned char result[8];    // what it takes home
   Where where;                            // where it waits, for the deadlock report
   const char* state = "has not started";
   void* async_copies = nullptr;
@@ -58,6 +58,13 @@ extern BlockView* view __attribute__((visibility("hidden")));
 
 enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma };
 
+// Deposit of a lane in kMma: where its operands lie and where its sums are added.
+struct MmaOperands {
+  const uint32_t* a[2];  // four registers of two bf16 each: rows g and g + 8
+  const uint32_t* b;     // four registers
+  float* d;              // [4]
+};
+
 // Meets the other 31 lanes; the last one to arrive computes every lane's `result`.
 void warp_collective(Collective kind, Where where);
 void block_barrier(Where where);
@@ -71,6 +78,8 @@ void progress();
 // Ends this launch with a message; the process lives on.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// Do copies land when they are waited for? Else at once, and the three below have nothing to do.
+extern bool lazy_copies __attribute__((visibility("hidden")));
 void async_copy(void* shared, const void* global, int bytes);
 void async_commit();
 void async_wait(int groups_left);

@@ -72,6 +72,7 @@ namespace emulation {
 Fiber* current = nullptr;
 BlockView* view = nullptr;
 Settings settings;
+bool lazy_copies = false;
 
 namespace {
 Fiber main_fiber;
