@@ -14,10 +14,10 @@ from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.decoder_slots import SlotBook
+from qwen_megakernel.driver import no_gpu
 from qwen_megakernel.errors import (
     ArchError,
     GenerationError,
-    NoGPUError,
     UsageError,
 )
 from qwen_megakernel.kernel_buffers import KernelBuffers
@@ -37,14 +37,10 @@ def check_device(device: torch.device) -> None:
     """Raise unless `device` can run the kernel and the kernel can be built for it.
 
     Raises:
-        NoGPUError, ArchError, BuildError: what is missing, and the remedy.
+        NoGPUError, DriverError, ArchError, BuildError: what is missing, and the remedy.
     """
     if not torch.cuda.is_available():
-        raise NoGPUError(
-            f"--backend kernel needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-            "Without the flag the CPU path is used.",
-            "python demo_pipeline.py --backend torch ...",
-        )
+        raise no_gpu("--backend kernel")
     name = torch.cuda.get_device_name(device)
     arch = build_tts.arch_of(torch.cuda.get_device_capability(device), name)
     built_for = torch.cuda.get_arch_list()

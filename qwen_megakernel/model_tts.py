@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.driver import no_gpu, too_old
 from qwen_megakernel.errors import (
     EnvironmentError_,
     KernelTimeout,
-    NoGPUError,
     OutOfMemory,
     QwenTTSError,
     TextTooLong,
@@ -55,7 +55,7 @@ def choose_backend(requested: str, device: str | torch.device | None = None) -> 
         device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
     Raises:
         UsageError: an unknown backend, or a device the backend cannot run on.
-        NoGPUError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
+        NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
     """
     if requested not in BACKENDS:
         raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
@@ -64,11 +64,7 @@ def choose_backend(requested: str, device: str | torch.device | None = None) -> 
     needs_gpu = requested == "kernel" or (wanted is not None and wanted.type == "cuda")
     if needs_gpu and not has_gpu:
         flag = "--backend kernel" if requested == "kernel" else f"device {wanted}"
-        raise NoGPUError(
-            f"{flag} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-            "Without the flag the CPU path is used.",
-            "python demo_pipeline.py --backend torch ...",
-        )
+        raise no_gpu(flag)
     if wanted is not None and (requested, wanted.type) in (
         ("kernel", "cpu"),
         ("emulation", "cuda"),
@@ -82,6 +78,9 @@ def choose_backend(requested: str, device: str | torch.device | None = None) -> 
         return Backend(requested, wanted, "asked for")
     if wanted.type == "cpu":
         why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
+        if device is None and (error := too_old()):
+            logger.warning("%s", error)
+            why = error.what
         return Backend("torch", wanted, why)
     try:
         import_module("qwen_megakernel.kernels").check_device(wanted)

@@ -1,0 +1,64 @@
+"""NVIDIA's driver, asked without torch: an old one is a reason why torch sees no GPU."""
+
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+
+from qwen_megakernel.errors import DriverError, EnvironmentError_, NoGPUError
+
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+def no_gpu(demanded_by: str) -> EnvironmentError_:
+    """What to raise where a GPU was demanded and torch sees none.
+
+    Args:
+        demanded_by: the option or the device that needs it.
+    """
+    return too_old() or NoGPUError(
+        f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
+        "Without the flag the CPU path is used.",
+        "python demo_pipeline.py --backend torch ...",
+    )
+
+
+def too_old() -> DriverError | None:
+    """The error of a driver that is older than this torch needs; None where that is not it.
+
+    Within one major version of CUDA any driver runs what a newer toolkit built (NVIDIA, "CUDA
+    Compatibility", minor version compatibility), so majors are compared.
+    """
+    supported, needed = cuda_of_driver(), torch.version.cuda
+    if supported is None or needed is None or supported[0] >= int(needed.split(".")[0]):
+        return None
+    version = driver_version()
+    name = f"Driver {version}" if version else "The NVIDIA driver"
+    return DriverError(
+        f"{name} supports CUDA {supported[0]}.{supported[1]}; this torch was built for CUDA "
+        f"{needed}, so it sees no GPU.",
+        "PyTorch has builds for several CUDA versions, each with a package index of its own.",
+        f"Install torch from PyTorch's index for cu{supported[0]}{supported[1]} or older, or "
+        "update the driver.",
+    )
+
+
+def cuda_of_driver() -> tuple[int, int] | None:
+    """The newest CUDA that the installed driver supports; None without a driver."""
+    try:
+        version = ctypes.c_int()
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def driver_version() -> str | None:
+    """The driver's own version ("550.163.01"), where Linux tells it."""
+    try:
+        match = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", KERNEL_MODULE.read_text())
+    except OSError:
+        return None
+    return match[1] if match else None

@@ -1,0 +1,93 @@
+"""Why torch sees no GPU: none there, or a driver that is too old for it."""
+
+import pytest
+import torch
+
+from qwen_megakernel import driver, kernels
+from qwen_megakernel.errors import DriverError, NoGPUError
+from qwen_megakernel.model_tts import choose_backend
+
+# Second line of the file as the closed and the open kernel module write it.
+MODULES = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue Apr  8 12:41:17 UTC 2025\n"
+    "GCC version:  gcc version 12.2.0\n": "550.163.01",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n": (
+        "580.65.06"
+    ),
+    "something else\n": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_is_seen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def old_driver(monkeypatch, tmp_path):
+    """A driver for CUDA 12.4 under a torch that was built for CUDA 13.2."""
+    module = tmp_path / "version"
+    module.write_text(next(iter(MODULES)))
+    monkeypatch.setattr(driver, "KERNEL_MODULE", module)
+    monkeypatch.setattr(driver, "cuda_of_driver", lambda: (12, 4))
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+
+
+@pytest.mark.parametrize("demand", ["kernel", "device", "check"])
+def test_a_driver_that_is_too_old_is_named(old_driver, demand):
+    with pytest.raises(DriverError) as caught:
+        if demand == "check":
+            kernels.check_device(torch.device("cuda"))
+        choose_backend("auto" if demand == "device" else "kernel", "cuda")
+    assert caught.value.exit_code == 3
+    assert caught.value.what == (
+        "Driver 550.163.01 supports CUDA 12.4; this torch was built for CUDA 13.2, so it sees no "
+        "GPU."
+    )
+    assert "cu124" in caught.value.cure
+
+
+def test_auto_goes_on_without_a_gpu_and_says_why(old_driver, caplog):
+    chosen = choose_backend("auto")
+    assert (chosen.name, chosen.device.type) == ("torch", "cpu")
+    assert "supports CUDA 12.4" in chosen.why and "update the driver" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("supported", "needed"), [((13, 0), "13.2"), ((13, 1), "12.8"), (None, "13.2"), ((12, 4), None)]
+)
+def test_a_driver_that_is_not_the_reason_is_not_blamed(monkeypatch, supported, needed):
+    monkeypatch.setattr(driver, "cuda_of_driver", lambda: supported)
+    monkeypatch.setattr(torch.version, "cuda", needed)
+    with pytest.raises(NoGPUError, match="torch sees none"):
+        choose_backend("kernel")
+    assert choose_backend("auto").why == "no GPU is visible"
+
+
+@pytest.mark.parametrize("text", MODULES)
+def test_the_version_is_read_from_the_kernel_module(monkeypatch, tmp_path, text):
+    module = tmp_path / "version"
+    monkeypatch.setattr(driver, "KERNEL_MODULE", module)
+    assert driver.driver_version() is None
+    module.write_text(text)
+    assert driver.driver_version() == MODULES[text]
+
+
+def test_without_a_driver_there_is_no_version(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", missing)
+    assert driver.cuda_of_driver() is None
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, (12, 4)), (100, None)])
+def test_the_driver_is_asked_for_its_cuda(monkeypatch, code, found):
+    class Library:
+        @staticmethod
+        def cuDriverGetVersion(version):  # noqa: N802 - the driver's name
+            version._obj.value = 12040
+            return code
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library)
+    assert driver.cuda_of_driver() == found
