@@ -71,9 +71,8 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)
 
 
-def outcomes(program: Path) -> list[str]:
-    """What each seed printed, or "failed"."""
-    results = []
+def outcomes(program: Path) -> Iterator[str]:
+    """What each seed printed, or "failed"; run as they are asked for."""
     for seed in SEEDS:
         settings = {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(3 - seed % 2)}
         settings |= {"EMULATION_LAZY_COPIES": "1", "TSAN_OPTIONS": "halt_on_error=1"}
@@ -86,10 +85,9 @@ def outcomes(program: Path) -> list[str]:
                 text=True,
                 timeout=120,
             )
-            results.append("failed" if run.returncode or run.stderr else run.stdout)
+            yield "failed" if run.returncode or run.stderr else run.stdout
         except subprocess.TimeoutExpired:
-            results.append("failed")
-    return results
+            yield "failed"
 
 
 def main() -> int:
@@ -105,7 +103,7 @@ def main() -> int:
             subprocess.run([*command, "-o", objects[-1]], check=True)
         program = work / "program"
         compile_program(csrc, program, objects)
-        expected = outcomes(program)[0]
+        expected = next(outcomes(program))
         places: dict[tuple[str, str], int] = {}
         for file, line, removed, text in mutants(csrc):
             place = places[file, removed] = places.get((file, removed), -1) + 1
