@@ -79,18 +79,14 @@ __device__ void load_head(float (&out)[HeadLanes<kHeadDim>::kLaneDims], const T*
 template <class Dims>
 class Attention {
  public:
-  // qkv: [num_rows, Dims::kQkvSize] f32, global; out: [num_rows, Dims::kQSize] f32, global.
-  // Both caches belong to one layer: [num_slots, num_kv_heads, max_positions, head_dim].
-  __device__ Attention(float* out, Cache* keys, Cache* values, const float* qkv,
-                       const Weight* q_norm, const Weight* k_norm, const Stack& stack,
-                       const Pass& pass, const Workspace& workspace, AttentionSmem<Dims>& smem)
-      : out_(out),
-        keys_(keys),
-        values_(values),
-        qkv_(qkv),
-        q_norm_(q_norm),
-        k_norm_(k_norm),
-        stack_(stack),
+  // From workspace.qkv [num_rows, Dims::kQkvSize] to workspace.attention [num_rows, Dims::kQSize].
+  //   head_norms  [2, kHeadDim] RMSNorm weights of q and of k
+  // What can be had again from these is not kept: a frame has no register to spare here.
+  __device__ Attention(const Stack& stack, int layer, const Weight* head_norms, const Pass& pass,
+                       const Workspace& workspace, AttentionSmem<Dims>& smem)
+      : stack_(stack),
+        layer_(layer),
+        head_norms_(head_norms),
         pass_(pass),
         workspace_(workspace),
         smem_(smem) {}
@@ -120,9 +116,18 @@ class Attention {
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
   static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
 
-  __device__ size_t cache_offset(int slot, int head, int position) const {
-    const size_t sequence = static_cast<size_t>(slot) * Dims::kNumKvHeads + head;
-    return (sequence * stack_.max_positions + position) * kHeadDim;
+  // Where one sequence's keys, or values, of one head begin in a cache
+  // [num_layers, num_slots, num_kv_heads, max_positions, head_dim].
+  __device__ size_t cache_offset(int slot, int head) const {
+    const size_t sequence =
+        (static_cast<size_t>(layer_) * stack_.num_slots + slot) * Dims::kNumKvHeads + head;
+    return sequence * stack_.max_positions * kHeadDim;
+  }
+  __device__ Cache* keys(int slot, int head) const {
+    return static_cast<Cache*>(stack_.keys) + cache_offset(slot, head);
+  }
+  __device__ Cache* values(int slot, int head) const {
+    return static_cast<Cache*>(stack_.values) + cache_offset(slot, head);
   }
 
   // Positions [begin, end) of one row and one key/value head, all query heads that share it. Ends
@@ -153,30 +158,26 @@ class Attention {
     const PassRow& own = pass_.rows[row];
     const int num_fresh = max(end - first_fresh, 0);
     for (int task = warp_idx(); task < kHeadsPerKv + num_fresh; task += kNumWarps) {
-      if (task < kHeadsPerKv) {
-        const int query_head = head * kHeadsPerKv + task;
-        norm_rope<kHeadDim>(
-            smem_.queries[task],
-            qkv_ + static_cast<size_t>(row) * Dims::kQkvSize + query_head * kHeadDim, q_norm_, own,
-            stack_);
-        continue;
-      }
+      const bool is_query = task < kHeadsPerKv;
       const int fresh = task - kHeadsPerKv;
-      const int position = first_fresh + fresh;
-      const int fresh_row = row - (own.position - position);
-      const float* key =
-          qkv_ + static_cast<size_t>(fresh_row) * Dims::kQkvSize + Dims::kQSize + head * kHeadDim;
-      norm_rope<kHeadDim>(smem_.fresh_keys[fresh], key, k_norm_, pass_.rows[fresh_row], stack_);
+      const int position = is_query ? own.position : first_fresh + fresh;
+      const int source_row = row - (own.position - position);
+      const float* source =
+          workspace_.qkv + static_cast<size_t>(source_row) * Dims::kQkvSize +
+          (is_query ? (head * kHeadsPerKv + task) * kHeadDim : Dims::kQSize + head * kHeadDim);
+      norm_rope<kHeadDim>(is_query ? smem_.queries[task] : smem_.fresh_keys[fresh], source,
+                          is_query ? head_norms_ : head_norms_ + kHeadDim, pass_.rows[source_row],
+                          stack_);
+      if (is_query) continue;
       __syncwarp();  // norm_rope's lanes wrote other elements than are read below
-      const size_t offset = cache_offset(own.slot, head, position);
       for (int i = lane_idx(); i < kHeadDim; i += kWarpSize) {
         const Cache k = from_float<Cache>(smem_.fresh_keys[fresh][i]);
-        const Cache v = from_float<Cache>(load_activation(key + Dims::kKvSize + i));
+        const Cache v = from_float<Cache>(load_activation(source + Dims::kKvSize + i));
         smem_.fresh_keys[fresh][i] = to_float(k);
         smem_.fresh_values[fresh][i] = to_float(v);
         if (position == own.position) {
-          keys_[offset + i] = k;
-          values_[offset + i] = v;
+          keys(own.slot, head)[position * kHeadDim + i] = k;
+          values(own.slot, head)[position * kHeadDim + i] = v;
         }
       }
     }
@@ -209,9 +210,8 @@ class Attention {
           value[i] = smem_.fresh_values[position - first_fresh][lane_idx() * kLaneDims + i];
         }
       } else if (active) {
-        const size_t offset = cache_offset(slot, head, position);
-        load_head<kHeadDim>(key, keys_ + offset);
-        load_head<kHeadDim>(value, values_ + offset);
+        load_head<kHeadDim>(key, keys(slot, head) + position * kHeadDim);
+        load_head<kHeadDim>(value, values(slot, head) + position * kHeadDim);
       }
 #pragma unroll
       for (int g = 0; g < kHeadsPerKv; ++g) {
@@ -265,7 +265,7 @@ class Attention {
         mixed += smem_.mixed[warp][g][i] * weight;
       }
       if (num_splits == 1) {
-        out_[static_cast<size_t>(row) * Dims::kQSize + query_head * kHeadDim + i] = mixed / total;
+        store(row, query_head, i, mixed / total);
       } else {
         float* part = partial(row, query_head, split);
         if (i == 0) {
@@ -295,17 +295,18 @@ class Attention {
         total += load_activation(part + 1) * weight;
         mixed += load_activation(part + 2 + i) * weight;
       }
-      out_[static_cast<size_t>(row) * Dims::kQSize + query_head * kHeadDim + i] = mixed / total;
+      store(row, query_head, i, mixed / total);
     }
   }
 
-  float* out_;
-  Cache* keys_;
-  Cache* values_;
-  const float* qkv_;
-  const Weight* q_norm_;
-  const Weight* k_norm_;
+  __device__ void store(int row, int query_head, int i, float value) const {
+    const size_t index = static_cast<size_t>(row) * Dims::kQSize + query_head * kHeadDim + i;
+    workspace_.attention[index] = value;
+  }
+
   const Stack& stack_;
+  int layer_;
+  const Weight* head_norms_;
   const Pass& pass_;
   const Workspace& workspace_;
   AttentionSmem<Dims>& smem_;

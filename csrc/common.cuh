@@ -66,9 +66,9 @@ struct BlockRange {
   int begin, end;
 };
 __device__ __forceinline__ BlockRange block_range(int num_items) {
-  const long long total = num_items;
-  return {static_cast<int>(total * block_idx() / num_blocks()),
-          static_cast<int>(total * (block_idx() + 1) / num_blocks())};
+  // 32 bits: items are rows / 8, blocks are SMs, and a 64-bit division is a hundred instructions.
+  const unsigned total = num_items, blocks = num_blocks(), block = block_idx();
+  return {static_cast<int>(total * block / blocks), static_cast<int>(total * (block + 1) / blocks)};
 }
 
 }  // namespace qwen_tts

@@ -10,7 +10,7 @@ template <class Dims>
 __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const void* table,
                              Context& c) {
   constexpr int kHidden = Dims::kHidden;
-  prime(c.smem.rings, qkv_slice<Dims>(stack, 0));
+  prime(c.smem.rings, layer_start<Dims>(stack, 0));
   for (int first = 0; first < p.num_rows; first += kMaxRows) {
     const int count = min(kMaxRows, p.num_rows - first);
     if (thread_idx() < count) {
@@ -34,7 +34,7 @@ __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const v
       }
     }
     if (!c.barrier.sync(Stage::kInput, first)) return;
-    const WeightSlice again = qkv_slice<Dims>(stack, 0);
+    const auto again = [&] { return layer_start<Dims>(stack, 0); };
     if (!decoder_layers<Dims>(c.workspace.x, stack, p.num_layers, again, c)) return;
     for (int i = 0; i < count; ++i) {
       if (!owns_row(i)) continue;

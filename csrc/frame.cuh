@@ -37,7 +37,7 @@ class FrameLoop {
   __device__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
     if (thread_idx() == 0) c_.smem.num_rows = p_.num_streams;
-    prime(c_.smem.rings, qkv_slice<Talker>(c_.model.talker, 0));
+    prime(c_.smem.rings, layer_start<Talker>(c_.model.talker, 0));
     for (int i = 0; i < p_.num_frames; ++i) {
       if (thread_idx() == 0) c_.smem.frame = i;
       __syncthreads();
@@ -83,14 +83,17 @@ class FrameLoop {
   __device__ bool talker_step() {
     const int num_steps = plan_talker_pass();
     const Workspace& w = c_.workspace;
-    const WeightSlice head = weight_slice<kTalkerVocab, Talker::kHidden>(c_.model.codec_head);
     if (num_steps) {
       for (int row = 0; row < num_rows(); ++row) {
         if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
       }
       if (!c_.barrier.sync(Stage::kInput, frame())) return false;
       const Stack& talker = c_.model.talker;
-      if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, head, c_)) return false;
+      const auto after = [&] {
+        return Forecast{weight_slice<kTalkerVocab, Talker::kHidden>(c_.model.codec_head),
+                        after_codec_head().next};
+      };
+      if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, after, c_)) return false;
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
@@ -142,46 +145,52 @@ class FrameLoop {
             : slots.pad_embed + slot * Talker::kHidden;
     const Weight* table = static_cast<const Weight*>(c_.model.frame_table);
     float* x = c_.workspace.x + static_cast<size_t>(c_.smem.talker_row[row]) * Talker::kHidden;
+    int* table_rows = c_.smem.stage.table_rows;
+    __syncthreads();  // those of the row before have been read
+    for (int group = thread_idx(); group < kNumCodeGroups; group += kNumThreads) {
+      table_rows[group] = static_cast<int>(table_row(group, __ldcg(codes(row) + group)));
+    }
+    __syncthreads();
 #pragma unroll 1
     for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) {
       float sum = 0;
-#pragma unroll 1
+#pragma unroll 8  // rows come from memory: as many at once as registers allow
       for (int group = 0; group < kNumCodeGroups; ++group) {
-        const int code = __ldcg(codes(row) + group);
-        sum += to_float(table[table_row(group, code) * Talker::kHidden + i]);
+        sum += to_float(table[static_cast<size_t>(table_rows[group]) * Talker::kHidden + i]);
       }
       x[i] = sum + text[i];
     }
+  }
+
+  __device__ Forecast after_codec_head() const {
+    const Forecast predictor = layer_start<Predictor>(c_.model.predictor, 0);
+    if constexpr (!kHasProjection) return predictor;
+    return {weight_slice<Predictor::kHidden, Talker::kHidden>(c_.model.projection), predictor.next};
   }
 
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
   __device__ bool draw_code_0() {
     const Workspace& w = c_.workspace;
     const Rows rows{w.hidden, Talker::kHidden, num_rows()};
-    const WeightSlice predictor = qkv_slice<Predictor>(c_.model.predictor, 0);
     const auto store_logits = [&](int row, int i, float2 sum) {
       *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
     MatvecSmem& smem = c_.smem.stage.matvec;
+    matvec<kTalkerVocab, Talker::kHidden>(c_.model.codec_head, after_codec_head(), rows,
+                                          store_logits, smem, c_.smem.rings);
     if constexpr (kHasProjection) {
-      matvec<kTalkerVocab, Talker::kHidden>(
-          c_.model.codec_head,
-          weight_slice<Predictor::kHidden, Talker::kHidden>(c_.model.projection), rows,
-          store_logits, smem, c_.smem.rings);
       const float* bias = c_.model.projection_bias;
       matvec<Predictor::kHidden, Talker::kHidden>(
-          c_.model.projection, predictor, rows,
+          c_.model.projection, layer_start<Predictor>(c_.model.predictor, 0), rows,
           [&](int row, int i, float2 sum) {
             float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
             *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
           },
           smem, c_.smem.rings);
-    } else {
-      matvec<kTalkerVocab, Talker::kHidden>(c_.model.codec_head, predictor, rows, store_logits,
-                                            smem, c_.smem.rings);
     }
     if (!c_.barrier.sync(Stage::kCodecHead, frame())) return false;
 
+    prefetch_norms<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       uint32_t* seen = c_.slots.seen + static_cast<size_t>(stream(row).slot) * (kTalkerVocab / 32);
@@ -212,9 +221,16 @@ class FrameLoop {
   // Predictor positions up to `group`, and the logits of that code.
   __device__ bool predictor_step(int group) {
     const Stack& predictor = c_.model.predictor;
-    const size_t head_size = size_t{kPredictorVocab} * Predictor::kHidden;
-    const Weight* head = static_cast<const Weight*>(c_.model.lm_heads) + (group - 1) * head_size;
-    const WeightSlice head_slice = weight_slice<kPredictorVocab, Predictor::kHidden>(head);
+    // Functions: what they give is not to lie in registers through the layers.
+    const auto head = [&] {
+      const size_t head_size = size_t{kPredictorVocab} * Predictor::kHidden;
+      return static_cast<const Weight*>(c_.model.lm_heads) + (group - 1) * head_size;
+    };
+    const auto again = [&] { return layer_start<Predictor>(predictor, 0); };
+    const bool frame_ends = group + 1 == kNumCodeGroups;
+    const auto after_head = [&] {
+      return frame_ends ? layer_start<Talker>(c_.model.talker, 0) : again();
+    };
     const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 comes along with position 1
     const int pass_rows = num_rows() * rows_per_stream;
     for (int first = 0; first < pass_rows; first += kMaxRows) {
@@ -228,9 +244,14 @@ class FrameLoop {
       if (thread_idx() == 0) c_.smem.pass.num_rows = count;
       __syncthreads();
       const bool more = first + count < pass_rows;
+      const auto after = [&] {
+        if (more) return again();
+        return Forecast{weight_slice<kPredictorVocab, Predictor::kHidden>(head()),
+                        after_head().next};
+      };
       if (!decoder_layers<Predictor>(
               c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
-              predictor.num_layers, more ? qkv_slice<Predictor>(predictor, 0) : head_slice, c_)) {
+              predictor.num_layers, after, c_)) {
         return false;
       }
     }
@@ -238,11 +259,8 @@ class FrameLoop {
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
     const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
                           static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
-    const bool frame_ends = group + 1 == kNumCodeGroups;
     matvec<kPredictorVocab, Predictor::kHidden>(
-        head,
-        frame_ends ? qkv_slice<Talker>(c_.model.talker, 0) : qkv_slice<Predictor>(predictor, 0),
-        rows,
+        head(), after_head(), rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
         },
@@ -251,6 +269,7 @@ class FrameLoop {
   }
 
   __device__ bool draw_code(int group) {
+    if (group + 1 < kNumCodeGroups) prefetch_norms<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       const int code = draw(row, group, kPredictorVocab, stream(row).predictor, TokenRules{});

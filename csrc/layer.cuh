@@ -14,6 +14,7 @@ union StageSmem {
   AttentionSmem<Predictor> predictor_attention;
   SamplingSmem sampling;
   NormSmem norm;
+  int table_rows[kNumCodeGroups];  // that make up a frame's embedding
 };
 
 // The weight rings get what the stages leave of SMEM_BYTES, the most that a block may have.
@@ -75,17 +76,29 @@ class LayerWeights {
   __device__ const Weight* down_proj() const { return gate_up_proj() + kGateUp; }
   __device__ const Weight* input_norm() const { return down_proj() + kDown; }  // [kHidden]
   __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
-  __device__ const Weight* q_norm() const { return post_norm() + Dims::kHidden; }  // [kHeadDim]
-  __device__ const Weight* k_norm() const { return q_norm() + Dims::kHeadDim; }
+  __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }  // q, k
 
  private:
   const Weight* first_;
 };
 
-// This block's share of the first matrix of a layer.
+// This block's shares of the first two matrices of a layer.
 template <class Dims>
-__device__ WeightSlice qkv_slice(const Stack& stack, int layer) {
-  return weight_slice<Dims::kQkvSize, Dims::kHidden>(LayerWeights<Dims>(stack, layer).qkv_proj());
+__device__ Forecast layer_start(const Stack& stack, int layer) {
+  const LayerWeights<Dims> weights(stack, layer);
+  return {weight_slice<Dims::kQkvSize, Dims::kHidden>(weights.qkv_proj()),
+          weight_slice<Dims::kHidden, Dims::kQSize>(weights.o_proj())};
+}
+
+// A layer's norm vectors to L2. They are not in the stream of weights, and a whole stage would wait
+// for memory where they are first read. One block asks for all, and not one that draws.
+template <class Dims>
+__device__ void prefetch_norms(const Stack& stack, int layer) {
+  constexpr int kNorms = 2 * Dims::kHidden + 2 * Dims::kHeadDim;
+  constexpr int kLine = 128 / sizeof(Weight);
+  if (block_idx() != num_blocks() - 1) return;
+  const Weight* norms = LayerWeights<Dims>(stack, layer).input_norm();
+  for (int i = thread_idx() * kLine; i < kNorms; i += kNumThreads * kLine) prefetch_l2(norms + i);
 }
 
 template <class Dims>
@@ -97,55 +110,53 @@ __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
 //   x      [pass.num_rows, Dims::kHidden] f32, global, visible to all blocks; so it is afterwards
-//   after  what the block multiplies by after the last layer
+//   after  () -> Forecast: what the block multiplies by after the last layer. A function, because
+//          nobody should keep its addresses in registers through the layers
 // All threads of all blocks. False: the barrier failed, leave.
-template <class Dims>
-__device__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
-                               const WeightSlice& after, Context& c) {
+template <class Dims, class After>
+__device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, const After& after,
+                               Context& c) {
   constexpr int kHidden = Dims::kHidden, kIntermediate = Dims::kIntermediate;
   const Workspace& w = c.workspace;
   const Pass& pass = c.smem.pass;
   MatvecSmem& smem = c.smem.stage.matvec;
   const float eps = stack.rms_norm_eps;
-  const size_t layer_cache =
-      size_t{Dims::kKvSize} * stack.num_slots * stack.max_positions;  // elements of one layer
-
-  const auto add_to_residual = [&](int row, int i, float2 sum) {
-    float2* residual = reinterpret_cast<float2*>(&x[static_cast<size_t>(row) * kHidden + i]);
-    const float2 old = __ldcg(residual);
-    *residual = make_float2(old.x + sum.x, old.y + sum.y);
-  };
+  const AddTo add_to_residual{x, kHidden};
 
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
+    if (!last) prefetch_norms<Dims>(stack, layer + 1);
+    const auto o_slice = [&] { return weight_slice<kHidden, Dims::kQSize>(weights.o_proj()); };
+    const auto gate_up_slice = [&] {
+      return weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj());
+    };
+    const auto down_slice = [&] {
+      return weight_slice<kHidden, kIntermediate>(weights.down_proj());
+    };
+    const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
 
     const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec<Dims::kQkvSize, kHidden>(
-        weights.qkv_proj(), weight_slice<kHidden, Dims::kQSize>(weights.o_proj()), normed_input,
+        weights.qkv_proj(), {o_slice(), gate_up_slice()}, normed_input,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(&w.qkv[static_cast<size_t>(row) * Dims::kQkvSize + i]) = sum;
         },
         smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kQkvProj, layer)) return false;
 
-    Attention<Dims>(w.attention, static_cast<Cache*>(stack.keys) + layer * layer_cache,
-                    static_cast<Cache*>(stack.values) + layer * layer_cache, w.qkv,
-                    weights.q_norm(), weights.k_norm(), stack, pass, w,
-                    attention_smem<Dims>(c.smem))
+    Attention<Dims>(stack, layer, weights.head_norms(), pass, w, attention_smem<Dims>(c.smem))
         .run();
     if (!c.barrier.sync(Stage::kAttention, layer)) return false;
 
     const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
-    matvec<kHidden, Dims::kQSize>(weights.o_proj(),
-                                  weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj()),
-                                  attention_rows, add_to_residual, smem, c.smem.rings);
+    matvec<kHidden, Dims::kQSize>(weights.o_proj(), {gate_up_slice(), down_slice()}, attention_rows,
+                                  add_to_residual, smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kOProj, layer)) return false;
 
     const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm(), eps};
     matvec<2 * kIntermediate, kHidden>(
-        weights.gate_up_proj(), weight_slice<kHidden, kIntermediate>(weights.down_proj()),
-        normed_middle,
+        weights.gate_up_proj(), {down_slice(), following().next}, normed_middle,
         [&](int row, int i, float2 gate_up) {
           w.mlp[static_cast<size_t>(row) * kIntermediate + i / 2] = silu(gate_up.x) * gate_up.y;
         },
@@ -153,9 +164,8 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
     if (!c.barrier.sync(Stage::kGateUpProj, layer)) return false;
 
     const Rows mlp_rows{w.mlp, kIntermediate, pass.num_rows};
-    matvec<kHidden, kIntermediate>(weights.down_proj(),
-                                   last ? after : qkv_slice<Dims>(stack, layer + 1), mlp_rows,
-                                   add_to_residual, smem, c.smem.rings);
+    matvec<kHidden, kIntermediate>(weights.down_proj(), following(), mlp_rows, add_to_residual,
+                                   smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kDownProj, layer)) return false;
   }
   return true;

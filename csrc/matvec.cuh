@@ -6,6 +6,8 @@
 // 8..15); from 9 rows on there are two. Sums have the same bits either way, so a stream's result
 // does not depend on how many others there are. In float32 the products are plain FMAs.
 #pragma once
+#include <type_traits>
+
 #include "weights.cuh"
 
 namespace qwen_tts {
@@ -86,12 +88,12 @@ __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& sme
     float4 v = inside ? load_activation4(rows.x + row * rows.stride + col)
                       : make_float4(0.f, 0.f, 0.f, 0.f);
     if constexpr (Input::kNormed) {
+      // Asked for before the sum: both loads wait for L2 together.
+      const float4 weight =
+          inside ? load_weight_vector4(rows.norm_weight + col) : make_float4(0.f, 0.f, 0.f, 0.f);
       const float squares = warp_sum(v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w));
       if (lane_idx() == 0) smem.sum_squares[row][col / kSegment] = squares;
-      if (inside) {
-        const float4 weight = load_weight_vector4(rows.norm_weight + col);
-        v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
-      }
+      v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
     }
     if (inside) store_activations(smem.activations, v, row, col - begin, stride, rows.num_rows);
   }
@@ -106,6 +108,7 @@ __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_
                          const float* activations, int stride, int num_rows, bool first_chunk) {
   float sums[kMaxRows] = {};
 
+#pragma unroll 1
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
     const LaneTile tile = weights.read();
     const float* w = reinterpret_cast<const float*>(&tile);
@@ -149,6 +152,7 @@ __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_
   const uint4 zero = make_uint4(0, 0, 0, 0);
   float sums_hi[4] = {}, sums_lo[4] = {};
 
+#pragma unroll 1
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
     const LaneTile tile = weights.read();
     const int offset = col * kTileCols;
@@ -177,14 +181,20 @@ __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_
 
 #endif
 
+// The epilogue that adds the product to rows: x[row][i] += y[row][i].
+struct AddTo {
+  float* x;  // [num_rows, stride], global
+  size_t stride;
+};
+
 // For every output row o of this block's slice and every input row r:
-//   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block.
+//   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block; or AddTo.
 // All threads. No grid barrier inside: what the epilogue writes is visible to other blocks after
 // the caller's GridBarrier::sync().
 //   packed  the matrix W [kOut, kIn]
-//   next    this block's share of the matrix that it will multiply by after it
+//   after   this block's shares of what it will multiply by next
 template <int kOut, int kIn, class Input, class Epilogue, int kSlots>
-__device__ void matvec(const void* packed, const WeightSlice& next, const Input& rows,
+__device__ void matvec(const void* packed, const Forecast& after, const Input& rows,
                        const Epilogue& epilogue, MatvecSmem& smem, WeightRings<kSlots>& rings) {
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
   constexpr int kColTiles = kIn / kTileCols;
@@ -192,9 +202,11 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
   const bool resident = rows.num_rows * row_stride(kIn) <= kMaxRows * kChunkStride;
   bool loaded = false;
-  WeightStream<kSlots> weights(rings, slice, next);
+  WeightStream<kSlots> weights(rings, slice, after);
+#pragma unroll 1
   for (int round = slice.begin; round < slice.end; round += kRoundTiles) {
     const int num_tiles = min(kRoundTiles, slice.end - round);
+#pragma unroll 1
     for (int chunk = 0; chunk < kColTiles; chunk += kChunkTiles) {
       const int chunk_end = min(chunk + kChunkTiles, kColTiles);
       const int begin = resident ? 0 : chunk * kTileCols;
@@ -221,6 +233,7 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
 #else
       activations += skipped / 2;
 #endif
+#pragma unroll 1
       for (int tile = 0; tile < num_tiles; ++tile) {
         multiply(smem.partials[warp_idx()][tile], weights, chunk_end - chunk, activations,
                  row_stride(end - begin), rows.num_rows, chunk == 0);
@@ -228,10 +241,18 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
     }
     __syncthreads();  // partials and norm_scale are complete
     const int num_items = num_tiles * rows.num_rows * (kTileRows / 2);
+#pragma unroll 1
     for (int item = thread_idx(); item < num_items; item += kNumThreads) {
       const int pair = item % (kTileRows / 2);
       const int tile = item / (kTileRows / 2) % num_tiles;
       const int row = item / (kTileRows / 2) / num_tiles;
+      const int out = (round + tile) * kTileRows + 2 * pair;
+      constexpr bool kAdds = std::is_same_v<Epilogue, AddTo>;
+      [[maybe_unused]] float2 old, *target;
+      if constexpr (kAdds) {  // on its way while the parts are summed
+        target = reinterpret_cast<float2*>(epilogue.x + row * epilogue.stride + out);
+        old = __ldcg(target);
+      }
       float2 sum = make_float2(0.f, 0.f);
 #pragma unroll 4
       for (int warp = 0; warp < kNumWarps; ++warp) {
@@ -243,7 +264,11 @@ __device__ void matvec(const void* packed, const WeightSlice& next, const Input&
         const float scale = smem.norm_scale[row];
         sum = make_float2(sum.x * scale, sum.y * scale);
       }
-      epilogue(row, (round + tile) * kTileRows + 2 * pair, sum);
+      if constexpr (kAdds) {
+        *target = make_float2(old.x + sum.x, old.y + sum.y);
+      } else {
+        epilogue(row, out, sum);
+      }
     }
     __syncthreads();  // partials have been read
   }

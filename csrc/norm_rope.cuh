@@ -54,27 +54,36 @@ __device__ void norm_rope(float* out, const float* head, const Weight* weight, c
                           const Stack& stack) {
   constexpr int kPairs = kHeadDim / 2;
   constexpr int kLanePairs = (kPairs + kWarpSize - 1) / kWarpSize;
-  float lower[kLanePairs], upper[kLanePairs];
+  // Everything is asked for before anything is needed: these loads wait for L2 together.
+  float lower[kLanePairs], upper[kLanePairs], lower_weight[kLanePairs], upper_weight[kLanePairs];
+  float cos[kLanePairs], sin[kLanePairs];
   float squares = 0;
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
-    const int i = lane_idx() + j * kWarpSize;
-    lower[j] = i < kPairs ? load_activation(head + i) : 0.f;
-    upper[j] = i < kPairs ? load_activation(head + i + kPairs) : 0.f;
-    squares += lower[j] * lower[j] + upper[j] * upper[j];
+    const int i = min(lane_idx() + j * kWarpSize, kPairs - 1);
+    lower[j] = load_activation(head + i);
+    upper[j] = load_activation(head + i + kPairs);
+    lower_weight[j] = to_float(weight[i]);
+    upper_weight[j] = to_float(weight[i + kPairs]);
+    const int position = row.rope_position[rope_axis(i, stack)];
+    const size_t angle = static_cast<size_t>(position) * kPairs + i;
+    cos[j] = __ldg(stack.rope_cos + angle);
+    sin[j] = __ldg(stack.rope_sin + angle);
+  }
+#pragma unroll
+  for (int j = 0; j < kLanePairs; ++j) {
+    const bool inside = lane_idx() + j * kWarpSize < kPairs;
+    squares += inside ? lower[j] * lower[j] + upper[j] * upper[j] : 0.f;
   }
   const float scale = rsqrtf(warp_sum(squares) / kHeadDim + stack.rms_norm_eps);
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
     const int i = lane_idx() + j * kWarpSize;
     if (i < kPairs) {
-      const float a = lower[j] * scale * to_float(weight[i]);
-      const float b = upper[j] * scale * to_float(weight[i + kPairs]);
-      const int position = row.rope_position[rope_axis(i, stack)];
-      const size_t angle = static_cast<size_t>(position) * kPairs + i;
-      const float cos = __ldg(stack.rope_cos + angle), sin = __ldg(stack.rope_sin + angle);
-      out[i] = a * cos - b * sin;
-      out[i + kPairs] = b * cos + a * sin;
+      const float a = lower[j] * scale * lower_weight[j];
+      const float b = upper[j] * scale * upper_weight[j];
+      out[i] = a * cos[j] - b * sin[j];
+      out[i + kPairs] = b * cos[j] + a * sin[j];
     }
   }
 }

@@ -19,10 +19,14 @@ template <int kOut, int kIn, class Input>
 __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
   const WeightSlice slice = weight_slice<kOut, kIn>(p.packed);
-  prime(smem.rings, slice);
+  const WeightSlice again = p.num_passes > 1 ? slice : WeightSlice{};
+  prime(smem.rings, {slice, again});
   for (int pass = 0; pass < p.num_passes; ++pass) {
     matvec<kOut, kIn>(
-        p.packed, pass + 1 < p.num_passes ? slice : WeightSlice{}, rows,
+        p.packed,
+        {pass + 1 < p.num_passes ? slice : WeightSlice{},
+         pass + 2 < p.num_passes ? slice : WeightSlice{}},
+        rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(&p.y[static_cast<size_t>(row) * kOut + i]) = sum;
         },
@@ -75,8 +79,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) norm_rope_kernel(NormRopeProbe
 struct AttentionProbe {
   Stack stack;
   Workspace workspace;
-  const void* q_norm;
-  const void* k_norm;
+  const void* head_norms;
   int32_t slots[16];
   int32_t positions[16];
   int32_t first_rows[16];
@@ -91,10 +94,8 @@ __global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProb
   }
   if (thread_idx() == 0) smem.pass.num_rows = p.num_rows;
   __syncthreads();
-  Attention<Talker>(p.workspace.attention, static_cast<Cache*>(p.stack.keys),
-                    static_cast<Cache*>(p.stack.values), p.workspace.qkv,
-                    static_cast<const Weight*>(p.q_norm), static_cast<const Weight*>(p.k_norm),
-                    p.stack, smem.pass, p.workspace, smem.stage.talker_attention)
+  Attention<Talker>(p.stack, 0, static_cast<const Weight*>(p.head_norms), smem.pass, p.workspace,
+                    smem.stage.talker_attention)
       .run();
 }
 

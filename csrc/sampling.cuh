@@ -24,8 +24,9 @@ struct DrawAddress {
 };
 
 struct SamplingSmem {
-  float scores[kMaxVocab];
+  alignas(16) float scores[kMaxVocab];
   float weights[kMaxVocab];  // exp(score - best), for top-p
+  uint32_t seen[kTalkerVocab / 32];
   unsigned histogram[256];
   unsigned digit, num_above;
   unsigned long long warp_best[kNumWarps];
@@ -86,6 +87,7 @@ __device__ inline unsigned long long block_best(unsigned long long mine, Samplin
 // order_key of the k-th largest of scores[0 .. vocab): radix select, 8 bits at a time.
 __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem) {
   unsigned prefix = 0;
+#pragma unroll 1
   for (int shift = 24; shift >= 0; shift -= 8) {
     for (int i = thread_idx(); i < 256; i += kNumThreads) smem.histogram[i] = 0;
     __syncthreads();
@@ -124,16 +126,26 @@ __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem)
 }
 
 // Draws a token, in all threads of the block; -1 when the logits hold NaN or nothing finite.
-//   logits  [vocab] f32, global, written before the last grid barrier; vocab <= kMaxVocab
+//   logits  [vocab] f32, global, 16-byte aligned, written before the last grid barrier; vocab is a
+//           multiple of 8 and at most kMaxVocab
 __device__ inline int draw_token(const float* logits, int vocab, const SamplingParams& params,
                                  const TokenRules& rules, const DrawAddress& at,
                                  SamplingSmem& smem) {
+  __syncthreads();  // the scores of the draw before have been read
+#pragma unroll 1
+  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+    *reinterpret_cast<float4*>(&smem.scores[i]) = load_activation4(logits + i);
+  }
+  for (int i = thread_idx(); rules.seen && i < vocab / 32; i += kNumThreads) {
+    smem.seen[i] = __ldcg(rules.seen + i);
+  }
+  __syncthreads();
   unsigned long long best = 0;
 #pragma unroll 1
   for (int i = thread_idx(); i < vocab; i += kNumThreads) {
-    float score = load_activation(logits + i);
+    float score = smem.scores[i];
     if (rules.seen) {
-      if (__ldcg(rules.seen + i / 32) >> (i % 32) & 1) {
+      if (smem.seen[i / 32] >> (i % 32) & 1) {
         score = score < 0 ? score * rules.repetition_penalty : score / rules.repetition_penalty;
       }
       const bool banned = i == rules.eos ? rules.eos_banned : i >= rules.suppressed_from;

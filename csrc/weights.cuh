@@ -5,7 +5,7 @@
 // never on the grid, and a sum has the same bits on every GPU of one build.
 //
 // Weights do not change during a launch, so they are fetched without regard to barriers: behind the
-// last tile of a matrix the stream goes on with the first tiles of the next, while the grid still
+// last tile of a matrix the stream goes on with the tiles of the next two, while the grid still
 // works and waits. Every lane copies exactly the bytes that it will use itself, so nobody has to
 // hand anything over.
 #pragma once
@@ -15,7 +15,7 @@ namespace qwen_tts {
 
 constexpr int kLaneWeights = kTileRows * kTileCols / kWarpSize;   // of one lane in one tile
 constexpr int kLaneVectors = kLaneWeights * sizeof(Weight) / 16;  // 16-byte pieces of them
-constexpr int kRoundTiles = 4;                                    // tiles between reductions
+constexpr int kRoundTiles = ROUND_TILES;                          // tiles between reductions
 constexpr int kChunkTiles = CHUNK_COLS / kTileCols;               // column tiles of one chunk
 static_assert(kLaneWeights == 8 && CHUNK_COLS % kTileCols == 0);
 
@@ -76,13 +76,20 @@ struct WeightCursor {
   }
 };
 
+// What this block will multiply by after the matrix at hand, in this order. Two matrices, because
+// one of them alone may be less than the ring holds, and memory would idle while the grid waits.
+struct Forecast {
+  WeightSlice next, then;
+};
+
 // What a warp remembers of its stream between two matrices, in shared memory.
 struct WeightStreamState {
-  const Weight* tiles;  // the matrix that tiles were fetched of; null: none
-  WeightCursor cursor;  // its first tile that is not in the ring
-  int head;             // slot of its first tile
-  int num_fetched;      // tiles of it in the ring
-  WeightSlice next;     // while a matrix is read: what comes after it
+  const Weight* held[2];  // the matrices that tiles were fetched of, in this order; null: none
+  WeightCursor cursor;    // the first tile that is not in the ring
+  int cursor_in;          // 0 or 1: which of them it is a tile of
+  int head;               // slot of the oldest tile
+  int num_tiles;          // in the ring
+  Forecast forecast;      // while a matrix is read
 };
 
 // One ring of tiles for every warp, in shared memory.
@@ -96,25 +103,30 @@ struct WeightRings {
 template <int kSlots>
 class WeightStream {
  public:
-  // slice  what will be read; tiles that were fetched of another matrix are dropped: a wrong
-  //        expectation costs time and nothing else
-  // next   what is expected to be read after it
+  // slice     what will be read; tiles that were fetched of something else are dropped: a wrong
+  //           expectation costs time and nothing else
+  // forecast  what is expected to be read after it
   __device__ WeightStream(WeightRings<kSlots>& rings, const WeightSlice& slice,
-                          const WeightSlice& next)
+                          const Forecast& forecast)
       : ring_(rings.tiles[warp_idx()]),
         state_(rings.states[warp_idx()]),
         from_(slice),
         cursor_(state_.cursor),
         head_(state_.head) {
-    if (state_.tiles == slice.tiles) {
-      num_used_ = state_.num_fetched;
+    const bool as_expected = state_.held[0] == slice.tiles &&
+                             (state_.cursor_in == 0 || state_.held[1] == forecast.next.tiles);
+    if (as_expected) {
+      num_tiles_ = state_.num_tiles;
+      matrix_ = state_.cursor_in;
+      if (matrix_) from_ = forecast.next;
     } else {
       copy_async_wait<0>();  // or the dropped tiles may land on top of the new ones
       cursor_.enter(slice);
     }
-    if (lane_idx() == 0) state_.next = next;
+    if (lane_idx() == 0) state_.forecast = forecast;
     __syncwarp();
-    while (num_used_ < kSlots) fetch();
+#pragma unroll 1
+    for (int slot = num_tiles_; slot < kSlots; ++slot) fetch();
   }
 
   // This lane's weights of the warp's next tile; its slot is filled again at once.
@@ -126,54 +138,63 @@ class WeightStream {
 #pragma unroll
     for (int i = 0; i < kLaneVectors; ++i) tile.vector[i] = vector(head_, i);
     head_ = head_ + 1 == kSlots ? 0 : head_ + 1;
-    --num_used_;
+    --num_tiles_;
     fetch();
     return tile;
   }
 
   // All lanes, when the whole slice has been read.
   __device__ void save() {
-    __syncwarp();  // the other lanes may still have to turn to state_.next
+    leave_finished();
+    __syncwarp();  // the other lanes may still have to turn to state_.forecast
     if (lane_idx() == 0) {
-      state_ = {state_.next.tiles, cursor_, head_, num_of_next_, WeightSlice{}};
+      state_ = {{state_.forecast.next.tiles, state_.forecast.then.tiles},
+                cursor_,
+                matrix_ - 1,
+                head_,
+                num_tiles_,
+                Forecast{}};
     }
     __syncwarp();
   }
 
  private:
-  // Starts copying the next tile into the next free slot; past the last one the slot stays empty.
-  __device__ void fetch() {
-    if (num_of_next_ < 0 && !cursor_.inside(from_)) {
-      num_of_next_ = 0;
-      from_ = state_.next;
+  // Turns to the next matrix with tiles for this warp, as far as there is a forecast.
+  __device__ void leave_finished() {
+    while (matrix_ < 2 && !cursor_.inside(from_)) {
+      from_ = matrix_++ == 0 ? state_.forecast.next : state_.forecast.then;
       cursor_.enter(from_);
     }
+  }
+
+  // Starts copying the next tile into the next free slot; without a forecast the slot stays empty.
+  __device__ void fetch() {
+    leave_finished();
     if (cursor_.inside(from_)) {
-      const int slot = (head_ + num_used_) % kSlots;
+      const int slot = (head_ + num_tiles_) % kSlots;
       const LaneTile* tile = cursor_.address(from_);
 #pragma unroll
       for (int i = 0; i < kLaneVectors; ++i) copy_async(&vector(slot, i), &tile->vector[i]);
       cursor_.advance(from_);
-      num_of_next_ += num_of_next_ >= 0;
+      ++num_tiles_;
     }
     copy_async_commit();
-    ++num_used_;
   }
 
   __device__ uint4& vector(int slot, int i) { return ring_[slot][i][lane_idx()]; }
 
   uint4 (&ring_)[kSlots][kLaneVectors][kWarpSize];  // of this warp alone
   WeightStreamState& state_;
-  WeightSlice from_;  // what is being fetched: the slice, then the next one
+  WeightSlice from_;  // what is being fetched
   WeightCursor cursor_;
   int head_;
-  int num_used_ = 0;      // slots with a tile, or left empty at the end
-  int num_of_next_ = -1;  // tiles of the next matrix in the ring; -1: the slice is not all fetched
+  int num_tiles_ = 0;  // in the ring
+  int matrix_ = 0;     // 0: the slice is being fetched; 1, 2: the first, the second of the forecast
 };
 
 // Empties the rings at the start of a launch, and fetches what will be read first.
 template <int kSlots>
-__device__ void prime(WeightRings<kSlots>& rings, const WeightSlice& first) {
+__device__ void prime(WeightRings<kSlots>& rings, const Forecast& first) {
   if (lane_idx() == 0) rings.states[warp_idx()] = {};
   __syncwarp();
   WeightStream<kSlots>(rings, WeightSlice{}, first).save();

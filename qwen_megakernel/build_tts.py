@@ -33,15 +33,15 @@ MIN_CAPABILITY = (8, 0)
 # "Technical Specifications per Compute Capability": maximum per thread block).
 SMEM_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
 
-# 16 warps keep most bytes in flight. Below sm_90 ptxas cannot fit a frame into the 128 registers
-# that 512 threads leave, so 8 warps run there.
-GPU_THREADS = 512
-GPU_THREADS_BEFORE_SM_90 = 256
+GPU_THREADS = 512  # 16 warps, at most 128 registers each
 GPU_LOOKAHEAD_TILES = 16  # per warp: 128 KiB in flight per block where shared memory allows it
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
-EMULATION_LOOKAHEAD_TILES = 3  # enough for the ring to wrap and to hold two matrices
+EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
 CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
-SMALL_CHUNK_COLS = 512  # where a block has less than 128 KiB
+ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 8 KiB each
+# Where a block has less than 128 KiB, what these leave is worth more as look-ahead.
+SMALL_CHUNK_COLS, SMALL_ROUND_TILES = 512, 2
+EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 LOCK_POLL_SECONDS = 0.2
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -135,14 +135,16 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     values["WEIGHTS_F32"] = int(target.weights == "float32")
     if target.arch is None:
         # Emulated shared memory is host memory: no limit worth modelling.
-        tuning = (EMULATION_THREADS, CHUNK_COLS, EMULATION_LOOKAHEAD_TILES, 1 << 20)
+        tuning = (EMULATION_THREADS, CHUNK_COLS, EMULATION_ROUND_TILES)
+        tuning += (EMULATION_LOOKAHEAD_TILES, 1 << 20)
     else:
         number = re.sub(r"\D", "", target.arch)
         kib = SMEM_KIB[number]
-        chunk = CHUNK_COLS if kib >= 128 else SMALL_CHUNK_COLS
-        threads = GPU_THREADS if int(number) >= 90 else GPU_THREADS_BEFORE_SM_90
-        tuning = (threads, chunk, GPU_LOOKAHEAD_TILES, kib * 1024)
-    names = ("NUM_THREADS", "CHUNK_COLS", "LOOKAHEAD_TILES", "SMEM_BYTES")
+        is_large = kib >= 128
+        tuning = (GPU_THREADS, CHUNK_COLS if is_large else SMALL_CHUNK_COLS)
+        tuning += (ROUND_TILES if is_large else SMALL_ROUND_TILES,)
+        tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
+    names = ("NUM_THREADS", "CHUNK_COLS", "ROUND_TILES", "LOOKAHEAD_TILES", "SMEM_BYTES")
     return values | dict(zip(names, tuning, strict=True))
 
 
@@ -183,7 +185,7 @@ def build(config: ModelConfig, target: Target) -> Path:
     check_config(config)
     compiler = find_nvcc() if target.arch else find_cxx()
     flags = _flags(config, target)
-    key = _cache_key(compiler, [_unit(target), *flags])
+    key = _cache_key(compiler, [*_units(target), *flags])
     folder = build_cache() / key
     library, checksum = folder / "libqwen_tts.so", folder / "sha256"
     if _is_intact(library, checksum):
@@ -258,8 +260,10 @@ def _flags(config: ModelConfig, target: Target) -> list[str]:
     return [*CXX_FLAGS, *dims]
 
 
-def _unit(target: Target) -> str:
-    return "probes.cu" if target.probes else "tts_kernel.cu"
+def _units(target: Target) -> tuple[str, ...]:
+    # The longest first: on two cores it is then what the others fit beside.
+    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
+    return ("probes.cu",) if target.probes else names
 
 
 def _sources() -> list[Path]:
@@ -309,7 +313,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Target) -> None:
     """Fill the folder `work` with the library, its checksum and the compiler's log."""
     source = source_folder()
-    units = [source / _unit(target)]
+    units = [source / name for name in _units(target)]
     if target.arch is None:
         units += sorted((source / "emulation").glob("*.cpp"))
     language = "" if target.arch else "-x c++ "
@@ -331,7 +335,7 @@ def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Ta
     lines += [
         f"build libqwen_tts.so: link {objects}",
         f"  compiler = {_escape(compiler)}",
-        f"  flags = {' '.join(link)}" + ("" if target.arch else " -lpthread"),
+        f"  flags = {' '.join(link)}" + ("" if target.arch else " -Wl,-Bsymbolic -lpthread"),
         "",
     ]
     (work / "build.ninja").write_text("\n".join(lines))
@@ -343,11 +347,18 @@ def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Ta
         kept.write_text(log)
         logger.debug("%s", "\n".join(log.splitlines()[-20:]))
         raise BuildError(
-            f"{compiler} failed on {units[0].name} (exit {result.returncode}).",
+            f"{compiler} failed on {_failed_unit(log, units)} (exit {result.returncode}).",
             f"Its output is in {kept}; --debug prints the end of it.",
         )
     library = work / "libqwen_tts.so"
     (work / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def _failed_unit(log: str, units: Sequence[Path]) -> str:
+    """Which source ninja's log says was being compiled when it stopped."""
+    match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
+    names = {path.stem: path.name for path in units}
+    return names.get(match[1], "linking") if match else "linking"
 
 
 def _escape(path: str | Path) -> str:

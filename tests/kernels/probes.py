@@ -32,7 +32,7 @@ class AttentionProbe(ctypes.Structure):
     _fields_ = [
         ("stack", Stack),
         ("workspace", Workspace),
-        *fields(c_void_p, "q_norm k_norm"),
+        ("head_norms", c_void_p),
         *((name, c_int32 * 16) for name in ("slots", "positions", "first_rows")),
         ("num_rows", c_int32),
     ]

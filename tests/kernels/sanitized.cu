@@ -6,7 +6,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "tts_kernel.cu"
+#include "forward_kernel.cu"
+#include "step_kernel.cu"
+
+using namespace qwen_tts;
 
 namespace {
 
@@ -118,7 +121,7 @@ int run_frames() {
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
     if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
-    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, 1};
+    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, slot < 2};
     step.streams[slot] = {slot, kPrompt - slot, 0, 1, 2, 77, 5, sampling, sampling};
   }
   step.model = model;

@@ -41,8 +41,7 @@ def run(probes: Probes, rows, blocks=2, peak=None):
     params = AttentionProbe(
         stack=probes.stack(keys, values),
         workspace=workspace,
-        q_norm=probes.address(with_poisoned_tail(q_norm)),
-        k_norm=probes.address(with_poisoned_tail(k_norm)),
+        head_norms=probes.address(with_poisoned_tail(torch.cat((q_norm, k_norm)))),
         num_rows=n,
     )
     for i, (slot, position, first) in enumerate(rows):

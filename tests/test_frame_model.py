@@ -1,0 +1,51 @@
+"""The calculated frame time: it follows the kernel's stages, and the page quotes it as it is."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.synthetic_config import model_config
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("random-0.6b", "random-1.7b")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("frame_model", ROOT / "tools" / "frame_model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def frame_ms(tool, name, **changes):
+    design = tool.Design(**changes)
+    stages = tool.frame(parse_model_config(model_config(name)), design)
+    return tool.Block(design, stages).run() / 1000
+
+
+def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers(tool):
+    stages = tool.frame(parse_model_config(model_config("random-0.6b")), tool.Design())
+    text = (ROOT / "csrc" / "README.md").read_text()
+    assert f"= {len(stages)} barriers" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_beats_the_memory_and_more_look_ahead_never_costs(tool, name):
+    stages = tool.frame(parse_model_config(model_config(name)), tool.Design())
+    floor = sum(t for _, t in stages) * tool.TILE_BYTES * tool.NUM_SMS / tool.BANDWIDTH / 1000
+    times = [frame_ms(tool, name, forecast=n) for n in range(4)]
+    assert times == sorted(times, reverse=True) and times[-1] > floor
+    assert times[0] > floor + len(stages) * (tool.BARRIER + tool.ENTER) / 1000 / 2
+    assert frame_ms(tool, name, ring_tiles=5) > times[2] > frame_ms(tool, name, fused_draws=True)
+
+
+def test_the_page_says_what_the_tool_calculates(tool, monkeypatch):
+    text = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
+    small, large = (f"{frame_ms(tool, name):.2f} ms" for name in NAMES)
+    assert f"{small} for 0.6B and {large} for 1.7B" in text
+    monkeypatch.setattr(tool, "BARRIER", 1.6)
+    slow = [f"{frame_ms(tool, name):.2f}" for name in NAMES]
+    assert f"with barriers of 1.6 us it is {slow[0]} and {slow[1]} ms" in text

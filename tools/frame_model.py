@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Calculate how long one frame of one stream takes on an H200: bytes, barriers and look-ahead.
+
+Nothing here is measured on our kernel. The model walks through the stages of a frame as one block
+sees them: weights arrive in the order in which they are read, as fast as memory delivers, while the
+ring has room and for as many matrices as the forecast names; a stage multiplies what has arrived,
+then everybody meets. It compares designs; the first run on a GPU (tools/gpu_check.sh) replaces it.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+from qwen_megakernel import build_tts
+from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
+from qwen_megakernel.synthetic_config import model_config
+
+NUM_SMS = 132
+BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H200
+LATENCY = 0.9  # us from the start of a copy to its arrival, under load
+L2_LATENCY = 0.3  # us, included in ENTER
+BARRIER = 0.9  # us; csrc/README.md expects 0.7 to 1.1
+ENTER = 0.35  # us to read the activations again, from L2
+LEAVE = 0.3  # us to add the warps' sums and to store
+ATTENTION = 1.2  # us for q and k norms, a share of the context, and the merge
+SAMPLING = 4.0  # us for one draw
+TILE_TIME = 0.05  # us to multiply one tile in each of 16 warps
+TILE_BYTES = 512 * build_tts.GPU_THREADS // 32  # one tile for each warp
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What a variant of the kernel does differently."""
+
+    ring_tiles: int = 15  # slots of a warp's ring that fit beside the stages on sm_90
+    forecast: int = 2  # matrices fetched ahead of the one at hand
+    norms_in_l2: bool = True  # or does every stage with a norm wait for memory?
+    fused_attention: float | None = None  # us of the predictor's attention done by every block
+    fused_draws: bool = False  # draws done by every block, without a barrier
+
+
+class Block:
+    """One block's clock and its stream of weights."""
+
+    def __init__(self, design: Design, stages: list[tuple[float, int]]):
+        self.design, self.stages = design, stages
+        self.now = 0.0
+        self.arrived: list[float] = []  # when each tile is there
+        self.read: list[float] = []  # when its slot was free again
+        self.entered: list[float] = []  # when each stage with weights began
+
+    def run(self) -> float:
+        """Microseconds from the first stage to the end of the last."""
+        matrices = [tiles for _, tiles in self.stages if tiles]
+        of_tile = [index for index, tiles in enumerate(matrices) for _ in range(tiles)]
+        first_entry = [max(0, index - self.design.forecast) for index in of_tile]
+        next_tile = 0
+
+        def fetch(limit: int) -> None:
+            """Start the copies of tiles below `limit`, in order."""
+            nonlocal next_tile
+            while next_tile < limit:
+                start = self.entered[first_entry[next_tile]]
+                if next_tile >= self.design.ring_tiles:
+                    start = max(start, self.read[next_tile - self.design.ring_tiles])
+                before = self.arrived[-1] if self.arrived else 0.0
+                transfer = TILE_BYTES * NUM_SMS / BANDWIDTH
+                self.arrived.append(max(start + LATENCY, before + transfer))
+                next_tile += 1
+
+        done = 0
+        for extra, tiles in self.stages:
+            if tiles:
+                self.entered.append(self.now)
+                self.now += ENTER
+                for tile in range(done, done + tiles):
+                    fetch(tile + 1)
+                    self.now = max(self.now, self.arrived[tile]) + TILE_TIME
+                    self.read.append(self.now)
+                done += tiles
+                self.now += LEAVE
+            self.now += extra + BARRIER
+        return self.now
+
+
+def tiles_of(rows: int, cols: int) -> int:
+    """Tiles that one warp of the busiest block reads of a matrix."""
+    return -(-rows // 8 // NUM_SMS) * -(-cols // 32 // (build_tts.GPU_THREADS // 32))
+
+
+def layer(
+    stack: StackConfig, design: Design, fused_attention: float | None = None
+) -> list[tuple[float, int]]:
+    """(time besides the product, tiles) of the stages of a layer."""
+    qkv = stack.q_size + 2 * stack.kv_size
+    norm = 0.0 if design.norms_in_l2 else LATENCY - L2_LATENCY
+    attention = ATTENTION if fused_attention is None else fused_attention - BARRIER
+    return [
+        (norm, tiles_of(qkv, stack.hidden_size)),
+        (attention + norm, 0),
+        (0.0, tiles_of(stack.hidden_size, stack.q_size)),
+        (norm, tiles_of(2 * stack.intermediate_size, stack.hidden_size)),
+        (0.0, tiles_of(stack.hidden_size, stack.intermediate_size)),
+    ]
+
+
+def frame(config: ModelConfig, design: Design) -> list[tuple[float, int]]:
+    """The stages of a frame, as csrc/frame.cuh goes through them."""
+    talker, predictor = config.talker.stack, config.predictor.stack
+    head = tiles_of(config.talker.vocab_size, talker.hidden_size)
+    if config.has_projection:
+        head += tiles_of(predictor.hidden_size, talker.hidden_size)
+    lm_head = (0.0, tiles_of(config.predictor.vocab_size, predictor.hidden_size))
+    draw = (SAMPLING - BARRIER if design.fused_draws else SAMPLING, 0)
+    predictor_layer = layer(predictor, design, design.fused_attention)
+    group = predictor_layer * predictor.num_layers + [lm_head, draw]
+    start = [(SAMPLING, 0), *layer(talker, design) * talker.num_layers, (0.5, 0), (0.0, head), draw]
+    return start + group * (config.talker.num_code_groups - 1)
+
+
+VARIANTS = {
+    "the kernel": Design(),
+    "one matrix ahead": Design(forecast=1),
+    "no look-ahead": Design(forecast=0),
+    "norms from memory": Design(norms_in_l2=False),
+    "one matrix ahead, norms from memory": Design(forecast=1, norms_in_l2=False),
+    "attention of the predictor in every block, 1.2 us": Design(fused_attention=1.2),
+    "attention of the predictor in every block, 2.0 us": Design(fused_attention=2.0),
+    "draws in every block": Design(fused_draws=True),
+}
+
+
+def main() -> int:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]
+    print(f"{'ms a frame, calculated':52}{'0.6B':>6}{'1.7B':>6}")
+    tiles = [sum(tiles for _, tiles in frame(config, Design())) for config in configs]
+    floor = "".join(f"{n * TILE_BYTES * NUM_SMS / BANDWIDTH / 1000:6.2f}" for n in tiles)
+    print(f"{'weights alone, as the busiest block reads them':52}{floor}")
+    for name, design in VARIANTS.items():
+        times = [Block(design, frame(config, design)).run() / 1000 for config in configs]
+        print(f"{name:52}" + "".join(f"{each:6.2f}" for each in times))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
