@@ -133,10 +133,8 @@ async def together(url: str, num_streams: int) -> tuple[list[float], list[float]
 async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     """Every figure's values."""
     found: dict[str, list[float]] = {}
-    paced = (args.rtf, args.frames, args.crowd)
-    with Server(serve_paced, *paced) as url:
+    with Server(serve_paced, args.rtf, args.frames, args.crowd) as url:
         found["first_byte_overhead_ms"] = await one_by_one(url, args.requests)
-    with Server(serve_paced, *paced) as url:
         await together(url, args.streams)  # not counted: connections, imports
         found["chunk_overhead_ms"], _ = await together(url, args.streams)
         crowd = await together(url, args.crowd)

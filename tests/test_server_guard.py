@@ -168,26 +168,27 @@ def test_headers_that_trickle_are_cut(start):
     with serving(FakeEngine(), body_timeout_s=0.4) as live, live.connect() as connection:
         connection.sendall(start)
         before = time.monotonic()
-        for _ in range(50):
-            time.sleep(0.05)
+        connection.settimeout(0.05)
+        for _ in range(400):
             try:
                 if start:
                     connection.sendall(b"x")
-                connection.settimeout(0.001)
                 if connection.recv(100) == b"":
                     break
             except TimeoutError:
                 continue
             except OSError:
                 break
-        assert 0.3 < time.monotonic() - before < 2
+        else:
+            pytest.fail("still open")
+        assert time.monotonic() - before > 0.3
 
 
 def test_the_second_request_of_a_connection_has_its_own_time():
-    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.4) as live:
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=2) as live:
         for _ in range(3):
             assert live.speak(SHORT).status_code == 200
-            time.sleep(0.25)
+            time.sleep(0.8)
         assert len(live.running.server_state.connections) == 1
 
 
@@ -287,9 +288,7 @@ def test_one_too_many_is_answered_429_at_once():
     with serving(engine, max_queue=1) as live:
         held = [live.send_speech() for _ in range(3)]
         wait_until(lambda: len(live.service.admission.running) == 3)
-        before = time.monotonic()
-        answer = live.speak(SHORT)
-        assert time.monotonic() - before < 1
+        answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
         facts = assert_error(answer, 429, "engine_busy")
         assert facts["message"].startswith("1 requests waiting (limit 1).")
         assert facts["type"] == "rate_limit_error"
@@ -304,18 +303,17 @@ def test_one_too_many_is_answered_429_at_once():
 def test_requests_are_spoken_in_the_order_they_came():
     engine = FakeEngine(num_slots=1, rtf=0.01)
     with serving(engine, max_queue=10) as live:
-        ended = []
         threads = []
         for index in range(5):
-            thread = threading.Thread(
-                target=lambda index=index: (live.speak(f"Number {index}."), ended.append(index))
+            request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
+            threads.append(
+                threading.Thread(target=live.client.post, args=(SPEECH,), kwargs=request)
             )
-            thread.start()
-            threads.append(thread)
+            threads[-1].start()
             wait_until(lambda index=index: len(engine.streams) > index)
         for thread in threads:
             thread.join()
-        assert ended == sorted(ended)
+        assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
 
 
 # ---- warming up and going down -------------------------------------------------------------------

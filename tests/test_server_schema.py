@@ -20,7 +20,7 @@ def live():
 
 @schema.parametrize()
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

@@ -5,7 +5,6 @@ import json
 import socket
 import struct
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -81,12 +80,12 @@ def test_a_client_that_goes_away_ends_its_stream_within_a_frame(body):
     with serving(engine) as live:
         connection = live.send_speech(LONG, **body)
         wait_until(lambda: engine.streams and engine.streams[0].num_frames)
-        before = time.monotonic()
+        made = engine.streams[0].num_frames
         connection.close()
         wait_until(lambda: not engine.speaking)
-        assert time.monotonic() - before < 0.5
         live.settle()
         assert engine.streams[0].cancelled
+        assert engine.streams[0].num_frames <= made + 10  # the chunk under way, at most
 
 
 def test_a_client_that_goes_away_while_it_waits_leaves_the_queue():
