@@ -37,6 +37,7 @@ def test_the_wheel_ships_kernel_sources_and_the_demonstration_voice(wheel):
     }
     assert sources and {f"qwen_megakernel/csrc/{name}" for name in sources} <= names
     assert "qwen_megakernel/assets/demo-voice/model.safetensors" in names
+    assert "qwen_megakernel/assets/web/index.html" in names
     assert wheel.stat().st_size < 15e6
 
 

@@ -225,6 +225,7 @@ def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> Non
         expect(page.locator("#first")).to_contain_text("ms")
         page.keyboard.press("Escape")
         wait_until(lambda: engine.streams[0].cancelled)
+        assert engine.streams[0].num_frames < engine.streams[0]._frames_in_text()
         expect(page.locator("#status")).to_have_text("Stopped.")
         samples = download(page)
         assert engine.streams[0].sent.startswith(samples.astype("<i2").tobytes())
