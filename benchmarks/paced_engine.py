@@ -45,7 +45,7 @@ class PacedEngine:
 
     Args:
         rtf: seconds to make a second of audio.
-        speech_frames: length of every utterance, whatever its text.
+        speech_frames: length of every utterance, whatever its text; requests may ask for less.
         num_slots: told to whoever asks; every stream is spoken at once.
     """
 
@@ -56,7 +56,7 @@ class PacedEngine:
         self.languages = supported_languages(["english"])
         self.files = SimpleNamespace(name="paced")
         self.states: list[StreamState] = []
-        self._rtf, self._speech_frames = rtf, speech_frames
+        self._rtf = rtf
         self._next: deque[tuple[float, StreamState, int, int]] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -69,11 +69,15 @@ class PacedEngine:
         text_open: bool,
         chunk_frames: int,
         first_chunk_frames: int = 1,
+        max_frames: int | None = None,
         **_: Any,
     ) -> SpeechStream:
-        """A request; of its options only the sizes of chunks count."""
+        """A request; of its options only the numbers of frames count."""
         request = SpeechRequest(
-            text=text, chunk_frames=chunk_frames, first_chunk_frames=first_chunk_frames
+            text=text,
+            chunk_frames=chunk_frames,
+            first_chunk_frames=first_chunk_frames,
+            max_frames=min(self.max_frames, max_frames or self.max_frames),
         )
         state = StreamState(request, None, _nothing, _nothing, text_closed=not text_open)
         self.states.append(state)
@@ -96,7 +100,7 @@ class PacedEngine:
                 if due > now and not state.cancelled:
                     self._next.append((due, state, first, size))
                     continue
-                size = 0 if state.cancelled else min(size, self._speech_frames - first)
+                size = 0 if state.cancelled else min(size, state.request.max_frames - first)
                 self._put(state, first, size)
                 if size:
                     due += size * FRAME_S * self._rtf
