@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 
 import torch
 
-from benchmarks import common
-from qwen_megakernel import TTSEngine, options
+from benchmarks import common, roofline
+from qwen_megakernel import options
 
 NUM_BYTES = 512 * 2**20
 NUM_READS = 20
@@ -28,22 +28,6 @@ def read_bandwidth(device: torch.device) -> float:
     return NUM_BYTES / best / 1e9
 
 
-def bytes_per_frame(tts: TTSEngine) -> int:
-    """Weights that one frame of one stream reads: the talker once, the code predictor per code."""
-    config, width = tts.config, tts.dtype.itemsize
-
-    def stack_size(stack) -> int:
-        attention = stack.hidden_size * 2 * (stack.q_size + stack.kv_size)
-        return stack.num_layers * (attention + 3 * stack.hidden_size * stack.intermediate_size)
-
-    talker, predictor = config.talker, config.predictor
-    weights = stack_size(talker.stack) + talker.vocab_size * talker.stack.hidden_size
-    per_pass = stack_size(predictor.stack) + predictor.vocab_size * predictor.stack.hidden_size
-    if config.has_projection:
-        per_pass += talker.stack.hidden_size * predictor.stack.hidden_size
-    return width * (weights + (talker.num_code_groups - 1) * per_pass)
-
-
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     with ThreadPoolExecutor(max_workers=1) as thread:
@@ -53,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
         for index in range(args.warmup):
             common.run_once(tts, args, index)
         runs = [common.run_once(tts, args, index) for index in range(args.runs)]
-        size = bytes_per_frame(tts)
+        size = roofline.frame_weights(tts.config).total * tts.dtype.itemsize
         found = common.result(tts, runs, {"text": args.text, "warmup": args.warmup})
     floor_ms = 1000 * size / (bandwidth * 1e9)
     decode_ms = found["summary"]["decode_ms_per_frame"]["p50"]

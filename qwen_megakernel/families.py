@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.speech_engine import SpeechEngine
 
@@ -19,6 +20,8 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     if model is not None and model_folder.is_sheen(model):
         from qwen_megakernel.sheen.engine import SheenEngine
 
+        if weights := options.pop("weights", None):
+            raise UsageError(f"A trained voice has no {weights} weights.", cure="Leave it out.")
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 

@@ -13,8 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwen_megakernel import quantized
 from qwen_megakernel.config import StackConfig
+from qwen_megakernel.quantized import Int8Matrix, linear
 from qwen_megakernel.reference import rotary
+
+Matrix = Tensor | Int8Matrix
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -23,12 +27,12 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Tensor  # [q_size + 2 * kv_size, hidden_size]
+    qkv: Matrix  # [q_size + 2 * kv_size, hidden_size]
     qk_norm: Tensor  # [num_heads + num_kv_heads, head_dim], one row for each head
-    o: Tensor
+    o: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    down: Tensor
+    gate_up: Matrix  # [2 * intermediate_size, hidden_size]
+    down: Matrix
 
 
 class GraphStack:
@@ -68,11 +72,11 @@ class GraphStack:
             ]
             return _Layer(
                 load(f"{at}input_layernorm.weight"),
-                torch.cat([load(f"{at}self_attn.{which}_proj.weight") for which in "qkv"]),
+                quantized.cat([load(f"{at}self_attn.{which}_proj.weight") for which in "qkv"]),
                 torch.cat(heads),
                 load(f"{at}self_attn.o_proj.weight"),
                 load(f"{at}post_attention_layernorm.weight"),
-                torch.cat([load(f"{at}mlp.{which}_proj.weight") for which in ("gate", "up")]),
+                quantized.cat([load(f"{at}mlp.{which}_proj.weight") for which in ("gate", "up")]),
                 load(f"{at}mlp.down_proj.weight"),
             )
 
@@ -170,13 +174,13 @@ class GraphStack:
         num_rotated, eps = config.num_heads + config.num_kv_heads, config.rms_norm_eps
         for index, w in enumerate(self.layers):
             y = F.rms_norm(x, x.shape[-1:], w.input_norm, eps)
-            heads = F.linear(y, w.qkv).unflatten(-1, (-1, config.head_dim))
+            heads = linear(y, w.qkv).unflatten(-1, (-1, config.head_dim))
             qk = F.rms_norm(heads[:, :, :num_rotated], (config.head_dim,), None, eps) * w.qk_norm
             qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), signed_sin)
             q, k = qk[:, :, : config.num_heads], qk[:, :, config.num_heads :]
             kv = torch.stack((k, heads[:, :, num_rotated:]), dim=2)
-            x = x + F.linear(attend(index, q, kv).flatten(2), w.o)
+            x = x + linear(attend(index, q, kv).flatten(2), w.o)
             y = F.rms_norm(x, x.shape[-1:], w.mlp_norm, eps)
-            gate, up = F.linear(y, w.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, w.down)
+            gate, up = linear(y, w.gate_up).chunk(2, dim=-1)
+            x = x + linear(F.silu(gate) * up, w.down)
         return F.rms_norm(x, x.shape[-1:], self.norm, eps)

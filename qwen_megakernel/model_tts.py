@@ -6,13 +6,14 @@ so that a frame is never drawn before the text row it needs is in hand.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qwen_megakernel import quantized
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.driver import no_gpu, too_old
 from qwen_megakernel.errors import (
@@ -27,6 +28,8 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.utterance import Prefill, Sampling, StepResult
 
 logger = logging.getLogger(__name__)
+
+WEIGHTS = tuple(quantized.PREFIXES)  # beside None: as the checkpoint stores them
 
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")
 
@@ -47,18 +50,28 @@ class Backend:
     may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
 
 
-def choose_backend(requested: str, device: str | torch.device | None = None) -> Backend:
+def choose_backend(
+    requested: str, device: str | torch.device | None = None, weights: str | None = None
+) -> Backend:
     """Pick the decoder before any weight is read.
 
     Args:
         requested: one of `BACKENDS`; an explicit name never falls back to another.
         device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
+        weights: one of `WEIGHTS`, which the kernel lacks; None: as the checkpoint stores them.
     Raises:
-        UsageError: an unknown backend, or a device the backend cannot run on.
+        UsageError: an unknown backend, or a device or weights the backend cannot use.
         NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
     """
     if requested not in BACKENDS:
         raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
+    if weights not in (None, *WEIGHTS):
+        raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
+    if weights and requested in ("kernel", "emulation"):
+        raise UsageError(
+            f"backend {requested} has no {weights} weights.",
+            cure="Use --backend torch or graph, or leave --weights out.",
+        )
     has_gpu = torch.cuda.is_available()
     wanted = torch.device(device) if device is not None else None
     needs_gpu = requested == "kernel" or (wanted is not None and wanted.type == "cuda")
@@ -82,6 +95,8 @@ def choose_backend(requested: str, device: str | torch.device | None = None) -> 
             logger.warning("%s", error)
             why = error.what
         return Backend("torch", wanted, why)
+    if weights:
+        return Backend("graph", wanted, f"the kernel has no {weights} weights")
     try:
         import_module("qwen_megakernel.kernels").check_device(wanted)
     except EnvironmentError_ as error:
@@ -120,8 +135,11 @@ def make_decoder(
     max_positions: int,
     max_text_rows: int,
     dtype: torch.dtype,
+    weights: str | None = None,
 ):
     """The decoder of `backend`: ReferenceDecoder, GraphDecoder or KernelDecoder, of one face."""
+    if weights:
+        checkpoint = replace(checkpoint, talker=quantized.quantize(checkpoint.talker, weights))
     # Imported by name, at use: the kernel's module compiles, the plain one needs nothing.
     if backend.name == "torch":
         kind = import_module("qwen_megakernel.reference").ReferenceDecoder
@@ -171,6 +189,7 @@ class FrameDecoder:
         num_slots: streams that can be open at once.
         max_frames: frames one part of an utterance may have.
         dtype: None picks `default_dtype`.
+        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
     """
 
     def __init__(
@@ -181,6 +200,7 @@ class FrameDecoder:
         num_slots: int = 1,
         max_frames: int = 1000,
         dtype: torch.dtype | None = None,
+        weights: str | None = None,
     ):
         if num_slots < 1 or max_frames < 1:
             raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
@@ -198,6 +218,7 @@ class FrameDecoder:
             "max_positions": MAX_PROMPT_POSITIONS + max_frames,
             "max_text_rows": max_frames,
             "dtype": self.dtype,
+            "weights": weights,
         }
         self.backend = backend
         try:

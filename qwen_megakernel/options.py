@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
 
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
+WEIGHTS = ("int8-talker", "int8")  # likewise
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --voices, --backend, --device, --dtype, --local-files-only, --debug, --quiet."""
+    """--model, --voices, --backend, --device, --dtype, --weights, --local-files-only, verbosity."""
     parser.add_argument(
         "--model",
         default=None,
@@ -30,6 +31,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", choices=BACKENDS)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="8-bit layers, of the talker or of all (docs/precision.md; not in the kernel)",
+    )
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
     add_verbosity(parser)
 
@@ -101,6 +107,7 @@ def load_engine(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
         backend=args.backend,
         device=args.device,
         dtype=args.dtype,
+        weights=args.weights,
         local_files_only=args.local_files_only,
         voices=args.voices,
         progress=not args.quiet,

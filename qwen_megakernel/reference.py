@@ -20,6 +20,7 @@ from qwen_megakernel import sampling
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.utterance import Sampling, StepResult
 
 # Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.
@@ -59,13 +60,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + turned * sin[:, None]
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
     """F.linear for [n, in] rows; few rows go one by one through the matrix-vector product.
 
     Decoding is bound by reading weights, and on a CPU torch's matrix-vector product reads them at
     memory speed where its matrix product for one row does not. A second row finds the matrix in
     the cache.
     """
+    if isinstance(weight, Int8Matrix):
+        return weight.linear(x)
     if len(x) <= MAX_VECTOR_ROWS:
         return torch.stack([torch.mv(weight, row) for row in x])
     return F.linear(x, weight)

@@ -44,6 +44,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
+        weights: "int8-talker" or "int8" (talker and code predictor): half the memory and, on a CPU
+            in bf16, less time, at the cost docs/precision.md tells; None: as they are stored.
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.
@@ -58,6 +60,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         backend: str = "auto",
         device: str | None = None,
         dtype: str | None = None,
+        weights: str | None = None,
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
@@ -65,7 +68,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
     ):
         if dtype is not None and dtype not in DTYPES:
             raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
-        chosen = choose_backend(backend, device)
+        chosen = choose_backend(backend, device, weights)
         self.config = loaded.config
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
@@ -79,6 +82,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 num_slots=num_slots,
                 max_frames=max_frames,
                 dtype=DTYPES[dtype] if dtype else None,
+                weights=weights,
             )
             on_gpu = chosen.device.type == "cuda"
             vocoder = (GraphVocoder if on_gpu else Vocoder)(
@@ -121,13 +125,14 @@ class TTSEngine(SpeechEngine, OfficialNames):
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
             options: backend ("auto", "kernel", "graph", "torch", "emulation"), device, dtype
-                ("float32", "bfloat16"), num_slots, max_frames (per part of a text), voices (a
-                folder), warmup.
+                ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_slots, max_frames (per
+                part of a text), voices (a folder), warmup.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.
         """
-        choose_backend(options.get("backend", "auto"), options.get("device"))  # before any file
+        chosen = (options.get(name) for name in ("device", "weights"))
+        choose_backend(options.get("backend", "auto"), *chosen)  # before any file
         files = checkpoint.resolve(model, local_files_only=local_files_only, progress=progress)
         return cls(checkpoint.load(files), **options)
 

@@ -21,6 +21,7 @@ FLOORS = [
         "decoder_slots",
         "cuda_graphs",
         "device_sampling",
+        "quantized",
     },
     {"synthetic", "hub", "weights", "vocoder_layers", "word_times"},
     {"checkpoint"},

@@ -29,6 +29,7 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
+from benchmarks import roofline  # noqa: E402
 from qwen_megakernel import build_tts, checkpoint  # noqa: E402
 from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
@@ -288,7 +289,10 @@ class Steps:
             "ms_per_frame": kernel[len(kernel) // 2] / frames,
             "best_ms_per_frame": kernel[0] / frames,
             "host_ms_per_frame": host[len(host) // 2] / frames,
-            "mb_per_frame": frame_bytes(decoder.config, decoder.dtype, streams, position) / 1e6,
+            "mb_per_frame": roofline.frame_bytes(
+                decoder.config, decoder.dtype.itemsize, streams, position
+            )
+            / 1e6,
         }
 
     def _layer_times(self, decoder: KernelDecoder) -> dict[str, float]:
@@ -377,28 +381,6 @@ class Steps:
         if plain:  # on the CPU: under a sanitizer every launch is slow
             return ReferenceDecoder(loaded, device=torch.device("cpu"), dtype=dtype, **sizes)
         return KernelDecoder(loaded, device=self.device, dtype=dtype, **sizes)
-
-
-def frame_bytes(config: ModelConfig, dtype: torch.dtype, streams: int, position: float) -> float:
-    """What a frame must read: every weight once, and the talker's keys and values of each stream.
-
-    The predictor's first two positions share a pass, so it runs once for each code but the first.
-    """
-
-    def layers(stack: StackConfig) -> int:
-        qkv = stack.q_size + 2 * stack.kv_size
-        per_column = qkv + stack.q_size + 3 * stack.intermediate_size
-        return stack.num_layers * stack.hidden_size * per_column
-
-    talker, predictor = config.talker, config.predictor
-    passes = talker.num_code_groups - 1
-    weights = layers(talker.stack) + talker.vocab_size * talker.stack.hidden_size
-    weights += passes * layers(predictor.stack)
-    weights += passes * predictor.vocab_size * predictor.stack.hidden_size
-    if config.has_projection:
-        weights += talker.stack.hidden_size * predictor.stack.hidden_size
-    cache = 2 * talker.stack.num_layers * talker.stack.kv_size * position * streams
-    return (weights + cache) * dtype.itemsize
 
 
 STEPS = {

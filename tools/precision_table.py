@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from benchmarks import common  # noqa: E402
+from benchmarks import common, roofline  # noqa: E402
+from qwen_megakernel import quantized  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
@@ -36,7 +37,6 @@ TABLE = ROOT / "docs" / "precision.md"
 CPU = torch.device("cpu")
 HALF, FULL = torch.bfloat16, torch.float32
 
-RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
 NUM_PROMPTS, NUM_POSITIONS, NUM_FRAMES = 3, 24, 16
 # Depth, heads of 128 and code groups of the 0.6B model; its width is cut to a quarter.
 WIDTH, MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS = 256, 768, 4, 2
@@ -46,6 +46,9 @@ VARIANTS = {
     "fp32": "plain decoder, float32",
     "bf16": "plain decoder, bf16, rounded as the official code rounds",
     "mixed": "plain decoder, bf16 talker, float32 predictor",
+    "int8_talker": "plain decoder, float32 arithmetic, int8 weights in the talker's layers",
+    "int8": "plain decoder, float32 arithmetic, int8 weights in all layers",
+    "int8_bf16": "plain decoder, bf16 arithmetic, int8 weights in all layers: `--weights int8`",
     "kernel_fp32": "kernel (emulated), float32 weights",
     "kernel_bf16": "kernel (emulated), bf16 weights, activations near float32",
 }
@@ -144,11 +147,20 @@ def measure() -> dict[str, Any]:
     """Decode with every variant and compare with the first."""
     config = narrow_config()
     checkpoint = random_checkpoint(config)
+    int8 = {
+        weights: SimpleNamespace(
+            config=config, talker=quantized.quantize(checkpoint.talker, weights)
+        )
+        for weights in quantized.PREFIXES
+    }
     options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
     decoders = {
         "fp32": ReferenceDecoder(checkpoint, **options, dtype=FULL),
         "bf16": ReferenceDecoder(checkpoint, **options, dtype=HALF),
         "mixed": MixedDecoder(checkpoint, **options),
+        "int8_talker": ReferenceDecoder(int8["int8-talker"], **options, dtype=FULL),
+        "int8": ReferenceDecoder(int8["int8"], **options, dtype=FULL),
+        "int8_bf16": ReferenceDecoder(int8["int8"], **options, dtype=HALF),
         "kernel_fp32": KernelDecoder(checkpoint, **options, dtype=FULL),
         "kernel_bf16": KernelDecoder(checkpoint, **options, dtype=HALF),
     }
@@ -195,23 +207,6 @@ def measure() -> dict[str, Any]:
     }
 
 
-def weights_per_frame(config: ModelConfig) -> tuple[int, int]:
-    """Weights a frame reads of the talker and of the predictor, whose passes are one per code."""
-
-    def layers(stack: Any) -> int:
-        columns = 2 * (stack.q_size + stack.kv_size) + 3 * stack.intermediate_size
-        return stack.num_layers * stack.hidden_size * columns
-
-    talker, predictor = config.talker, config.predictor
-    passes = talker.num_code_groups - 1
-    head = predictor.vocab_size * predictor.stack.hidden_size
-    first = layers(talker.stack) + talker.vocab_size * talker.stack.hidden_size
-    second = passes * (layers(predictor.stack) + head)
-    if config.has_projection:  # of the hidden state; embeddings are projected beforehand
-        second += talker.stack.hidden_size * predictor.stack.hidden_size
-    return first, second
-
-
 def table(result: dict[str, Any]) -> str:
     """docs/precision.md from a result file."""
     model, variants = result["model"], result["variants"]
@@ -229,12 +224,14 @@ def table(result: dict[str, Any]) -> str:
         f"{model['code_groups']} codes: the 0.6B model's depth, a quarter of its width.",
         "Random weights have flatter logits than trained ones: take the order of the rows from "
         "here, not the",
-        "share of changed codes. How each sounds needs the released weights; nobody has heard it.",
+        "share of changed codes. How each sounds needs the released weights; nobody has heard it, "
+        "so int8 is off",
+        "unless it is asked for.",
         "",
         "Relative RMS error against the plain decoder in float32, by stage:",
         "",
     ]
-    names = [name for name in VARIANTS if name != "fp32"]
+    names = [name for name in VARIANTS if name != "fp32" and name in variants]
     lines += ["| stage | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     shown = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
     shown += ["talker hidden", "talker logits", "code_predictor after layer 1"]
@@ -258,10 +255,17 @@ def table(result: dict[str, Any]) -> str:
         cells = [f"{100 * share:.1f} %" for share in shares]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "Bytes of weights a frame reads, computed from the released shapes:", ""]
-    lines += ["| | bf16 | fp32 | bf16 talker, fp32 predictor |", "|---|---|---|---|"]
-    for name, recipe in RELEASED.items():
-        talker, predictor = weights_per_frame(parse_model_config(model_config(recipe)))
-        sizes = (2 * (talker + predictor), 4 * (talker + predictor), 2 * talker + 4 * predictor)
+    widths = {
+        "bf16": "bf16",
+        "fp32": "fp32",
+        "mixed": "bf16 talker, fp32 predictor",
+        "int8-talker": "int8 talker, bf16 predictor",
+        "int8": "int8, bf16 heads",
+    }
+    lines += [f"| | {' | '.join(widths.values())} |", "|---" * (1 + len(widths)) + "|"]
+    for name, recipe in roofline.RELEASED.items():
+        config = parse_model_config(model_config(recipe))
+        sizes = [roofline.weight_bytes(config, width) for width in widths]
         lines.append(f"| {name} | {' | '.join(f'{size / 1e9:.2f} GB' for size in sizes)} |")
     lines += ["", "Variants:", ""]
     lines += [f"- `{name}`: {VARIANTS[name]}" for name in names]

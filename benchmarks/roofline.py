@@ -1,0 +1,180 @@
+"""What a frame, a prompt and a first sound must cost at least, from the model's config.
+
+python benchmarks/roofline.py                        both released sizes on every known GPU
+python benchmarks/roofline.py --bandwidth 4300       at a measured GB/s
+
+Nothing here is measured. A floor is bytes over bandwidth or products over arithmetic, whichever is
+longer; kernels, barriers and the host come on top of it.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+from qwen_megakernel.config import CodecConfig, ModelConfig, StackConfig, parse_model_config
+from qwen_megakernel.inventory import CODEC_DECODER_PREFIX, codec_tensors
+from qwen_megakernel.synthetic_config import model_config
+
+RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's published peaks."""
+
+    name: str
+    gb_per_s: float  # of its memory
+    tflops: float  # dense bf16 with float32 sums
+    source: str
+
+
+GPUS = (
+    Gpu("H200 SXM", 4800, 989, "NVIDIA H200 datasheet"),
+    Gpu("H100 SXM", 3350, 989, "NVIDIA H100 datasheet"),
+    Gpu("A100 SXM 80 GB", 2039, 312, "NVIDIA A100 datasheet"),
+    Gpu("A100 SXM 40 GB", 1555, 312, "NVIDIA A100 datasheet"),
+    Gpu("RTX 5090", 1792, 209.5, "NVIDIA RTX Blackwell GPU architecture whitepaper"),
+    Gpu("RTX 4090", 1008, 165.2, "NVIDIA Ada GPU architecture whitepaper"),
+    Gpu("L40S", 864, 362, "NVIDIA L40S datasheet"),
+    Gpu("L4", 300, 121, "NVIDIA L4 datasheet"),
+)
+
+
+# Bytes of a weight of the talker's layers, of the predictor's, and of heads and projection.
+WIDTHS = {
+    "fp32": (4, 4, 4),
+    "bf16": (2, 2, 2),
+    "mixed": (2, 4, 4),  # the codec head is the talker's
+    "int8-talker": (1, 2, 2),
+    "int8": (1, 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWeights:
+    """Weights that one frame reads, by part: the talker once, the predictor for each code but the
+    first (its first two positions share a pass)."""
+
+    talker: int  # layers
+    codec_head: int
+    projection: int  # of the hidden state; that of the embeddings is folded into tables
+    predictor: int
+    lm_heads: int
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return self.talker + self.codec_head + self.projection + self.predictor + self.lm_heads
+
+
+def layer_weights(stack: StackConfig) -> int:
+    """Weights of all layers of a stack."""
+    per_column = 2 * (stack.q_size + stack.kv_size) + 3 * stack.intermediate_size
+    return stack.num_layers * stack.hidden_size * per_column
+
+
+def frame_weights(config: ModelConfig) -> FrameWeights:
+    """What one frame of any number of streams reads."""
+    talker, predictor = config.talker, config.predictor
+    passes = talker.num_code_groups - 1
+    width = predictor.stack.hidden_size
+    return FrameWeights(
+        talker=layer_weights(talker.stack),
+        codec_head=talker.vocab_size * talker.stack.hidden_size,
+        projection=talker.stack.hidden_size * width if config.has_projection else 0,
+        predictor=passes * layer_weights(predictor.stack),
+        lm_heads=passes * predictor.vocab_size * width,
+    )
+
+
+def weight_bytes(config: ModelConfig, precision: str) -> int:
+    """Bytes of weights a frame reads.
+
+    Args:
+        precision: one of `WIDTHS`; the scales of int8 rows, one in a thousand, are not counted.
+    """
+    w = frame_weights(config)
+    talker, predictor, heads = WIDTHS[precision]
+    codec_head = w.codec_head * (talker if precision == "mixed" else heads)
+    return (
+        talker * w.talker
+        + codec_head
+        + predictor * w.predictor
+        + heads * (w.lm_heads + w.projection)
+    )
+
+
+def cache_bytes(config: ModelConfig, itemsize: int, streams: int, position: float) -> float:
+    """Keys and values of the talker that a frame of `streams` streams at `position` reads."""
+    stack = config.talker.stack
+    return 2 * stack.num_layers * stack.kv_size * position * streams * itemsize
+
+
+def frame_bytes(config: ModelConfig, itemsize: int, streams: int, position: float) -> float:
+    """Weights and cache of one frame, all in numbers of `itemsize` bytes."""
+    weights = frame_weights(config).total * itemsize
+    return weights + cache_bytes(config, itemsize, streams, position)
+
+
+def frame_barriers(config: ModelConfig) -> int:
+    """Grid barriers of the kernel's frame: five stages a layer, csrc/README.md."""
+    passes = config.talker.num_code_groups - 1
+    layers = config.talker.stack.num_layers + passes * config.predictor.stack.num_layers
+    return 5 * layers + 2 * passes + 4
+
+
+def milliseconds(num_bytes: float, gb_per_s: float) -> float:
+    """Time to read `num_bytes`."""
+    return num_bytes / gb_per_s / 1e6
+
+
+def prompt_floor_ms(config: ModelConfig, positions: int, gpu: Gpu) -> float:
+    """Weights once, or two operations for each weight and position."""
+    weights = layer_weights(config.talker.stack)
+    arithmetic = 2 * weights * positions / gpu.tflops / 1e9
+    return max(milliseconds(2 * weights, gpu.gb_per_s), arithmetic)
+
+
+def first_frame_bytes(config: ModelConfig) -> int:
+    """What the first codes read after the prompt: a frame without the talker's step, in bf16."""
+    w = frame_weights(config)
+    return 2 * (w.total - w.talker)
+
+
+def vocoder_weights(codec: CodecConfig) -> int:
+    """Weights of the vocoder that a chunk reads, whatever its length: all but the codebooks."""
+    return sum(
+        prod(shape)
+        for name, shape in codec_tensors(codec).items()
+        if name.startswith(CODEC_DECODER_PREFIX) and "_codebook." not in name
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", help="a built-in name (default: both sizes)")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of another machine")
+    args = parser.parse_args()
+    models = {name: name for name in args.model} if args.model else RELEASED
+    gpus = [Gpu("this one", args.bandwidth, float("inf"), "")] if args.bandwidth else GPUS
+    print(f"{'ms a frame, at least':24}{'GB/s':>8}{'bf16':>9}{'int8-talker':>13}{'int8':>9}")
+    for label, name in models.items():
+        config = parse_model_config(model_config(name))
+        for gpu in gpus:
+            floors = [
+                milliseconds(weight_bytes(config, precision), gpu.gb_per_s)
+                for precision in ("bf16", "int8-talker", "int8")
+            ]
+            print(
+                f"{label + ', ' + gpu.name:24}{gpu.gb_per_s:8.0f}{floors[0]:9.3f}{floors[1]:13.3f}"
+                f"{floors[2]:9.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
