@@ -15,14 +15,12 @@ arrivals are drawn by SHA-256 as theirs are, but are not the same draws.
 
 import argparse
 import asyncio
-import hashlib
 import json
-import math
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,48 +29,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 import psutil
 
 from benchmarks import common, server_plot
+from benchmarks.load import PROMPTS, arrivals, prompt_order
 from benchmarks.speech_client import PLAYABLE_GAP_MS, Heard, SpeechClient
 from qwen_megakernel import options
 from qwen_megakernel.errors import EnvironmentError_, UsageError
 
-PROMPTS = (
-    "Your table for two is ready.",
-    "The train leaves at half past nine.",
-    "We will meet you at the hotel on Friday.",
-    "Please call me back when you have time.",
-    "It is cold today, and we are late.",
-    "Hello, how are you today?",
-    "The doctor can see you on Monday morning. Please bring your card.",
-    "Turn left after the bridge. The station is on your right.",
-)
 SAMPLE_EVERY_S = 0.25
 FIGURES = ("first_byte_ms", "first_audible_ms", "first_byte_planned_ms", "e2e_ms")
 
 
 # ---- load --------------------------------------------------------------------------------------
-
-
-def uniform(seed: int, name: str, index: int) -> float:
-    """A number in (0, 1) that every machine draws alike."""
-    digest = hashlib.sha256(f"{seed}:{name}:{index}".encode()).digest()
-    return (int.from_bytes(digest[:8]) + 0.5) / 2**64
-
-
-def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
-    """Seconds at which requests are sent: a Poisson process."""
-    at = index = 0
-    while (at := at - math.log(uniform(seed, "gap", index)) / rps) < duration_s:
-        yield at
-        index += 1
-
-
-def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
-    """Every prompt once in an order of its own, then again in another."""
-    order: list[int] = []
-    while len(order) < num_requests:
-        key = {i: uniform(seed, f"prompt {len(order)}", i) for i in range(num_prompts)}
-        order += sorted(key, key=key.get)
-    return order[:num_requests]
 
 
 async def open_loop(

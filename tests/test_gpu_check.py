@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from benchmarks import performance
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,18 +100,24 @@ def bare_machine(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
 @pytest.mark.parametrize(
-    "steps",
+    ("which", "steps"),
     [
-        "microbenchmark,endurance,sanitizer",
+        ("truth", "microbenchmark,endurance,sanitizer"),
         pytest.param(
-            "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b",
-            marks=[pytest.mark.slow, pytest.mark.timeout(600)],
+            "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
         ),
+        ("endurance", "abort,two_engines"),
+        pytest.param("endurance", "batch_curve,million", marks=SLOW),
+        ("listeners", "memory"),
+        pytest.param("listeners", "first_sound,peers,open_loop,texts,capacity", marks=SLOW),
     ],
 )
-def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, steps):
-    command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out")]
+def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
+    command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
     done = subprocess.run(
         [*command, "--steps", steps],
         cwd=ROOT,
@@ -119,7 +128,10 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, steps):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert list(result["steps"]) == steps.split(",") and result["commit"]
-    if "endurance" in steps:
+    found = {name: step["result"] for name, step in result["steps"].items()}
+    if which != "truth":
+        check_rows(found)
+    elif "endurance" in steps:
         endurance = result["steps"]["endurance"]["result"]
         assert endurance["goal_reached"] and endurance["load_rounds_beside"] > 0
         kinds = {row["kind"] for row in result["steps"]["microbenchmark"]["result"]["rows"]}
@@ -128,3 +140,27 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, steps):
         rows = result["steps"]["frame_times"]["result"]["rows"]
         assert [row["streams"] for row in rows] == [1, 4, 8, 16]
         assert all(row["ms_per_frame"] > 0 for row in rows)
+
+
+def check_rows(found: dict) -> None:
+    """What docs/performance.md shows of each step is there."""
+    for step, (_, columns) in performance.STEPS.items():
+        for row in found.get(step, {}).get("rows", []):
+            if "why_not" not in row:
+                assert all(performance.value(row, column) is not None for column in columns), row
+    if "abort" in found:
+        assert found["abort"]["timeouts"] and found["abort"]["steps_cut_short"]
+    if "two_engines" in found:
+        assert found["two_engines"]["outcomes"] == {"same": 4}
+    if "peers" in found:
+        systems = {row["system"]: "why_not" in row for row in found["peers"]["rows"]}
+        assert systems == {"graph": False, "torch": False, "qwen-tts": True}
+
+
+def test_every_step_of_every_set_is_known_to_its_script(gpu_check):
+    for script, names in (
+        (gpu_check.STEPS, gpu_check.SETS["truth"]),
+        (gpu_check.SILICON_STEPS, {**gpu_check.SETS["endurance"], **gpu_check.SETS["listeners"]}),
+    ):
+        table = re.search(r"^STEPS = \{\n(.*?)^\}", script.read_text(), re.DOTALL | re.MULTILINE)
+        assert set(names) <= set(re.findall(r'"(\S+)": ', table.group(1)))

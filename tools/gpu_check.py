@@ -3,8 +3,9 @@
 
 Every step is a process of its own with a time budget (tools/gpu_steps.py): one that fails, hangs or
 crashes the device does not stop the others. Written are result.json and log.txt, into --out, else
-$OUT, else benchmarks/results/gpu_NAME/. `--emulation` runs the same steps on a CPU at toy size,
-which proves this program and says nothing about speed.
+$OUT, else benchmarks/results/gpu_NAME/ (or gpu_NAME_SET/). A call runs one set of steps: `truth`
+is the first to run, `endurance` and `listeners` are for further calls. `--emulation` runs the same
+steps on a CPU at toy size, which proves this program and says nothing about speed.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = Path(__file__).with_name("gpu_steps.py")
+SILICON_STEPS = Path(__file__).with_name("gpu_silicon.py")
 NO_GPU = 77
 
 # Seconds for each step, in the order of what is missed most if time runs out.
@@ -35,6 +37,18 @@ BUDGETS = {
     "benchmark": 80,
     "sanitizer": 90,
 }
+SILICON_BUDGETS = {
+    "endurance": {"abort": 60, "two_engines": 60, "batch_curve": 150, "million": 240},
+    "listeners": {
+        "first_sound": 90,
+        "peers": 90,
+        "open_loop": 180,
+        "memory": 150,
+        "texts": 90,
+        "capacity": 150,
+    },
+}
+SETS = {"truth": BUDGETS} | SILICON_BUDGETS
 TOTAL_SECONDS = 510  # the machine is taken away after ten minutes
 LOG_LINES = 40  # of a failed step, shown again at the end
 
@@ -49,10 +63,14 @@ def main() -> int:
         print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
         return NO_GPU
     name = args.name or ("emulation" if args.emulation else device_name())
+    if args.set != "truth":
+        name += f"_{args.set}"
     folder = Path(args.out or os.environ.get("OUT") or ROOT / "benchmarks/results" / f"gpu_{name}")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    budgets = SETS[args.set]
     result: dict[str, Any] = {
+        "set": args.set,
         "commit": args.commit or commit(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "emulation": args.emulation,
@@ -63,7 +81,7 @@ def main() -> int:
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
-            found = run_step(step, min(BUDGETS[step], left), args.emulation, log)
+            found = run_step(step, min(budgets[step], left), args.emulation, log)
             result["steps"][step] = found
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
@@ -81,7 +99,8 @@ def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, 
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         output = Path(work) / "result.json"
-        command = [sys.executable, str(STEPS), step, "--json", str(output)]
+        script = STEPS if step in BUDGETS else SILICON_STEPS
+        command = [sys.executable, str(script), step, "--json", str(output)]
         command += ["--emulation"] if emulation else []
         command += ["--seconds", str(round(seconds - 3, 1))]
         process = subprocess.Popen(
@@ -167,12 +186,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--name", help="of the result folder (default: the GPU's)")
     parser.add_argument("--out", metavar="FOLDER", help="instead of benchmarks/results/gpu_NAME")
     parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
-    parser.add_argument("--steps", default=",".join(BUDGETS), help="some of the default list")
+    parser.add_argument("--set", default="truth", choices=SETS, help="of steps")
+    parser.add_argument("--steps", help="some of the set's, a list")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all steps")
     parser.add_argument("--commit", help="where the checkout has no git history")
     args = parser.parse_args()
-    if unknown := set(args.steps.split(",")) - set(BUDGETS):
-        parser.error(f"unknown steps {', '.join(sorted(unknown))}; known: {', '.join(BUDGETS)}")
+    budgets = SETS[args.set]
+    args.steps = args.steps or ",".join(budgets)
+    if unknown := set(args.steps.split(",")) - set(budgets):
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}; known: {', '.join(budgets)}")
     return args
 
 

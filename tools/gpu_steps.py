@@ -397,17 +397,17 @@ STEPS = {
 }
 
 
-def main() -> None:
-    """Run one step."""
+def run(steps: dict[str, Callable[[Any], dict[str, Any]]], kind: type[Steps]) -> None:
+    """Run one of `steps` as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("step", choices=steps)
     parser.add_argument("--json", required=True, metavar="FILE")
     parser.add_argument("--emulation", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0, help="after which to finish early")
     args = parser.parse_args()
-    found = STEPS[args.step](Steps(args.emulation, args.seconds))
+    found = steps[args.step](kind(args.emulation, args.seconds))
     Path(args.json).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    run(STEPS, Steps)

@@ -1,0 +1,126 @@
+"""From a text to its first sound, stage by stage and as a whole, and the first request of all.
+
+Stages are measured on the engine's own parts, each waited for by itself; `first_chunk` is what a
+caller of the engine sees. Rows named `request 1 cold` and `request 10` tell what warm-up is worth.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+import torch
+
+from benchmarks import common, load
+from qwen_megakernel import TTSEngine, checkpoint, options
+from qwen_megakernel.utterance import Prefill, Sampling, SpeechRequest
+
+PROMPT_POSITIONS = (10, 30, 110, 200)
+TEXT = load.PROMPTS[0]
+
+
+def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
+    """Milliseconds of `work` on the engine's thread, the device's part included."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        work()
+        if tts.device.type == "cuda":
+            torch.cuda.synchronize(tts.device)
+        return 1000 * (time.perf_counter() - started)
+
+    return [tts._loop.run(once) for _ in range(repeats + 2)][2:]
+
+
+def stages(tts: TTSEngine, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each stage, `repeats` times."""
+    parts = tts._loop.stages
+    request = SpeechRequest(TEXT, voice=tts.default_voice)
+    ids = tts._tokenizer.encode(TEXT)
+    found = {
+        "tokenise": timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats),
+        "prompt": timed(tts, lambda: parts.prompts.build(ids, request), repeats),
+    }
+    width = tts.config.talker.stack.hidden_size
+    rows = 0.3 * torch.randn(max(PROMPT_POSITIONS) + 1, width)
+    rows = rows.to(parts.decoder.embeddings.device, parts.decoder.embeddings.dtype)
+
+    def prefill(count: int) -> None:
+        prompt = Prefill(rows[:count], rows[:0], rows[-1])
+        parts.decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
+
+    for count in PROMPT_POSITIONS:
+        found[f"prefill {count}"] = timed(tts, lambda count=count: prefill(count), repeats)
+    drawn: list[float] = []
+
+    def first_frame() -> None:
+        prefill(PROMPT_POSITIONS[1])
+        if tts.device.type == "cuda":
+            torch.cuda.synchronize(tts.device)
+        started = time.perf_counter()
+        parts.decoder.step([0], 1)
+        drawn.append(1000 * (time.perf_counter() - started))
+
+    timed(tts, first_frame, repeats)
+    found["first frame"] = drawn[2:]
+    codes = torch.zeros(1, 10, tts.config.talker.num_code_groups, dtype=torch.int32)
+    for frames in (1, 2, 4, 10):
+        state = parts.vocoder.new_state()
+        chunk = codes[:, :frames]
+        found[f"vocoder {frames}"] = timed(
+            tts, lambda chunk=chunk, state=state: parts.vocoder.step(chunk, [state]).cpu(), repeats
+        )
+    return found
+
+
+def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
+    """Milliseconds from the call to the first chunk, one request after another."""
+    found = []
+    for index in range(repeats):
+        with tts.stream(TEXT, voice=tts.default_voice, seed=index, max_frames=8) as stream:
+            found.append(next(iter(stream)).t_ms)
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    loaded = checkpoint.load(checkpoint.resolve(args.model or "random-0.6b"))
+    settings = {"backend": args.backend, "device": args.device, "dtype": args.dtype}
+    with TTSEngine(loaded, weights=args.weights, warmup=False, **settings) as cold:
+        cold_ms = first_chunks(cold, 1)
+    with TTSEngine(loaded, weights=args.weights, **settings) as tts:
+        requests = first_chunks(tts, max(10, args.runs))
+        found = stages(tts, args.runs)
+        found |= {"first_chunk": requests[10:] or requests[1:]}
+        found |= {
+            "request 1 cold": cold_ms,
+            "request 1": requests[:1],
+            "request 10": requests[9:10],
+        }
+        rows = [{"stage": name, "ms": common.spread(values)} for name, values in found.items()]
+        result = common.header() | {
+            "model": loaded.files.name,
+            "is_synthetic": loaded.files.is_synthetic,
+            "backend": tts.backend,
+            "device": str(tts.device),
+            "dtype": str(tts.dtype).removeprefix("torch."),
+            "settings": {"runs": args.runs, "text": TEXT},
+            "rows": rows,
+        }
+    for each in rows:
+        print(f"{each['stage']:20}{each['ms']['p50']:10.3f} ms p50{each['ms']['p95']:10.3f} p95")
+    common.write_json(args.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    options.add_model_options(parser)
+    args = parser.parse_args()
+    sys.exit(options.run(main, args))

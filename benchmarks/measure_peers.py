@@ -1,0 +1,126 @@
+"""One checkpoint, several decoders, one table: our backends and, where installed, the official one.
+
+Whole frames of one stream after the same prompt length, sampled, in one process on one device. The
+official package generates through transformers, as it is used; its figure holds its prompt too.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+import torch
+
+from benchmarks import common
+from benchmarks.measure_open_loop import endless
+from qwen_megakernel import checkpoint, official, options
+from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
+from qwen_megakernel.model_tts import Backend, choose_backend, default_dtype, make_decoder
+from qwen_megakernel.utterance import Sampling
+
+PROMPT_POSITIONS = 30
+FRAMES_PER_STEP = 4
+TEXT = "Hello there, how are you today?"
+
+
+def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -> list[float]:
+    """Milliseconds a frame of every step, the first few left out."""
+    decoder = make_decoder(
+        loaded,
+        backend,
+        num_slots=1,
+        max_positions=PROMPT_POSITIONS + frames + 64,
+        max_text_rows=8,
+        dtype=dtype,
+    )
+    width = loaded.config.talker.stack.hidden_size
+    generator = torch.Generator().manual_seed(1)
+    rows = 0.3 * torch.randn(PROMPT_POSITIONS + 1, width, generator=generator)
+    rows = rows.to(decoder.embeddings.device, dtype)
+    decoder.begin(0, Sampling(), 1, 0)
+    decoder.prefill(0, rows[:-1], rows[-1])
+    times = []
+    for _ in range(frames // FRAMES_PER_STEP + 2):
+        started = time.perf_counter()
+        result = decoder.step([0], FRAMES_PER_STEP)
+        times.append(1000 * (time.perf_counter() - started) / FRAMES_PER_STEP)
+        if result.ended[0]:
+            raise SystemExit("The stream ended; nothing was measured.")
+    return times[2:]
+
+
+def official_ms(loaded: Any, device: torch.device, dtype: torch.dtype, frames: int) -> list[float]:
+    """Milliseconds a frame of the official package; raises MissingPackageError without it."""
+    model = official.load(loaded.files.folder, dtype)
+    model.model.to(device)
+    head = model.model.talker.codec_head.weight
+    head.data[loaded.config.talker.codec_eos_id] = 0  # as in `endless`
+    prompt = {
+        "input_ids": [
+            ids.to(device) for ids in model._tokenize_texts([model._build_assistant_text(TEXT)])
+        ],
+        "languages": ["auto"],
+        "speakers": [next(iter(loaded.config.talker.speakers), None)],
+        "non_streaming_mode": False,
+    }
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        run = official.generate(model, Sampling(), frames, **prompt)
+        times.append(1000 * (time.perf_counter() - started) / len(run.codes))
+    return times[1:]
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure what can run here and report."""
+    loaded = endless(checkpoint.load(checkpoint.resolve(args.model or "random-0.6b")))
+    has_gpu = torch.cuda.is_available()
+    device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
+    dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)
+    rows: list[dict[str, Any]] = []
+    names = ("kernel", "graph", "torch") if device.type == "cuda" else ("graph", "torch")
+    for name in names:
+        try:
+            times = decoder_ms(loaded, choose_backend(name, device), dtype, args.frames)
+            rows.append({"system": name, "ms_per_frame": common.spread(times)})
+        except EnvironmentError_ as error:
+            rows.append({"system": name, "why_not": error.what})
+    try:
+        times = official_ms(loaded, device, dtype, args.frames)
+        rows.append({"system": "qwen-tts", "ms_per_frame": common.spread(times)})
+    except MissingPackageError as error:
+        rows.append({"system": "qwen-tts", "why_not": error.what})
+    measured = [row for row in rows if "ms_per_frame" in row]
+    best = min(row["ms_per_frame"]["p50"] for row in measured)
+    for row in measured:
+        row["times_the_best"] = row["ms_per_frame"]["p50"] / best
+    found = common.header() | {
+        "model": loaded.files.name,
+        "is_synthetic": loaded.files.is_synthetic,
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS},
+        "rows": rows,
+    }
+    for row in rows:
+        if "why_not" in row:
+            print(f"{row['system']:10} not measured: {row['why_not']}")
+        else:
+            figures = row["ms_per_frame"]
+            print(
+                f"{row['system']:10}{figures['p50']:9.2f} ms a frame, {row['times_the_best']:.1f}x"
+            )
+    common.write_json(args.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frames", type=int, default=80)
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    options.add_model_options(parser)
+    args = parser.parse_args()
+    sys.exit(options.run(main, args))

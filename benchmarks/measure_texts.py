@@ -1,0 +1,108 @@
+"""Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3 frames.
+
+The tables that the systems of docs/ledger.md publish of themselves, on one machine; with
+`espeak-ng` installed, what the system's own voice takes for the same texts.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+from benchmarks import common
+from qwen_megakernel import TTSEngine, options
+
+TEXTS = {
+    "short": "Hello, how are you today?",
+    "medium": "The doctor can see you on Monday morning. Please bring your card and be there at 9.",
+    "long": "It is cold today, and we are late. Turn left after the bridge. The station is on your "
+    "right. We will meet you at the hotel on Friday. Please call me back when you have time, and "
+    "tell me whether the train leaves at half past nine or at ten.",
+}
+FIRST_PACKETS = (1, 3)
+
+
+def speak(tts: TTSEngine, args: argparse.Namespace, text: str, first: int, index: int) -> dict:
+    """One utterance, read as it comes."""
+    stream = tts.stream(
+        text,
+        voice=tts.default_voice,
+        seed=index,
+        max_frames=args.max_frames,
+        first_chunk_frames=first,
+    )
+    chunks = [chunk for chunk in stream if chunk.num_frames]
+    audio_ms = 1000 * sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate
+    timings, frames = stream.timings, len(stream.codes)
+    return {
+        "first_chunk_ms": chunks[0].t_ms,
+        "total_ms": timings["total"],
+        "audio_s": audio_ms / 1000,
+        "rtf": timings["total"] / audio_ms,
+        "step_ms": timings["decode"] / frames,
+        "vocoder_ms_per_frame": timings["vocoder"] / frames,
+    }
+
+
+def system_voice(text: str, runs: int) -> dict[str, Any] | None:
+    """First bytes and end of `espeak-ng --stdout`, process start included; None without it."""
+    program = shutil.which("espeak-ng")
+    if program is None:
+        return None
+    first, total = [], []
+    for _ in range(runs):
+        started = time.perf_counter()
+        with subprocess.Popen([program, "--stdout", text], stdout=subprocess.PIPE) as process:
+            process.stdout.read(1024)  # behind the header there is sound
+            first.append(1000 * (time.perf_counter() - started))
+            process.stdout.read()
+        total.append(1000 * (time.perf_counter() - started))
+    return {"first_chunk_ms": common.spread(first), "total_ms": common.spread(total)}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    rows = []
+    started = time.perf_counter()
+    with options.load_engine(args) as tts:
+        load_s = time.perf_counter() - started
+        for name, text in TEXTS.items():
+            for first in FIRST_PACKETS:
+                runs = [speak(tts, args, text, first, index) for index in range(args.runs)]
+                figures = {key: common.spread([run[key] for run in runs]) for key in runs[0]}
+                rows.append({"system": tts.backend, "text": name, "first_frames": first} | figures)
+        found = common.header() | {
+            "model": tts.files.name,
+            "is_synthetic": tts.files.is_synthetic,
+            "backend": tts.backend,
+            "device": str(tts.device),
+            "dtype": str(tts.dtype).removeprefix("torch."),
+            "settings": {"runs": args.runs, "texts": TEXTS, "max_frames": args.max_frames},
+            "load_s": load_s,
+            "peak_memory_mb": common.peak_memory_mb(),
+        }
+    for name, text in TEXTS.items():
+        if figures := system_voice(text, args.runs):
+            rows.append({"system": "espeak-ng", "text": name, "first_frames": None} | figures)
+    for row in rows:
+        print(
+            f"{row['system']:10}{row['text']:8}{row['first_frames'] or '-':>3}  first chunk p50 "
+            f"{row['first_chunk_ms']['p50']:.1f} ms, whole {row['total_ms']['p50']:.1f} ms"
+        )
+    common.write_json(args.json, found | {"rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--max-frames", type=int, default=400)
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    options.add_model_options(parser)
+    args = parser.parse_args()
+    sys.exit(options.run(main, args))

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Further steps of gpu_check.py, for more than one call: endurance, batches, listeners, peers.
+
+Run alone as gpu_steps.py is: gpu_silicon.py STEP --json FILE [--emulation]. A step's result holds
+`rows`, which benchmarks/performance.py turns into docs/performance.md.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_steps
+import kernel_models
+import torch
+from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
+
+from qwen_megakernel.errors import KernelTimeout
+from qwen_megakernel.graph_decoder import GraphDecoder
+from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.utterance import Sampling
+
+KERNEL_STREAMS = (1, 2, 4, 8, 16)
+GRAPH_STREAMS = (*KERNEL_STREAMS, 32, 64)
+RATES = "1,10,20,40,80"
+LISTENERS = "16,64,128,256"
+MEMORY_STREAMS = (1, 8, 64)
+FRAME_MS = 80
+
+
+class SiliconSteps(Steps):
+    """The steps; `emulation` shrinks them to what a CPU does in seconds."""
+
+    # ---- endurance
+
+    def million(self) -> dict[str, Any]:
+        """1,000,000 launches of one layer beside a vocoder-like load."""
+        gpu_steps.NUM_LAUNCHES = 1_000_000
+        return self.endurance()
+
+    def abort(self) -> dict[str, Any]:
+        """Cancelled from another thread at any moment, and timed out on purpose: no frame is lost,
+        and what comes next is right."""
+        loaded = kernel_models.random_checkpoint(kernel_models.small_config())
+        decoder = self._decoder(loaded)
+        frames, rounds = 12, 3 if self.emulation else 300
+        draw = random.Random(1)
+        expected, cut_short = None, 0
+        for _ in range(rounds):
+            kernel_models.start(decoder, 0, Sampling(), seed=1)
+            codes: list[list[int]] = []
+            while len(codes) < frames:
+                delay = draw.uniform(0, 0.02 if self.emulation else 0.0005)
+                canceller = threading.Timer(delay, decoder.cancel)
+                canceller.start()
+                step = decoder.step([0], 4)
+                canceller.join()
+                codes += step.codes[0, : step.num_frames[0]].tolist()
+                cut_short += step.num_frames[0] < 4
+                if step.ended[0]:
+                    break
+            expected = expected or codes[:frames]
+            if codes[:frames] != expected:
+                raise SystemExit("A cancelled stream went on with other codes.")
+        expired = self._expire(decoder)
+        return {"rounds": rounds, "steps_cut_short": cut_short, "timeouts": expired}
+
+    def _expire(self, decoder: KernelDecoder) -> int:
+        """Make barriers expire, as if a block never arrived; each time the next stream is right."""
+        patience, expired = decoder.launcher.timeout_seconds, 0
+        kernel_models.start(decoder, 1, Sampling(), seed=2)
+        expected = decoder.step([1], 4).codes
+        for _ in range(2 if self.emulation else 20):
+            kernel_models.start(decoder, 0, Sampling(), seed=1)
+            decoder.launcher.timeout_seconds = 0.001
+            decoder._buffers.control[0] = -1
+            try:
+                decoder.step([0], 1)
+            except KernelTimeout:
+                expired += 1
+            decoder.launcher.timeout_seconds = patience
+            kernel_models.start(decoder, 1, Sampling(), seed=2)
+            if not (decoder.step([1], 4).codes == expected).all():
+                raise SystemExit("After a timeout the codes differ.")
+        if not expired:
+            raise SystemExit("No barrier expired, though a block was missing.")
+        return expired
+
+    def two_engines(self) -> dict[str, Any]:
+        """Two decoders on one device, each on a stream and a thread of its own (by emulation they
+        take turns): the codes of each alone, or a clean error, never others."""
+        loaded = kernel_models.random_checkpoint(kernel_models.small_config())
+        decoders = [self._decoder(loaded) for _ in range(2)]
+        expected = [self._run_one(decoder, seed) for seed, decoder in enumerate(decoders, 1)]
+        rounds, outcomes = 2 if self.emulation else 200, [[], []]
+
+        def work(index: int) -> None:
+            stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+            with torch.cuda.stream(stream):
+                for _ in range(rounds):
+                    try:
+                        same = self._run_one(decoders[index], index + 1) == expected[index]
+                        outcomes[index].append("same" if same else "DIFFERENT")
+                    except (KernelTimeout, RuntimeError) as error:
+                        outcomes[index].append(type(error).__name__)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+            if self.emulation:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        found = dict(Counter(outcomes[0] + outcomes[1]))
+        if "DIFFERENT" in found:
+            raise SystemExit(f"Two engines disturbed each other: {found}")
+        return {"rounds": rounds, "took_turns": self.emulation, "outcomes": found}
+
+    def _run_one(self, decoder: KernelDecoder, seed: int) -> list[list[int]]:
+        kernel_models.start(decoder, 0, Sampling(), seed=seed)
+        return decoder.step([0], 8).codes[0].tolist()
+
+    # ---- speed
+
+    def batch_curve(self) -> dict[str, Any]:
+        """Milliseconds a frame, host included, by streams: the kernel and the graphs."""
+        rows = []
+        dtype = torch.float32 if self.emulation else torch.bfloat16
+        for name in (TOY,) if self.emulation else (SMALL, BIG):
+            loaded = self._load(name)
+            for kind, counts in ((KernelDecoder, KERNEL_STREAMS), (GraphDecoder, GRAPH_STREAMS)):
+                for streams in counts[:2] if self.emulation else counts:
+                    # The graphs decode every slot there is: as many slots as streams.
+                    decoder = kind(
+                        loaded,
+                        num_slots=streams,
+                        max_positions=gpu_steps.PROMPT_POSITIONS + 256,
+                        max_text_rows=64,
+                        device=self.device,
+                        dtype=dtype,
+                    )
+                    ms = self._step_ms(decoder, streams)
+                    rows.append(
+                        {
+                            "model": name,
+                            "backend": "kernel" if kind is KernelDecoder else "graph",
+                            "streams": streams,
+                            "ms_per_frame": ms,
+                            "times_real_time": streams * FRAME_MS / ms,
+                        }
+                    )
+                    print(rows[-1], flush=True)
+                    del decoder
+                    torch.cuda.empty_cache()
+        return {"rows": rows}
+
+    def _step_ms(self, decoder: Any, streams: int) -> float:
+        """Median over steps of four forced frames, so that no stream ends."""
+        slots, frames = list(range(streams)), 4
+        talker = decoder.config.talker
+        top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
+        generator = torch.Generator().manual_seed(1)
+        for slot in slots:
+            positions = 8 if self.emulation else gpu_steps.PROMPT_POSITIONS
+            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
+        times = []
+        for _ in range(3 if self.emulation else 20):
+            shape = (streams, frames, talker.num_code_groups)
+            forced = torch.randint(0, top, shape, generator=generator)
+            started = time.perf_counter()
+            decoder.step(slots, frames, forced)
+            times.append(1000 * (time.perf_counter() - started) / frames)
+        return sorted(times[1:])[len(times[1:]) // 2]
+
+    # ---- what a listener meets: scripts of benchmarks/, each in a process of its own
+
+    def first_sound(self) -> dict[str, Any]:
+        """Text to first sound by stage; the first request against the tenth."""
+        return self._scripts("measure_first_sound.py", ["--runs", "3" if self.emulation else "20"])
+
+    def open_loop(self) -> dict[str, Any]:
+        """First sound under requests that come when they like."""
+        load = ["--rps", "4" if self.emulation else RATES]
+        load += ["--duration", "1" if self.emulation else "12"]
+        return self._scripts("measure_open_loop.py", load + self._many())
+
+    def capacity(self) -> dict[str, Any]:
+        """Listeners who play what they hear."""
+        load = ["--listeners", "2" if self.emulation else LISTENERS]
+        load += ["--duration", "1" if self.emulation else "12"]
+        return self._scripts("measure_open_loop.py", load + self._many())
+
+    def _many(self) -> list[str]:
+        few = ["--streams", "4", "--max-frames", "4"]
+        return few if self.emulation else ["--streams", "256"]
+
+    def peers(self) -> dict[str, Any]:
+        """Our decoders and the official package on one checkpoint."""
+        frames = ["--frames", "4" if self.emulation else "80"]
+        return self._scripts("measure_peers.py", frames, backend=False)
+
+    def memory(self) -> dict[str, Any]:
+        """Load time and memory for 1, 8 and 64 slots."""
+        rows = []
+        for streams in MEMORY_STREAMS[:1] if self.emulation else MEMORY_STREAMS:
+            few = ["--max-frames", "2"] if self.emulation else []
+            rows += self._scripts("measure_memory.py", ["--streams", str(streams), *few])["rows"]
+        return {"rows": rows}
+
+    def texts(self) -> dict[str, Any]:
+        """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
+        few = ["--runs", "1", "--max-frames", "4"] if self.emulation else ["--runs", "5"]
+        return self._scripts("measure_texts.py", few)
+
+    def _scripts(self, script: str, options: list[str], *, backend: bool = True) -> dict[str, Any]:
+        """Rows of a script for each model."""
+        rows, results = [], []
+        for model in (TOY,) if self.emulation else (SMALL, BIG):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "result.json"
+                command = [sys.executable, f"benchmarks/{script}", "--model", model, *options]
+                command += ["--json", str(file), "--quiet"]
+                if backend:  # a CPU's own fast one, or the kernel
+                    command += ["--backend", "torch" if self.emulation else "kernel"]
+                subprocess.run(command, cwd=ROOT, check=True)
+                found = json.loads(file.read_text())
+            rows += [{"model": model} | row for row in found.pop("rows")]
+            results.append(found)
+        return {"rows": rows, "runs": results}
+
+
+STEPS = {
+    "million": SiliconSteps.million,
+    "abort": SiliconSteps.abort,
+    "two_engines": SiliconSteps.two_engines,
+    "batch_curve": SiliconSteps.batch_curve,
+    "first_sound": SiliconSteps.first_sound,
+    "open_loop": SiliconSteps.open_loop,
+    "capacity": SiliconSteps.capacity,
+    "peers": SiliconSteps.peers,
+    "memory": SiliconSteps.memory,
+    "texts": SiliconSteps.texts,
+}
+
+
+if __name__ == "__main__":
+    gpu_steps.run(STEPS, SiliconSteps)
