@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from qwen_megakernel import cli, cli_serve
+from qwen_megakernel import cli, cli_serve, server_ray
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -28,4 +28,5 @@ def build(args: dict[str, Any]) -> Application:
             words.append(f"--{name}")
         else:
             words += [f"--{name}", str(value)]
-    return cli_serve.ray_application(cli.parser().parse_args(words))
+    options = cli_serve.ray_options(cli.parser().parse_args(words))
+    return server_ray.application(**options)

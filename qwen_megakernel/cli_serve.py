@@ -81,8 +81,7 @@ def serve(args: argparse.Namespace) -> int:
 
     if args.ray:
         server_ray = _import("server_ray", "ray")
-        app = ray_application(args)
-        server_ray.run(app, host=args.host, port=args.port, on_listening=tell)
+        server_ray.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
         return 0
     settings = _settings(args)
     server.serve(
@@ -96,8 +95,8 @@ def serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def ray_application(args: argparse.Namespace) -> Any:
-    """What Ray Serve runs for the options of `serve`.
+def ray_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `server_ray.application` for the options of `serve`.
 
     Raises:
         UsageError: options that do not go together.
@@ -122,8 +121,12 @@ def ray_application(args: argparse.Namespace) -> Any:
         max_replicas=args.max_replicas or args.replicas,
         num_gpus=num_gpus,
     )
-    maker = _engine_maker(args, settings)
-    return server_ray.application(maker, settings, scale, num_slots=args.slots)
+    return {
+        "make_engine": _engine_maker(args, settings),
+        "settings": settings,
+        "scale": scale,
+        "num_slots": args.slots,
+    }
 
 
 def _has_gpu() -> bool:

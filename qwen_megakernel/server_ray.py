@@ -5,6 +5,7 @@ fewer of them. Replicas share nothing but the folder of voices. When one dies, i
 and Serve starts another.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ray.serve.config import AutoscalingConfig
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.errors import EnvironmentError_, UsageError
+from qwen_megakernel.errors import EnvironmentError_, ResourceError, UsageError
 from qwen_megakernel.server import create_app, listen
 from qwen_megakernel.server_settings import ServerSettings
 
@@ -106,21 +107,27 @@ def application(
 
 
 def run(
-    app: Application,
+    make_engine: Callable[[], Any],
+    settings: ServerSettings,
+    scale: Scale,
     *,
+    num_slots: int,
     host: str = "127.0.0.1",
     port: int = 8090,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Run `app` until SIGTERM or Ctrl-C, when running streams are finished first.
+    """Serve until SIGTERM or Ctrl-C, when running streams are finished first.
+
+    The replicas go to the cluster of RAY_ADDRESS, or to one that runs on this machine; where there
+    is none, one is started and ends with us. A second signal ends it at once.
 
     Args:
-        app: from `application`. It runs on the cluster of RAY_ADDRESS or of this machine; where
-            there is none, one is started and ends with us.
+        make_engine, settings, scale, num_slots: see `application`.
         host, port: where Serve's proxy listens; port 0 takes any that is free.
         on_listening: is told the address, once every replica has its engine.
     Raises:
         UsageError: the address cannot be had.
+        ResourceError: there is no room for that many replicas.
         EnvironmentError_: the replicas could not be started.
     """
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
@@ -128,23 +135,40 @@ def run(
     over = threading.Event()
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
+        _check_room(scale)
         serve.start(http_options={"host": host, "port": port})
         try:
-            serve.run(app, name=NAME)
+            serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
         except RuntimeError as error:
             raise EnvironmentError_(
                 "The replicas could not be started.",
                 _why_not(),
                 "Ray keeps their logs under its session's logs/serve.",
             ) from error
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: over.set())
+        signals = (signal.SIGTERM, signal.SIGINT)
+        handlers = {each: signal.signal(each, lambda *_: over.set()) for each in signals}
         if on_listening:
             on_listening(f"http://{host}:{port}")
         over.wait()
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
         serve.delete(NAME)
     finally:
         ray.shutdown()
+
+
+def _check_room(scale: Scale) -> None:
+    """Refuse what Ray would wait for without an end; a cluster elsewhere may grow."""
+    if "RAY_ADDRESS" in os.environ:
+        return
+    there_is = ray.cluster_resources()
+    for name, each in (("CPU", scale.num_cpus), ("GPU", scale.num_gpus)):
+        if scale.min_replicas * each > there_is.get(name, 0):
+            raise ResourceError(
+                f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
+                f"has {there_is.get(name, 0):g}.",
+                cure="Ask for fewer with --replicas.",
+            )
 
 
 def _why_not() -> str:
