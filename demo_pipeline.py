@@ -186,6 +186,7 @@ def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict
     return {
         "model": engine.files.name,
         "is_synthetic": engine.files.is_synthetic,
+        "banner": engine.files.banner,
         "backend": engine.backend,
         "device": str(engine.device),
         "mode": "token" if args.token else "sentence",

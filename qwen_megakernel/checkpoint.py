@@ -120,7 +120,8 @@ def resolve(model: str, *, local_files_only: bool = False, progress: bool = True
         files = _files_in(
             DEMO_VOICE_FOLDER,
             model,
-            banner=f"{model}: a small trained demonstration voice, not Qwen's.",
+            banner=f"{model}: a small demonstration voice of this project, not Qwen's. The real "
+            f"model: --model {next(iter(hub.RELEASED))}.",
         )
     elif model in RECIPES:
         files = _files_in(

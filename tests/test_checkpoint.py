@@ -63,11 +63,13 @@ def test_the_demo_voice_loads_as_it_is(caplog) -> None:
     files = checkpoint.resolve("demo-voice")
     assert not files.is_synthetic
     assert "not Qwen's" in files.banner
+    assert "--model Qwen/Qwen3-TTS-12Hz-0.6B-Base" in files.banner
     assert files.banner in caplog.text
     loaded = checkpoint.load(files)
     assert loaded.config.talker.num_code_groups == 8
-    assert loaded.config.predictor.stack.head_dim == 48
-    assert {tensor.dtype for tensor in loaded.talker.values()} == {torch.float16}
+    for stack in (loaded.config.talker.stack, loaded.config.predictor.stack):
+        assert stack.head_dim % 32 == 0
+    assert {tensor.dtype for tensor in loaded.talker.values()} == {torch.bfloat16}
     assert {tensor.dtype for tensor in loaded.codec_decoder.values()} == {torch.float32}
     assert loaded.sampling.temperature == 0.3
     assert loaded.max_new_tokens == 512

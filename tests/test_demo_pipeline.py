@@ -59,6 +59,7 @@ def test_token_mode_dumps_codes_and_prints_one_json_object(demo: Callable, tmp_p
     assert code == 0, err
     facts = json.loads(out)
     assert (facts["mode"], facts["seeds"], facts["model"]) == ("token", [3], "tiny-random")
+    assert facts["is_synthetic"] and "noise, not speech" in facts["banner"]
     assert set(facts["underruns"]) == {"0ms", "100ms"}
     assert 0 < facts["ttfb_ms"] <= facts["first_audible_ms"]
     assert sum(chunk["audio_ms"] for chunk in facts["chunks"]) == pytest.approx(

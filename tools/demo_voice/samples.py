@@ -68,7 +68,7 @@ def draw(samples: np.ndarray, rate: int, path: Path) -> None:
 
     figure, axis = pyplot.subplots(figsize=(8, 2.4))
     sound = samples / 32768 + 1e-9
-    _, _, _, image = axis.specgram(sound, 512, rate, noverlap=512 - 120, cmap="magma")
+    _, _, _, image = axis.specgram(sound, NFFT=512, Fs=rate, noverlap=512 - 120, cmap="magma")
     top = image.get_array().max()
     image.set_clim(top - DECIBELS, top)
     axis.set(xlabel="seconds", ylabel="Hz", ylim=(0, 8000), title=SENTENCES[0])

@@ -1,0 +1,399 @@
+"""The trainer of the demonstration voice: texts, frames, codes, prompts, updates, packaging."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerances import LOGITS_F32
+
+from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.utterance import Sampling
+from tools.demo_voice import (
+    batches,
+    codebooks,
+    decode,
+    espeak,
+    features,
+    package,
+    recipe,
+    shards,
+    talker_net,
+    texts,
+    tokenizer,
+    train_talker,
+    word_accuracy,
+)
+from tools.demo_voice.batches import Layout, Packer
+from tools.demo_voice.evaluate import REFERENCES, Reader
+from tools.demo_voice.optimizer import orthogonalize
+from tools.demo_voice.speech import LOOKAHEAD_CHARS, Speaker, schedule
+
+LAYOUTS = [
+    Layout(full, auto, speaker)
+    for full in (False, True)
+    for auto in (False, True)
+    for speaker in (False, True)
+]
+
+
+@pytest.fixture(scope="module")
+def references() -> list[shards.Utterance]:
+    return shards.read(REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return Reader(DEMO_VOICE)
+
+
+@pytest.fixture(scope="module")
+def weights(reader: Reader) -> talker_net.Weights:
+    """The shipped voice's talker, float32."""
+    return {name: tensor.float() for name, tensor in reader.checkpoint.talker.items()}
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grammar() -> texts.Grammar:
+    return texts.Grammar(texts.FOLDER / "grammar.txt")
+
+
+def test_the_grammar_speaks_in_whole_sentences(grammar: texts.Grammar) -> None:
+    rng = random.Random(3)
+    drawn = [texts.finish(grammar.draw("sentence", rng), rng) for _ in range(3000)]
+    assert not [text for text in drawn if set(text) & set("{}|*^_\n") or "  " in text]
+    assert len(set(drawn)) > 2500
+    assert drawn == [
+        texts.finish(grammar.draw("sentence", rng), rng)
+        for rng in [random.Random(3)]
+        for _ in range(3000)
+    ]
+
+
+def test_no_test_sentence_is_trained_on(
+    grammar: texts.Grammar, references: list[shards.Utterance]
+) -> None:
+    tests = texts.test_sets(grammar, seed=12)
+    banned = {texts.normalize(text) for row in tests.values() for text in row}
+    assert {texts.normalize(u.text) for u in references} == banned and len(banned) == 300
+    drawn = [text for _, text in texts.training_texts(grammar, banned, 9000, seed=11)]
+    assert len(set(drawn)) == 9000
+    sentences = {texts.normalize(part) for text in drawn for part in text.split(". ")}
+    assert not sentences & banned
+    assert max(map(len, drawn)) > texts.MAX_SENTENCE_CHARS  # paragraphs are among them
+
+
+# ---- speech --------------------------------------------------------------------------------------
+
+
+def test_silence_and_a_vowel_come_back_from_their_frames() -> None:
+    silent = features.silence()
+    assert features.synthesize(np.repeat(silent, 3, axis=0)).std() < 5e-3
+    frame = silent.reshape(features.SUBFRAMES, -1).copy()
+    frame[:, 10:20], frame[:, features.NUM_BANDS :] = -4.0, 1.0  # one band of sound, voiced
+    sound = features.synthesize(np.repeat(frame.reshape(1, -1), 4, axis=0))
+    assert len(sound) == 4 * recipe.SAMPLES_PER_FRAME and sound.std() > 0.01
+    middle = sound[recipe.SAMPLES_PER_FRAME :][: 2 * recipe.SAMPLES_PER_FRAME]
+    np.testing.assert_allclose(middle[: -features.HOP], middle[features.HOP :], atol=1e-3)
+
+
+def test_fitted_codebooks_come_closer_with_each_codebook() -> None:
+    rng = np.random.default_rng(0)
+    basis = rng.standard_normal((12, features.NUM_FEATURES))
+    frames = (rng.standard_normal((1500, 12)) @ basis).astype(np.float32)
+    fitted = codebooks.fit(frames)
+    codes = fitted.encode(frames[:200])
+    exact = codebooks._project(torch.from_numpy(frames[:200]), fitted.mean, fitted.components)
+    errors = []
+    for count in range(1, recipe.NUM_CODEBOOKS + 1):
+        part = dataclasses.replace(fitted, books=fitted.books[:count])
+        errors.append(np.linalg.norm(exact.numpy() - part.latents(codes[:, :count])))
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.3 * errors[0]
+
+
+def test_no_word_is_spoken_before_its_letters_are_there() -> None:
+    text = "an orange"
+    words = np.array([0, 0, 1, 1, 1])
+    frames = features.Frames(np.zeros((5, features.NUM_FEATURES)), words, [0, 3])
+    order = schedule(frames, text, lambda num_chars: num_chars - 1)  # a token a letter
+    spoken = [index for index in order if index != shards.SILENCE]
+    assert spoken == list(range(5))
+    assert order.index(2) == min(3 + LOOKAHEAD_CHARS, len(text) + 1) - 1
+    assert len(order) >= len(text) - 1 and order[-2:] == [shards.SILENCE] * 2
+
+
+def test_espeak_says_the_references_again(references: list[shards.Utterance]) -> None:
+    try:
+        speaker = Speaker(codebooks.SHIPPED)
+    except OSError as error:
+        pytest.skip(f"{espeak.LIBRARY}: {error}")
+    first = references[:6]
+    made = speaker.utterances([(u.kind, u.text) for u in first])
+    for ours, kept in zip(made, first, strict=True):
+        np.testing.assert_array_equal(ours.ids, kept.ids)
+        np.testing.assert_array_equal(ours.words, kept.words)
+        assert (ours.codes == kept.codes)[:, :2].mean() > 0.95
+    codes, sound = speaker.pair(first[0].text)
+    assert len(sound) == len(codes) * recipe.SAMPLES_PER_FRAME
+    assert np.abs(sound).max() > 0.1
+
+
+def test_a_shard_comes_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kept = [
+        shards.Utterance(
+            kind,
+            text,
+            np.arange(num_tokens),
+            rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS)),
+            rng.integers(-1, 3, num_frames),
+        )
+        for kind, text, num_tokens, num_frames in (("train", "Né.", 3, 7), ("written", "b", 1, 2))
+    ]
+    shards.write(tmp_path / "a.npz", kept)
+    for ours, wanted in zip(shards.read_folder(tmp_path), kept, strict=True):
+        assert (ours.kind, ours.text) == (wanted.kind, wanted.text)
+        for name in ("ids", "codes", "words"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(wanted, name))
+
+
+def test_words_are_right_only_where_they_were_said(references: list[shards.Utterance]) -> None:
+    books = codebooks.Codebooks.load()
+    reference = references[2]
+    codes, words = reference.codes, reference.words
+    count = len(set(words.tolist()) - {shards.SILENCE})
+    assert word_accuracy.words_right(codes, codes, words, books) == (count, count)
+    slow = np.repeat(codes, 2, axis=0)
+    assert word_accuracy.words_right(slow, codes, words, books) == (count, count)
+    without = codes[words != words.max()]
+    assert word_accuracy.words_right(without, codes, words, books)[0] < count
+    assert word_accuracy.words_right(codes[:0], codes, words, books) == (0, count)
+
+
+# ---- prompts and network -------------------------------------------------------------------------
+
+
+def test_the_recipe_is_the_shipped_checkpoints(tmp_path: Path) -> None:
+    tokenizer.write(tmp_path)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert (tmp_path / name).read_text() == (DEMO_VOICE_FOLDER / name).read_text()
+    configs = {
+        "config.json": recipe.model_config(),
+        "generation_config.json": recipe.generation_config(),
+        "speech_tokenizer/config.json": recipe.codec_config(),
+    }
+    for name, values in configs.items():
+        assert json.loads((DEMO_VOICE_FOLDER / name).read_text()) == values
+    ids = tokenizer.load()("<|im_start|>assistant\n")["input_ids"]
+    assert ids == tokenizer.role_ids()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_training_network_is_the_plain_decoder(
+    reader: Reader,
+    weights: talker_net.Weights,
+    references: list[shards.Utterance],
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hidden states along a whole sentence, two sentences packed into one row."""
+    config = recipe.parsed_model_config()
+    pair = references[0], references[3]
+    pieces = [batches.lay_out(config, tokenizer.role_ids(), u, layout) for u in pair]
+    lengths = [len(piece.text) for piece in pieces]
+    rows = batches.Rows.empty((1, sum(lengths)), config.talker.num_code_groups, 0)
+    rows.put(0, 0, pieces[0])
+    rows.put(0, lengths[0], pieces[1])
+    names = ("text", "control", "codes", "is_frame")
+    batch = {name: torch.from_numpy(getattr(rows, name)) for name in names}
+    batch["owner"] = torch.from_numpy(np.repeat([[1, 2]], lengths, axis=1))
+    with torch.no_grad():
+        hidden = talker_net.talker_hidden(weights, config, batch, torch.float32)[0]
+    with monkeypatch.context() as patch:
+        plain = _plain_hidden(reader, pair[1], layout, patch)
+    ours = hidden[-len(plain) :]
+    assert (ours - plain).abs().max() <= plain.abs().max() * LOGITS_F32 * 5
+
+
+def _plain_hidden(
+    reader: Reader, reference: shards.Utterance, layout: Layout, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """The package's own hidden states, of every frame and of the end, teacher-forced."""
+    decoder = reader._decoder._decoder
+    states: list[torch.Tensor] = []
+    codes = torch.from_numpy(reference.codes.astype(np.int64))
+    forced = torch.cat([codes, codes[-1:]])[None]
+    step = decoder.step
+
+    def tap(name: str, value: torch.Tensor) -> None:
+        if name == "talker.hidden":
+            states.append(value.clone())
+
+    patch.setattr(decoder, "tap", tap)
+    patch.setattr(decoder, "step", lambda slots, count: step(slots, count, forced=forced))
+    reader.codes(
+        reference.text,
+        len(forced[0]),
+        text_feed="full" if layout.is_full else "stepwise",
+        voice=recipe.SPEAKER if layout.has_speaker else None,
+        language="auto" if layout.is_auto else recipe.LANGUAGE,
+    )
+    return torch.stack(states)
+
+
+def test_greedy_decoding_for_training_draws_what_the_package_draws(
+    reader: Reader, weights: talker_net.Weights, references: list[shards.Utterance]
+) -> None:
+    config = recipe.parsed_model_config()
+    some = references[:3]
+    greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    ours = decode.greedy(weights, config, some, 60, Layout(is_full=True))
+    for reference, codes in zip(some, ours, strict=True):
+        expected, _ = reader.codes(reference.text, 60, sampling=greedy)
+        np.testing.assert_array_equal(codes, expected)
+
+
+def packer(references: list[shards.Utterance], **options: object) -> Packer:
+    shape = {"num_rows": 2, "row_length": 256, "num_frames": 32}
+    config = recipe.parsed_model_config()
+    return Packer(config, tokenizer.role_ids(), references, **shape, **options)
+
+
+def test_a_batch_holds_whole_utterances_and_is_the_same_for_the_same_seed(
+    references: list[shards.Utterance],
+) -> None:
+    first, count = packer(references, seed=3).batch()
+    again, _ = packer(references, seed=3).batch()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    eos = recipe.parsed_model_config().talker.codec_eos_id
+    assert int((first["labels"] == eos).sum()) == count == int(first["owner"].max())
+    by_first_code = {tuple(u.codes[:, 0].tolist()) for u in references}
+    labels, owner = first["labels"], first["owner"]
+    for number in range(1, count + 1):
+        said = labels[(owner == number) & (labels >= 0) & (labels != eos)]
+        assert tuple(said.tolist()) in by_first_code
+
+
+def test_what_the_talker_hears_of_itself_is_spoilt_and_what_it_learns_is_not(
+    references: list[shards.Utterance],
+) -> None:
+    def share(spoil: tuple[float, float]) -> float:
+        batch, _ = packer(references, spoil=spoil, full_share=0.0, seed=1).batch()
+        heard = batch["codes"][:, 1:][batch["is_frame"][:, 1:]][:, 0]
+        meant = batch["labels"][:, :-1][batch["is_frame"][:, 1:]]
+        return float((heard == meant).float().mean())
+
+    assert share((0.0, 0.0)) == 1.0
+    assert 0.5 < share((0.3, 0.3)) < 0.9
+
+
+def test_muon_brings_singular_values_near_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((48, 96), (96, 48)):
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=generator)))
+        assert values.min() > 0.5 and values.max() < 1.5
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(tmp_path: Path, references: list[shards.Utterance]) -> Callable[..., dict]:
+    """train(name, *options): a few updates on a few sentences; the state it saved."""
+    data = tmp_path / "data"
+    data.mkdir()
+    kept = [dataclasses.replace(u, kind=shards.TRAINING) for u in references[:40]]
+    shards.write(data / "a.npz", kept)
+
+    def run(name: str, *options: str) -> dict:
+        output = tmp_path / name
+        small = "--rows 1 --row-length 256 --frames 16 --dtype float32 --no-compile --device cpu"
+        arguments = ["--data", str(data), "--output", str(output), *small.split(), *options]
+        train_talker.main(train_talker.parse_args(arguments))
+        return torch.load(output, weights_only=True)
+
+    return run
+
+
+def test_training_resumed_is_training_uninterrupted(
+    train: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train("whole.pt", "--presentations", "24")
+    steps = train_talker.Training.train_step
+
+    def interrupted(self: train_talker.Training) -> object:
+        if self.step == 2:
+            self.save(self.args.output)
+            raise KeyboardInterrupt
+        return steps(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_talker.Training, "train_step", interrupted)
+        train("parts.pt", "--presentations", "24")
+    parts = train("parts.pt", "--presentations", "24", "--resume")
+    assert parts["step"] == whole["step"] > 3
+    for name, value in whole["weights"].items():
+        assert torch.equal(parts["weights"][name], value), name
+
+
+def test_training_goes_on_from_a_checkpoint_and_can_leave_the_talker_alone(
+    train: Callable[..., dict], weights: talker_net.Weights
+) -> None:
+    options = ("--init", str(DEMO_VOICE_FOLDER), "--presentations", "6", "--predictor-only")
+    state = train("a.pt", *options)
+    changed = {name for name, value in state["weights"].items() if (value != weights[name]).any()}
+    assert changed and all(name.startswith("code_predictor.") for name in changed)
+    assert not any("codec_embedding" in name for name in changed)
+    assert state["history"][-1]["first"] < 1.5  # a fresh talker begins above 5
+
+
+def test_a_package_loads_and_keeps_what_is_not_given(
+    tmp_path: Path, weights: talker_net.Weights
+) -> None:
+    folder = tmp_path / "voice"
+    vocoder = package.load_vocoder(DEMO_VOICE_FOLDER)
+    size = package.package(folder, weights, vocoder)
+    assert size <= package.MAX_BYTES
+    loaded = checkpoint.load(checkpoint.resolve(str(folder)))
+    assert {t.dtype for t in loaded.talker.values()} == {torch.bfloat16}
+    for name, value in weights.items():
+        assert torch.equal(loaded.talker[name].float(), value), name
+    before = (folder / "speech_tokenizer" / "model.safetensors").read_bytes()
+    package.package(folder, weights, None)
+    assert (folder / "speech_tokenizer" / "model.safetensors").read_bytes() == before
+
+
+def test_the_vocoder_learns_and_resumes(official_package: object, tmp_path: Path) -> None:
+    from tools.demo_voice import train_vocoder
+
+    rng = np.random.default_rng(0)
+    codes = torch.from_numpy(rng.integers(0, 256, (12, recipe.NUM_CODEBOOKS)))
+    sound = torch.sin(torch.arange(12 * recipe.SAMPLES_PER_FRAME) / 20) * 0.3
+    common = ["--texts", "none", "--device", "cpu", "--dtype", "float32"]
+    common += ["--batch", "1", "--segment", "4", "--steps", "6", "--save-minutes", "0"]
+
+    def training(*options: str) -> train_vocoder.Training:
+        arguments = [*common, "--output", str(tmp_path / "v.pt"), *options]
+        args = train_vocoder.parse_args(arguments)
+        return train_vocoder.Training(args, [(codes, sound)], [(codes, sound)])
+
+    run = training()
+    before = run.test()["test_total"]
+    run.run()
+    assert run.history[-1]["test_total"] < before
+    resumed = training("--resume")
+    resumed.resume(tmp_path / "v.pt")
+    assert resumed.step == 6 and resumed.test() == run.test()
+    ours = training("--init", str(DEMO_VOICE_FOLDER)).decoder.state_dict()
+    assert all(
+        torch.equal(ours[name], value)
+        for name, value in package.load_vocoder(DEMO_VOICE_FOLDER).items()
+    )
