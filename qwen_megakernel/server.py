@@ -217,8 +217,11 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         return {"object": "list", "data": listed, "models": listed}
 
     @app.get("/health")
-    async def health() -> dict[str, Any]:
-        """The process is alive."""
+    async def health(response: Response) -> dict[str, Any]:
+        """The process is alive; 503 where only a new start helps, because the GPU hangs."""
+        if service.broken:
+            response.status_code = service.broken.http_status
+            return {"status": "failed", "why": str(service.broken)}
         return {"status": "draining" if service.admission.draining else "ok"}
 
     @app.get("/ready")
@@ -226,6 +229,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         """Requests are taken: the model is loaded and warm, and no shutdown has begun."""
         if not service.ready:
             service.engine  # noqa: B018 - raises what is missing
+            if service.broken:
+                raise service.broken
             raise NotReady("The server is shutting down.")
         return {"status": "ready", "model": service.engine.files.name}
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from qwen_megakernel.errors import NotReady
+from qwen_megakernel.errors import NotReady, QwenTTSError
 from qwen_megakernel.server_admission import Admission, FinishedRequests
 from qwen_megakernel.server_metrics import Metrics, SpeechRecord
 from qwen_megakernel.server_requests import SpeechSettings, engine_options
@@ -64,7 +64,12 @@ class Service:
     @property
     def ready(self) -> bool:
         """Requests are taken."""
-        return self._engine is not None and not self.admission.draining
+        return self._engine is not None and not self.admission.draining and not self.broken
+
+    @property
+    def broken(self) -> QwenTTSError | None:
+        """Why the engine will take no request until the process is started again; None: it will."""
+        return self._engine.failure if self._engine is not None else None
 
     async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
         """Options for `speak`, and warnings; see `engine_options`."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import codes_file
-from qwen_megakernel.errors import OutputError
+from qwen_megakernel.errors import OutputError, QwenTTSError
 from qwen_megakernel.speech_stream import (
     PART_CHARS,
     Speech,
@@ -130,6 +130,11 @@ class SpeechEngine(ABC):
     def spent_ms(self) -> dict[str, float]:
         """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
         return dict(self._loop.spent_ms)
+
+    @property
+    def failure(self) -> QwenTTSError | None:
+        """Why no request is taken any more, for good; None while they are."""
+        return self._loop.failure
 
     @property
     def num_active(self) -> int:

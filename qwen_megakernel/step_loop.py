@@ -19,7 +19,13 @@ import torch
 
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.cuda_graphs import Download
-from qwen_megakernel.errors import EmptyText, EngineClosed, GenerationError, QwenTTSError
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineClosed,
+    GenerationError,
+    KernelTimeout,
+    QwenTTSError,
+)
 from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP
 from qwen_megakernel.speech_slot import Chunk, Slot
@@ -32,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A reader this many chunks behind pauses its own slot: about 8 s at the default chunk of 10 frames.
 MAX_QUEUED_CHUNKS = 10
+
+MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
 
 
 class StepLoop:
@@ -66,6 +74,8 @@ class StepLoop:
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
+        self.failure: KernelTimeout | None = None  # why no stream is taken any more
+        self._num_timeouts = 0  # launches in a row that hung
         self.spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}  # device work, all streams
         self._errands: deque[tuple[Future, Callable[[], Any]]] = deque()
         stages: Future[Stages] = Future()
@@ -80,10 +90,13 @@ class StepLoop:
 
         Raises:
             EngineClosed: the loop has been closed.
+            KernelTimeout: the GPU hung too often; see `failure`.
         """
         with self._changed:
             if self._closing:
                 raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            if self.failure:
+                raise self.failure.with_traceback(None)
             self._waiting.append(state)
         self.wake()
 
@@ -282,6 +295,7 @@ class StepLoop:
             started = time.perf_counter()
             result = self._protect(slots, wait)
             if result is not None:
+                self._num_timeouts = 0
                 self._take_frames(slots, parts, result, spent + self._account("decode", started))
 
         return collect
@@ -436,6 +450,8 @@ class StepLoop:
             return work(*args)
         except QwenTTSError as error:
             failure: Exception = error
+            if isinstance(error, KernelTimeout):
+                self._count_timeout(error)
         except Exception as error:  # anything else is ours; the worker must outlive it
             logger.exception("A stream failed.")
             failure = GenerationError(f"{type(error).__name__}: {error}")
@@ -444,6 +460,16 @@ class StepLoop:
             if self._is_alive(slot):
                 self._release(slot, "error", failure)
         return None
+
+    def _count_timeout(self, error: KernelTimeout) -> None:
+        """One launch that hangs may be an accident; several in a row are a GPU that is not well."""
+        self._num_timeouts += 1
+        if self._num_timeouts >= MAX_TIMEOUTS:
+            self.failure = KernelTimeout(
+                f"The engine takes no more requests: {self._num_timeouts} launches in a row hung.",
+                error.what,
+                "Look at nvidia-smi and the kernel log, then restart.",
+            )
 
     def _is_alive(self, slot: Slot) -> bool:
         """Whether the slot's stream has not ended."""

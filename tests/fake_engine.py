@@ -15,6 +15,7 @@ from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
     GenerationError,
+    QwenTTSError,
     UnknownVoice,
     UsageError,
 )
@@ -61,6 +62,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
         self.reference_cache_hits = 0
+        self.failure: QwenTTSError | None = None  # why it takes nothing more, for good
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames

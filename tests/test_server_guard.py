@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, http_post, serving, wait_until
 
-from qwen_megakernel.errors import EngineClosed
+from qwen_megakernel.errors import EngineClosed, KernelTimeout
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40
@@ -317,6 +317,18 @@ def test_requests_are_spoken_in_the_order_they_came():
 
 
 # ---- warming up and going down -------------------------------------------------------------------
+
+
+def test_an_engine_that_gave_up_is_told_to_whoever_asks():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine) as live:
+        assert live.client.get("/health").json() == {"status": "ok"}
+        engine.failure = engine.refusal = KernelTimeout("3 launches in a row hung.", "planted")
+        answer = live.client.get("/health")
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "failed", "why": "3 launches in a row hung.\nplanted"}
+        assert_error(live.client.get("/ready"), 503)
+        assert_error(live.speak(SHORT), 503)
 
 
 def test_ready_is_told_apart_from_alive():

@@ -17,6 +17,7 @@ from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
     GenerationError,
+    KernelTimeout,
     OutOfMemory,
     TextTooLong,
     UnknownLanguage,
@@ -489,6 +490,29 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage)
             list(stream)
         assert stream.finish_reason == "error"
     assert len(speak(tts, seed=1, max_frames=8).codes) == 8
+
+
+def test_three_hangs_in_a_row_are_enough(monkeypatch):
+    def hang(*args, **kwargs):
+        raise KernelTimeout("planted hang")
+
+    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+
+        def hang_once():
+            with monkeypatch.context() as patch:
+                patch.setattr(tts._loop._decoder, "step", hang)
+                with pytest.raises(KernelTimeout, match="planted hang"):
+                    list(tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2))
+
+        hang_once()
+        hang_once()
+        assert len(speak(tts, seed=1, max_frames=2).codes) == 2  # and the count begins again
+        for _ in range(3):
+            assert tts.failure is None
+            hang_once()
+        assert "3 launches in a row hung" in tts.failure.what
+        with pytest.raises(KernelTimeout, match=r"takes no more requests.*\n.*planted hang"):
+            tts.stream(TEXT, voice=VOICE, seed=1)
 
 
 @pytest.mark.parametrize(
