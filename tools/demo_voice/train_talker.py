@@ -26,6 +26,7 @@ from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.decode import word_accuracy
 from tools.demo_voice.optimizer import Muon
+from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import Weights, initial_weights, losses
 
 RESIDUAL_WEIGHT = 0.6  # of the other codes' loss beside code 0's
@@ -40,7 +41,7 @@ NUM_SPOKEN = 32  # test sentences of each kind that are spoken now and then
 class Training:
     """Weights, optimizers and batches of one run, and where it stands."""
 
-    def __init__(self, args: argparse.Namespace, config: ModelConfig, pool: list):
+    def __init__(self, args: argparse.Namespace, config: ModelConfig, pool: list[Utterance]):
         self.args, self.config, self.device = args, config, torch.device(args.device)
         self.dtype = getattr(torch, args.dtype)
         weights = initial_weights(config, args.seed)
@@ -66,7 +67,7 @@ class Training:
         }
         training = [u for u in pool if u.kind == shards.TRAINING]
         self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
-        self.sentences: dict[str, list] = {}
+        self.sentences: dict[str, list[Utterance]] = {}
         for utterance in pool:
             if utterance.kind != shards.TRAINING:
                 self.sentences.setdefault(utterance.kind, []).append(utterance)
@@ -97,11 +98,12 @@ class Training:
                         "residual": residual,
                     }
                 )
+                self.save(args.output)
                 if is_over or time.monotonic() - tested > 60 * args.test_minutes:
                     self.history[-1] |= self.test()
+                    self.save(args.output)
                     tested = time.monotonic()
                 bar.write(" ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items()))
-                self.save(args.output)
                 recent, saved = [], time.monotonic()
         bar.close()
 
