@@ -243,7 +243,7 @@ async def test_a_voice_in_context_speaks_when_its_text_is_complete() -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_client_that_leaves_frees_its_slot(is_streamed: bool) -> None:
-    engine = FakeEngine(rtf=0.5)
+    engine = FakeEngine(rtf=2.0)
     async with serving(engine) as port:
         async with AsyncTcpClient("127.0.0.1", port) as client:
             if is_streamed:
