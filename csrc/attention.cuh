@@ -165,9 +165,9 @@ class Attention {
       const float* source =
           workspace_.qkv + static_cast<size_t>(source_row) * Dims::kQkvSize +
           (is_query ? (head * kHeadsPerKv + task) * kHeadDim : Dims::kQSize + head * kHeadDim);
-      norm_rope<kHeadDim>(is_query ? smem_.queries[task] : smem_.fresh_keys[fresh], source,
-                          is_query ? head_norms_ : head_norms_ + kHeadDim, pass_.rows[source_row],
-                          stack_);
+      norm_rope<kHeadDim, Dims::kQkNorm>(is_query ? smem_.queries[task] : smem_.fresh_keys[fresh],
+                                         source, is_query ? head_norms_ : head_norms_ + kHeadDim,
+                                         pass_.rows[source_row], stack_);
       if (is_query) continue;
       __syncwarp();  // norm_rope's lanes wrote other elements than are read below
       for (int i = lane_idx(); i < kHeadDim; i += kWarpSize) {

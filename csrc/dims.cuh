@@ -23,7 +23,8 @@ constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32);
 
 // One stack of decoder layers, the talker's or the code predictor's.
-template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_>
+template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_,
+          bool kQkvBias_, bool kQkNorm_>
 struct StackDims {
   static constexpr int kHidden = kHidden_;
   static constexpr int kIntermediate = kIntermediate_;
@@ -34,6 +35,8 @@ struct StackDims {
   static constexpr int kKvSize = kNumKvHeads * kHeadDim;
   static constexpr int kQkvSize = kQSize + 2 * kKvSize;
   static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
+  static constexpr bool kQkvBias = kQkvBias_;  // Qwen2 adds one to q, k and v
+  static constexpr bool kQkNorm = kQkNorm_;    // Qwen3 normalises the heads of q and k
   static_assert(kHidden % kTileCols == 0 && kIntermediate % kTileCols == 0 &&
                     kQSize % kTileCols == 0,
                 "the inputs of a matrix are cut into tiles of 32 columns");
@@ -42,9 +45,10 @@ struct StackDims {
 };
 
 using Talker = StackDims<TALKER_HIDDEN_SIZE, TALKER_INTERMEDIATE_SIZE, TALKER_NUM_HEADS,
-                         TALKER_NUM_KV_HEADS, TALKER_HEAD_DIM>;
-using Predictor = StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
-                            PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM>;
+                         TALKER_NUM_KV_HEADS, TALKER_HEAD_DIM, TALKER_QKV_BIAS, TALKER_QK_NORM>;
+using Predictor =
+    StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
+              PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM, PREDICTOR_QKV_BIAS, PREDICTOR_QK_NORM>;
 
 constexpr int kTalkerVocab = TALKER_VOCAB_SIZE;
 constexpr int kPredictorVocab = PREDICTOR_VOCAB_SIZE;

@@ -62,8 +62,10 @@ class LayerWeights {
   static constexpr size_t kO = size_t{Dims::kHidden} * Dims::kQSize;
   static constexpr size_t kGateUp = size_t{2} * Dims::kIntermediate * Dims::kHidden;
   static constexpr size_t kDown = size_t{Dims::kHidden} * Dims::kIntermediate;
+  static constexpr size_t kHeadNorms = Dims::kQkNorm ? 2 * Dims::kHeadDim : 0;
+  static constexpr size_t kBias = Dims::kQkvBias ? Dims::kQkvSize : 0;
   static constexpr size_t kSize =
-      kQkv + kO + kGateUp + kDown + 2 * Dims::kHidden + 2 * Dims::kHeadDim;
+      kQkv + kO + kGateUp + kDown + 2 * Dims::kHidden + kHeadNorms + kBias;
 
   __device__ LayerWeights(const Stack& stack, int layer)
       : first_(static_cast<const Weight*>(stack.layers) + layer * kSize) {}
@@ -76,7 +78,10 @@ class LayerWeights {
   __device__ const Weight* down_proj() const { return gate_up_proj() + kGateUp; }
   __device__ const Weight* input_norm() const { return down_proj() + kDown; }  // [kHidden]
   __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
-  __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }  // q, k
+  // q, k; [2, kHeadDim], where the heads are normalised
+  __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }
+  // [kQkvSize], where there is one
+  __device__ const Weight* qkv_bias() const { return head_norms() + kHeadNorms; }
 
  private:
   const Weight* first_;
@@ -140,6 +145,10 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
     matvec<Dims::kQkvSize, kHidden>(
         weights.qkv_proj(), {o_slice(), gate_up_slice()}, normed_input,
         [&](int row, int i, float2 sum) {
+          if constexpr (Dims::kQkvBias) {
+            const Weight* bias = weights.qkv_bias() + i;
+            sum = make_float2(sum.x + to_float(bias[0]), sum.y + to_float(bias[1]));
+          }
           *reinterpret_cast<float2*>(&w.qkv[static_cast<size_t>(row) * Dims::kQkvSize + i]) = sum;
         },
         smem, c.smem.rings);

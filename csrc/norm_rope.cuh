@@ -45,11 +45,12 @@ __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
   return pair < 3 * num_pairs ? axis : 0;
 }
 
-// One head of q or k: RMSNorm over the head, then rotation of the pairs (i, i + kHeadDim / 2).
-// All lanes of one warp.
-//   out   [kHeadDim] f32, shared memory; visible to other warps after __syncthreads()
-//   head  [kHeadDim] f32, global, written before the last grid barrier
-template <int kHeadDim>
+// One head of q or k: RMSNorm over the head, where the model has one, then rotation of the pairs
+// (i, i + kHeadDim / 2). All lanes of one warp.
+//   out     [kHeadDim] f32, shared memory; visible to other warps after __syncthreads()
+//   head    [kHeadDim] f32, global, written before the last grid barrier
+//   weight  [kHeadDim], read only with kNorm
+template <int kHeadDim, bool kNorm>
 __device__ void norm_rope(float* out, const float* head, const Weight* weight, const PassRow& row,
                           const Stack& stack) {
   constexpr int kPairs = kHeadDim / 2;
@@ -57,14 +58,14 @@ __device__ void norm_rope(float* out, const float* head, const Weight* weight, c
   // Everything is asked for before anything is needed: these loads wait for L2 together.
   float lower[kLanePairs], upper[kLanePairs], lower_weight[kLanePairs], upper_weight[kLanePairs];
   float cos[kLanePairs], sin[kLanePairs];
-  float squares = 0;
+  [[maybe_unused]] float squares = 0;
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
     const int i = min(lane_idx() + j * kWarpSize, kPairs - 1);
     lower[j] = load_activation(head + i);
     upper[j] = load_activation(head + i + kPairs);
-    lower_weight[j] = to_float(weight[i]);
-    upper_weight[j] = to_float(weight[i + kPairs]);
+    lower_weight[j] = kNorm ? to_float(weight[i]) : 1.f;
+    upper_weight[j] = kNorm ? to_float(weight[i + kPairs]) : 1.f;
     const int position = row.rope_position[rope_axis(i, stack)];
     const size_t angle = static_cast<size_t>(position) * kPairs + i;
     cos[j] = __ldg(stack.rope_cos + angle);
@@ -75,7 +76,8 @@ __device__ void norm_rope(float* out, const float* head, const Weight* weight, c
     const bool inside = lane_idx() + j * kWarpSize < kPairs;
     squares += inside ? lower[j] * lower[j] + upper[j] * upper[j] : 0.f;
   }
-  const float scale = rsqrtf(warp_sum(squares) / kHeadDim + stack.rms_norm_eps);
+  float scale = 1;
+  if constexpr (kNorm) scale = rsqrtf(warp_sum(squares) / kHeadDim + stack.rms_norm_eps);
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
     const int i = lane_idx() + j * kWarpSize;

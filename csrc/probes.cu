@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kNumThreads, 1) norm_rope_kernel(NormRopeProbe
   float* head = smem.stage.talker_attention.fresh_keys[0] + warp_idx() * Talker::kHeadDim;
   const PassRow row{0, 0, 0, {p.positions[0], p.positions[1], p.positions[2]}};
   for (int i = warp_idx(); i < p.num_heads; i += kNumWarps) {
-    norm_rope<Talker::kHeadDim>(head, p.heads + i * Talker::kHeadDim,
-                                static_cast<const Weight*>(p.weight), row, p.stack);
+    norm_rope<Talker::kHeadDim, Talker::kQkNorm>(
+        head, p.heads + i * Talker::kHeadDim, static_cast<const Weight*>(p.weight), row, p.stack);
     __syncwarp();
     for (int j = lane_idx(); j < Talker::kHeadDim; j += kWarpSize) {
       p.out[i * Talker::kHeadDim + j] = head[j];

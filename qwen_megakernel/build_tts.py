@@ -126,6 +126,8 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
             f"{name}_NUM_HEADS": stack.num_heads,
             f"{name}_NUM_KV_HEADS": stack.num_kv_heads,
             f"{name}_HEAD_DIM": stack.head_dim,
+            f"{name}_QKV_BIAS": int(stack.qkv_bias),
+            f"{name}_QK_NORM": int(stack.qk_norm),
             f"{name}_VOCAB_SIZE": vocab_size,
         }
 

@@ -75,6 +75,8 @@ class StackConfig:
     rope_theta: float
     max_positions: int
     mrope_section: tuple[int, int, int] | None  # pairs turned by (time, height, width); None: 1-D
+    qkv_bias: bool = False  # Qwen2 adds one to q, k and v; Qwen3 does not
+    qk_norm: bool = True  # Qwen3 normalises the heads of q and k; Qwen2 does not
 
     @property
     def q_size(self) -> int:

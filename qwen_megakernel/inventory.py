@@ -99,12 +99,13 @@ def _stack(stack: StackConfig) -> Entries:
     hidden, inter = stack.hidden_size, stack.intermediate_size
     for layer in range(stack.num_layers):
         name = f"layers.{layer}"
-        yield from _linear(f"{name}.self_attn.q_proj", stack.q_size, hidden, bias=False)
-        yield from _linear(f"{name}.self_attn.k_proj", stack.kv_size, hidden, bias=False)
-        yield from _linear(f"{name}.self_attn.v_proj", stack.kv_size, hidden, bias=False)
+        sizes = {"q": stack.q_size, "k": stack.kv_size, "v": stack.kv_size}
+        for each, size in sizes.items():
+            yield from _linear(f"{name}.self_attn.{each}_proj", size, hidden, bias=stack.qkv_bias)
         yield from _linear(f"{name}.self_attn.o_proj", hidden, stack.q_size, bias=False)
-        yield f"{name}.self_attn.q_norm.weight", (stack.head_dim,)
-        yield f"{name}.self_attn.k_norm.weight", (stack.head_dim,)
+        if stack.qk_norm:
+            yield f"{name}.self_attn.q_norm.weight", (stack.head_dim,)
+            yield f"{name}.self_attn.k_norm.weight", (stack.head_dim,)
         yield from _gated_mlp(f"{name}.mlp", hidden, inter)
         yield f"{name}.input_layernorm.weight", (hidden,)
         yield f"{name}.post_attention_layernorm.weight", (hidden,)

@@ -2,7 +2,7 @@
 
 A matrix is cut into tiles of 8 rows x 32 columns, stored tile row by tile row; inside a tile the
 eight columns 8t .. 8t+7 of row g belong to lane 4g+t of a warp and lie next to each other. A layer
-is one run: four matrices, then its four norm vectors.
+is one run: four matrices, its norm vectors, and the bias of q, k and v where the model has one.
 """
 
 import torch
@@ -46,15 +46,18 @@ def pack_stack(
     """[num_layers, layer size] of `prefix`'s layers, converted layer by layer to save memory."""
 
     def layer(index: int) -> Tensor:
-        def load(name: str) -> Tensor:
-            return weights[f"{prefix}layers.{index}.{name}.weight"].to(device=device, dtype=dtype)
+        def load(name: str, kind: str = "weight") -> Tensor:
+            return weights[f"{prefix}layers.{index}.{name}.{kind}"].to(device=device, dtype=dtype)
 
         q, k, v, o = (load(f"self_attn.{name}_proj") for name in "qkvo")
         gate, up, down = (load(f"mlp.{name}_proj") for name in ("gate", "up", "down"))
         matrices = (torch.cat((q, k, v)), o, interleave(gate, up), down)
-        norms = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm")
-        norms += ("self_attn.k_norm",)
-        return torch.cat([*(pack(m) for m in matrices), *(load(name) for name in norms)])
+        vectors = [load("input_layernorm"), load("post_attention_layernorm")]
+        if config.qk_norm:
+            vectors += [load("self_attn.q_norm"), load("self_attn.k_norm")]
+        if config.qkv_bias:
+            vectors += [load(f"self_attn.{name}_proj", "bias") for name in "qkv"]
+        return torch.cat([*(pack(m) for m in matrices), *vectors])
 
     first = layer(0)
     packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=dtype)

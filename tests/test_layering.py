@@ -32,7 +32,7 @@ FLOORS = [
     {"graph_stack"},
     {"graph_model"},
     {"graph_decoder"},
-    {"text", "prompt", "voices", "model_tts"},
+    {"text", "prompt", "voices", "model_tts", "text_stack"},
     {"vocoder", "speech_stream"},
     {"graph_vocoder"},
     {"stages", "speech_slot"},

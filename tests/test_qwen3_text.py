@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
+from qwen_megakernel.text_stack import text_config
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "qwen3_text"
@@ -112,10 +113,10 @@ def test_what_does_not_fit_is_refused(example, decoder, folder):
     with pytest.raises(UsageError, match="19 prompt and 120 new tokens; 128 positions"):
         decoder.generate_ids(PROMPT, 120)
     values = json.loads((folder / "config.json").read_text())
-    with pytest.raises(UnsupportedModel, match="'llama' is not qwen3"):
-        example.text_config(values | {"model_type": "llama"})
+    with pytest.raises(UnsupportedModel, match="'llama' is not qwen2 or qwen3"):
+        text_config(values | {"model_type": "llama"})
     with pytest.raises(UnsupportedModel, match="yarn"):
-        example.text_config(values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+        text_config(values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     with pytest.raises(ModelFilesError, match=r"tensors are missing: model\.layers\.0"):
         example.Decoder(values, {})
 

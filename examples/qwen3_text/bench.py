@@ -14,10 +14,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs from a checkout
 
 import torch
-from model import Decoder, text_config  # the file beside this one
+from model import Decoder  # the file beside this one
 
 from benchmarks import common
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.text_stack import text_config
 
 # Qwen/Qwen3-0.6B, config.json.
 QWEN3_06B = {

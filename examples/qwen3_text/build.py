@@ -11,9 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs from a checkout
 
-from model import find, text_config  # the file beside this one
+from model import find  # the file beside this one
 
 from qwen_megakernel import build_tts
+from qwen_megakernel.text_stack import text_config
 
 
 def main() -> int:

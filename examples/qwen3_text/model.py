@@ -1,15 +1,7 @@
-"""Qwen3 text decoding on the kernel that decodes speech.
-
-The talker of Qwen3-TTS is a Qwen3 decoder with other embeddings and another head, so the kernel's
-`forward` runs a Qwen3 text checkpoint as it is: its layers become the talker's. Embedding and head
-stay in PyTorch: the kernel draws codes from shared memory, which does not hold 151,936 of them. A
-token therefore enters as a prepared embedding (token id -1) and leaves as the hidden state after
-the final norm.
-"""
+"""Qwen3 text decoding on the kernel that decodes speech (qwen_megakernel.text_stack)."""
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,83 +9,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
-from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
-from qwen_megakernel.kernels import KernelDecoder
-
-# What the library must have and a text model lacks, as small as the kernel can be compiled for.
-CODEC_VOCAB_SIZE = 1056  # 1024 control ids and one row of tiles
-PREDICTOR_VOCAB_SIZE = 8
-NUM_CODE_GROUPS = 2
+from qwen_megakernel.errors import ModelFilesError, UsageError
+from qwen_megakernel.text_stack import TextStack
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
-
-
-def text_config(values: dict[str, Any]) -> ModelConfig:
-    """The config under which the kernel is compiled for a Qwen3 text model.
-
-    Args:
-        values: its config.json.
-    Raises:
-        UnsupportedModel: not a dense Qwen3 text model, or one with scaled positions.
-    """
-    rope = values.get("rope_parameters") or values  # the newer layout of config.json
-    plain_rope = {None, "default"}
-    if values.get("model_type") != "qwen3" or values.get("attention_bias"):
-        raise UnsupportedModel(f"model_type {values.get('model_type')!r} is not qwen3.")
-    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    if scaling.get("rope_type", scaling.get("type")) not in plain_rope:
-        raise UnsupportedModel(f"rope_scaling {scaling} is not supported; only plain RoPE is.")
-    stack = StackConfig(
-        hidden_size=values["hidden_size"],
-        intermediate_size=values["intermediate_size"],
-        num_layers=values["num_hidden_layers"],
-        num_heads=values["num_attention_heads"],
-        num_kv_heads=values["num_key_value_heads"],
-        head_dim=values["head_dim"],
-        rms_norm_eps=values["rms_norm_eps"],
-        rope_theta=rope["rope_theta"],
-        max_positions=values["max_position_embeddings"],
-        mrope_section=None,
-    )
-    # The talker's width, so that no projection stands between the two.
-    predictor = StackConfig(
-        hidden_size=stack.hidden_size,
-        intermediate_size=32,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=32,
-        rms_norm_eps=stack.rms_norm_eps,
-        rope_theta=stack.rope_theta,
-        max_positions=stack.max_positions,
-        mrope_section=None,
-    )
-    ids = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
-    talker = TalkerConfig(
-        stack=stack,
-        vocab_size=CODEC_VOCAB_SIZE,
-        text_vocab_size=1,
-        text_hidden_size=1,
-        num_code_groups=NUM_CODE_GROUPS,
-        **{f"codec_{name}_id": index for index, name in enumerate(ids)},
-        speakers={},
-        dialects={},
-        languages={},
-    )
-    return ModelConfig(
-        model_type="custom_voice",
-        model_size="text",
-        im_start_id=0,
-        im_end_id=0,
-        tts_pad_id=0,
-        tts_bos_id=0,
-        tts_eos_id=0,
-        talker=talker,
-        predictor=PredictorConfig(predictor, PREDICTOR_VOCAB_SIZE),
-        speaker_encoder=None,
-    )
 
 
 def find(model: str) -> Path:
@@ -145,20 +64,10 @@ class Decoder:
         end_ids: set[int] | None = None,
     ):
         self.tokenizer, self.max_positions = tokenizer, max_positions
-        config = text_config(values)
-        names = model_tensors(config)
-        rest = {n.removeprefix(TALKER_PREFIX): torch.zeros(s) for n, s in names.items()}
-        layers = {name: tensor for name, tensor in weights.items() if name in rest}
-        missing = [
-            n for n in rest if n.startswith(("model.layers.", "model.norm.")) and n not in layers
-        ]
-        if missing:
-            raise ModelFilesError(f"{len(missing)} tensors are missing: {', '.join(missing[:5])}.")
-        self._kernel = KernelDecoder(
-            SimpleNamespace(config=config, talker=rest | layers),
-            num_slots=1,
+        self._layers = TextStack(
+            values,
+            weights,
             max_positions=max_positions,
-            max_text_rows=1,
             device=torch.device(device),
             dtype=dtype,
         )
@@ -213,5 +122,4 @@ class Decoder:
     def forward(self, ids: list[int], first_position: int) -> Tensor:
         """[len(ids), hidden_size] float32 after the final norm; one launch of the kernel."""
         rows = self._embedding[torch.tensor(ids, device=self._embedding.device)]
-        prepared = torch.full((len(ids),), -1, dtype=torch.int32)
-        return self._kernel.forward(0, prepared, rows, first_position=first_position)
+        return self._layers.forward(0, rows, first_position)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
 DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
 
+BACKENDS = ("auto", "kernel", "torch", "emulation")
 FAILED = 1  # the exit code of a check that failed
 
 
@@ -89,6 +90,7 @@ def infer(args: argparse.Namespace) -> int:
     text = options.read_text(args.text)
     engine = SheenEngine.from_pretrained(
         args.model,
+        backend=args.backend,
         device=args.device,
         dtype=args.dtype,
         phonemes=args.phonemes,
@@ -205,6 +207,7 @@ def _add_infer(sheen: Any) -> None:
         choices=("repair", "refuse"),
         help="offer the model only tokens in their place, or fail at one out of place",
     )
+    command.add_argument("--backend", default="auto", choices=BACKENDS)
     command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     command.add_argument("--dtype", choices=("float32", "bfloat16"))
     cli_speak.add_output_options(command)

@@ -28,6 +28,26 @@ ORDERS = ("repair", "refuse")
 NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
+def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
+    """Positions that a prompt and its frames take.
+
+    Args:
+        max_prompt: tokens of a prompt.
+        max_frames: of one part of a text.
+        limit: of the model.
+    Raises:
+        UsageError: they are more than the model has.
+    """
+    needed = max_prompt + CODES_PER_FRAME * max_frames
+    if needed > limit:
+        raise UsageError(
+            f"max_frames is {max_frames}, which with the prompt takes {needed} positions; the "
+            f"model has {limit}.",
+            cure=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
+        )
+    return needed
+
+
 class Prompts:
     """Text ids to the prompt: the text, then <audio_start>."""
 
@@ -71,7 +91,7 @@ class SheenDecoder:
         max_frames: of one part of a text.
         order: one of `ORDERS`.
     Raises:
-        UsageError: a value is out of range, or prompt and frames exceed the model's positions.
+        UsageError: a value is out of range.
     """
 
     def __init__(
@@ -88,14 +108,6 @@ class SheenDecoder:
             raise UsageError(f"order is {order!r}; known: {', '.join(ORDERS)}.")
         if num_slots < 1 or max_frames < 1:
             raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
-        needed = max_prompt + CODES_PER_FRAME * max_frames
-        if needed > model.max_positions:
-            raise UsageError(
-                f"max_frames is {max_frames}, which with the prompt takes {needed} positions; the "
-                f"model has {model.max_positions}.",
-                cure=f"Set max_frames to "
-                f"{(model.max_positions - max_prompt) // CODES_PER_FRAME} or less.",
-            )
         self.num_slots, self.max_frames = num_slots, max_frames
         self._model, self._tokens, self._order = model, tokens, order
         self._max_prompt = max_prompt

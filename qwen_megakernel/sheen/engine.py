@@ -5,21 +5,32 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from qwen_megakernel import reference_audio
-from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError
+from qwen_megakernel.errors import (
+    EnvironmentError_,
+    TaskError,
+    UnknownVoice,
+    UnsupportedModel,
+    UsageError,
+)
 from qwen_megakernel.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.model_tts import choose_backend
+from qwen_megakernel.model_tts import Backend, choose_backend
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
-from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder
-from qwen_megakernel.sheen.language_model import LanguageModel
+from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder, num_positions
+from qwen_megakernel.sheen.language_model import (
+    KernelLanguageModel,
+    LanguageModel,
+    TorchLanguageModel,
+)
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
 from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_ids
 from qwen_megakernel.speech_engine import SpeechEngine
@@ -27,6 +38,9 @@ from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.utterance import Sampling, SpeechRequest
 from qwen_megakernel.voice import Voice
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +53,7 @@ class SheenEngine(SpeechEngine):
 
     Args:
         files: the voice, from `model_folder.find`.
-        backend: "auto" or "torch"; the layers run in transformers.
+        backend: "kernel", "emulation", "torch" (transformers), or "auto": the kernel where it runs.
         device, dtype, num_slots, warmup: as `TTSEngine` has them.
         max_frames: frames one part of a text may have; None: what training sequences had room for.
         phonemes: texts are phonemes already, whatever the voice was trained on.
@@ -68,14 +82,9 @@ class SheenEngine(SpeechEngine):
             raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
         if voices is not None:
             raise self._one_voice("A folder of voices", files)
-        chosen = choose_backend("torch" if backend == "auto" else backend, device)
-        if chosen.name != "torch":
-            raise UsageError(
-                f"backend is {backend!r}; voices of this family run on torch.",
-                "docs/sheen.md says why the kernel does not run them.",
-            )
-        self.files, self.device, self.num_slots = files, chosen.device, num_slots
-        self.backend, self.why = "torch", "the only one of this family"
+        chosen = _choose_backend(backend, device)
+        self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
+        self.files, self.num_slots = files, num_slots
         self.config = model_folder.read_config(files.folder)
         self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
         self.dtype = DTYPES[dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
@@ -89,8 +98,11 @@ class SheenEngine(SpeechEngine):
                 files.folder, self.dtype, local_files_only=True
             )
             model_folder.check_rows(files.folder, model, tokens)
+            limit = model.config.max_position_embeddings
+            positions = num_positions(self.config.max_length, self.max_frames, limit)
+            language_model = self._language_model(model.to(self.device), positions, chosen)
             decoder = SheenDecoder(
-                LanguageModel(model.to(self.device), num_slots),
+                language_model,
                 tokens,
                 num_slots=num_slots,
                 max_prompt=self.config.max_length,
@@ -232,9 +244,38 @@ class SheenEngine(SpeechEngine):
             cure="Clone voices with a Qwen3-TTS Base model.",
         )
 
+    def _language_model(
+        self, model: PreTrainedModel, max_positions: int, chosen: Backend
+    ) -> LanguageModel:
+        if chosen.name != "torch":
+            try:
+                return KernelLanguageModel(model, self.num_slots, max_positions)
+            except (EnvironmentError_, UnsupportedModel) as error:
+                if not chosen.may_change:
+                    raise
+                logger.warning("%s", error)
+                self.backend, self.why = "torch", f"the kernel cannot run here: {error.what}"
+        return TorchLanguageModel(model, self.num_slots)
+
     def _warm_up(self) -> None:
         """A short utterance through every stage; "a" is a word, a letter and a phoneme."""
         self.synthesize("a", seed=0, max_frames=self._codec.lookahead + 1)
+
+
+def _choose_backend(requested: str, device: str | None) -> Backend:
+    """As `model_tts.choose_backend`, but this family has no CUDA graphs.
+
+    Raises:
+        UsageError: they were asked for; or as there.
+    """
+    if requested == "graph":
+        raise UsageError(
+            'backend is "graph"; voices of this family have "kernel", "torch" and "emulation".'
+        )
+    chosen = choose_backend(requested, device)
+    if chosen.name == "graph":
+        return replace(chosen, name="torch")
+    return chosen
 
 
 def _read_sampling(folder: Path) -> Sampling:

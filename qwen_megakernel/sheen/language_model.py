@@ -1,7 +1,12 @@
-"""The Qwen2.5 layers as the decoder uses them: tokens in, the last hidden state out."""
+"""The Qwen2.5 language model as the decoder uses it: tokens in, the last hidden state out.
+
+Two ways with one face: transformers, and the kernel that decodes Qwen3-TTS, or its emulation. On
+the kernel a token is one launch through all layers; embedding and head are PyTorch on both.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,19 +18,46 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LanguageModel:
-    """transformers' Qwen2 with a key/value cache for each slot.
+class LanguageModel(ABC):
+    """A model that reads on slots, each with a key/value cache of its own.
 
     Args:
         model: on its device, in its dtype.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self._head = model.lm_head.weight  # [vocab_size, hidden_size]
+        self.device = self._head.device
+
+    @abstractmethod
+    def begin(self, slot: int) -> None:
+        """Forget what `slot` has read."""
+
+    @abstractmethod
+    def read(self, slot: int, ids: Sequence[int]) -> Tensor:
+        """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, first: int = 0, count: int | None = None) -> Tensor:
+        """Logits of the `count` tokens from `first` on, or of all: [count] float32.
+
+        The head is the largest matrix there is; only the rows that are asked for are read.
+        """
+        rows = self._head[first : None if count is None else first + count]
+        return linear(hidden.to(rows.dtype), rows).float()
+
+
+class TorchLanguageModel(LanguageModel):
+    """transformers' Qwen2.
+
+    Args:
         num_slots: sequences that are decoded at the same time, one after another.
     """
 
     def __init__(self, model: PreTrainedModel, num_slots: int):
-        self._model = model.eval()
+        super().__init__(model)
+        self._layers = model.model.eval()
         self._caches: list = [None] * num_slots
-        self.device, self.dtype = model.device, model.dtype
-        self.max_positions: int = model.config.max_position_embeddings
 
     def begin(self, slot: int) -> None:
         """Forget what `slot` has read."""
@@ -36,19 +68,47 @@ class LanguageModel:
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
         """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
-        done = self._model.model(
+        done = self._layers(
             input_ids=torch.tensor([ids], device=self.device),
             past_key_values=self._caches[slot],
             use_cache=True,
         )
         return done.last_hidden_state[0, -1]
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor, first: int = 0, count: int | None = None) -> Tensor:
-        """Logits of the `count` tokens from `first` on, or of all: [count] float32.
 
-        The head is the largest matrix there is; only the rows that are asked for are read.
-        """
-        head = self._model.lm_head.weight
-        rows = head[first : None if count is None else first + count]
-        return linear(hidden, rows).float()
+class KernelLanguageModel(LanguageModel):
+    """The kernel's layers, compiled for the model's dimensions at first use.
+
+    Args:
+        num_slots: sequences that are decoded at the same time, one after another.
+        max_positions: tokens of each, prompt included.
+    Raises:
+        UnsupportedModel, BuildError: the kernel cannot be compiled for it, or here.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_slots: int, max_positions: int):
+        from qwen_megakernel.text_stack import TextStack  # brings the kernel's build
+
+        super().__init__(model)
+        self._embedding = model.get_input_embeddings().weight
+        self._layers = TextStack(
+            model.config.to_dict(),
+            model.state_dict(),
+            num_slots=num_slots,
+            max_positions=max_positions,
+            device=self.device,
+            dtype=self._head.dtype,
+        )
+        self._positions = [0] * num_slots
+
+    def begin(self, slot: int) -> None:
+        """Forget what `slot` has read."""
+        self._positions[slot] = 0
+
+    @torch.inference_mode()
+    def read(self, slot: int, ids: Sequence[int]) -> Tensor:
+        """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
+        rows = self._embedding[torch.tensor(ids, device=self.device)]
+        hidden = self._layers.forward(slot, rows, self._positions[slot])
+        self._positions[slot] += len(ids)
+        return hidden[-1]

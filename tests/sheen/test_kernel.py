@@ -1,0 +1,147 @@
+"""The Qwen2.5 layers on the speech kernel, by emulation, against transformers."""
+
+import pytest
+import torch
+from test_engine import GREEDY, HELLO
+
+from qwen_megakernel import text_stack
+from qwen_megakernel.errors import BuildError, UnsupportedModel, UsageError
+from qwen_megakernel.model_tts import Backend
+from qwen_megakernel.sheen import engine as engine_module
+from qwen_megakernel.sheen.engine import SheenEngine
+from qwen_megakernel.sheen.language_model import KernelLanguageModel, TorchLanguageModel
+from qwen_megakernel.text_stack import TextStack
+
+MAX_POSITIONS = 128
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    """Qwen2.5-0.5B's proportions: 64-wide heads, seven to a key/value head, biases that matter."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        hidden_size=448,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        vocab_size=64,
+        max_position_embeddings=512,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        initializer_range=0.1,
+        attn_implementation="eager",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = Qwen2ForCausalLM(config).eval()
+        with torch.no_grad():
+            for layer in model.model.layers:
+                for each in "qkv":
+                    getattr(layer.self_attn, f"{each}_proj").bias.normal_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def stack(oracle):
+    return TextStack(
+        oracle.config.to_dict(),
+        oracle.state_dict(),
+        max_positions=MAX_POSITIONS,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+
+
+@torch.inference_mode()
+def test_hidden_states_equal_those_of_transformers(oracle, stack):
+    ids = torch.arange(37) * 11 % 64
+    rows = oracle.model.embed_tokens(ids)
+    theirs = oracle.model(ids[None]).last_hidden_state[0]
+    whole = stack.forward(0, rows, 0)
+    # Two layers of float32 sums of at most 448 products in another order; the norm makes them 1.
+    assert (whole - theirs).abs().max() < 2e-5
+    stepped = torch.cat([stack.forward(0, row[None], at) for at, row in enumerate(rows)])
+    assert (stepped - theirs).abs().max() < 2e-5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("each", "qkv")
+def test_a_bias_that_is_dropped_would_be_seen(oracle, stack, each):
+    ids = torch.arange(9)
+    weights = oracle.state_dict()
+    name = f"model.layers.1.self_attn.{each}_proj.bias"
+    saved = weights[name].clone()
+    with torch.no_grad():
+        weights[name].zero_()
+    try:
+        wrong = oracle.model(ids[None]).last_hidden_state[0]
+    finally:
+        weights[name].copy_(saved)
+    right = stack.forward(0, oracle.model.embed_tokens(ids), 0)
+    assert (right - wrong).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+def test_greedy_tokens_equal_those_of_transformers(oracle):
+    prompt = [7, 20, 33, 9, 5]
+    made = oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=30)
+    theirs = made[0, len(prompt) :].tolist()
+    assert len(set(theirs)) > 8  # not stuck
+    for model in (
+        TorchLanguageModel(oracle, num_slots=2),
+        KernelLanguageModel(oracle, num_slots=2, max_positions=MAX_POSITIONS),
+    ):
+        for slot in (1, 0, 1):  # used again, as new
+            model.begin(slot)
+            ids, ours = prompt, []
+            while len(ours) < len(theirs):
+                ours.append(int(model.logits(model.read(slot, ids)).argmax()))
+                ids = ours[-1:]
+            assert ours == theirs
+
+
+def test_a_voice_says_the_same_on_the_kernel(trained, samples):
+    options = {"backend": "emulation", "warmup": False}
+    with SheenEngine.from_pretrained(str(trained), **options) as engine:
+        assert engine.backend == "emulation"
+        speech = engine.synthesize(HELLO, **GREEDY)
+    assert speech.codes.tolist() == samples[0].frames.tolist() and speech.finish_reason == "eos"
+
+
+def test_where_the_kernel_cannot_be_built_auto_takes_torch(trained, monkeypatch, caplog):
+    def no_compiler(*args, **options):
+        raise BuildError("no compiler")
+
+    def load(name, may_change):
+        backend = Backend(name, torch.device("cpu"), "planted", may_change=may_change)
+        monkeypatch.setattr(engine_module, "choose_backend", lambda *args: backend)
+        return SheenEngine.from_pretrained(str(trained), warmup=False)
+
+    monkeypatch.setattr(text_stack, "TextStack", no_compiler)
+    with load("kernel", may_change=True) as engine:
+        assert (engine.backend, engine.why) == ("torch", "the kernel cannot run here: no compiler")
+        assert "no compiler" in caplog.text
+    with load("graph", may_change=True) as engine:  # what the choice falls back to elsewhere
+        assert engine.backend == "torch"
+    with pytest.raises(BuildError, match="no compiler"):
+        load("kernel", may_change=False)
+
+
+def test_there_are_no_graphs_of_this_family(trained):
+    with pytest.raises(UsageError, match='backend is "graph"'):
+        SheenEngine.from_pretrained(str(trained), backend="graph")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"model_type": "llama"}, "'llama' is not qwen2 or qwen3"),
+    ],
+)
+def test_what_the_kernel_does_not_compute_is_refused(oracle, change, words):
+    with pytest.raises(UnsupportedModel, match=words):
+        text_stack.text_config(oracle.config.to_dict() | change)
