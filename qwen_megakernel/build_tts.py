@@ -34,6 +34,9 @@ MIN_CAPABILITY = (8, 0)
 SMEM_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
 
 GPU_THREADS = 512  # 16 warps, at most 128 registers each
+# A thread keeps the queries that share a key, and what they mix: with Qwen2.5's seven that is more
+# than 128 registers in a frame's kernel. Half the threads have twice as many.
+MAX_QUERIES_PER_KEY = 4
 GPU_LOOKAHEAD_TILES = 16  # per warp: 128 KiB in flight per block where shared memory allows it
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
@@ -143,7 +146,10 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         number = re.sub(r"\D", "", target.arch)
         kib = SMEM_KIB[number]
         is_large = kib >= 128
-        tuning = (GPU_THREADS, CHUNK_COLS if is_large else SMALL_CHUNK_COLS)
+        stacks = config.talker.stack, config.predictor.stack
+        queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
+        threads = GPU_THREADS if queries_per_key <= MAX_QUERIES_PER_KEY else GPU_THREADS // 2
+        tuning = (threads, CHUNK_COLS if is_large else SMALL_CHUNK_COLS)
         tuning += (ROUND_TILES if is_large else SMALL_ROUND_TILES,)
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "ROUND_TILES", "LOOKAHEAD_TILES", "SMEM_BYTES")

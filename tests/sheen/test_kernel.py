@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_engine import GREEDY, HELLO
 
-from qwen_megakernel import text_stack
+from qwen_megakernel import build_tts, text_stack
 from qwen_megakernel.errors import BuildError, UnsupportedModel, UsageError
 from qwen_megakernel.model_tts import Backend
 from qwen_megakernel.sheen import engine as engine_module
@@ -145,3 +145,38 @@ def test_there_are_no_graphs_of_this_family(trained):
 def test_what_the_kernel_does_not_compute_is_refused(oracle, change, words):
     with pytest.raises(UnsupportedModel, match=words):
         text_stack.text_config(oracle.config.to_dict() | change)
+
+
+# Qwen/Qwen2.5-0.5B, config.json.
+QWEN25_05B = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", build_tts.ARCHITECTURES)
+def test_the_released_shape_compiles_without_a_warning_or_a_spill(arch, tmp_path, monkeypatch):
+    try:
+        build_tts.find_nvcc()
+    except BuildError as error:
+        pytest.skip(error.what)
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
+    config = text_stack.text_config(QWEN25_05B)
+    assert build_tts.build(config, build_tts.Target(arch, "bfloat16")).is_file()
+
+
+def test_seven_queries_to_a_key_get_half_the_threads(load_checkpoint):
+    def threads(config):
+        target = build_tts.Target("sm_90a", "bfloat16")
+        return build_tts.definitions(config, target)["NUM_THREADS"]
+
+    speech = load_checkpoint("tiny-random").config
+    assert threads(text_stack.text_config(QWEN25_05B)) == threads(speech) // 2
