@@ -7,6 +7,7 @@ reference's, and, of some of them, what an offline recogniser hears. Sampling is
 """
 
 import argparse
+import multiprocessing
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from tools.demo_voice.word_accuracy import words_right
 REFERENCES = Path(__file__).parent / "references.npz"
 FEEDS = ("full", "stepwise")
 LENGTH_TOLERANCE = 0.25
+PART = 25  # sentences that a worker reads at once
 MAX_STRETCH = 3  # times the reference's length, where a sentence is cut off
 
 
@@ -133,17 +135,20 @@ def recognised(reader: Reader, readings: Sequence[Reading]) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Read every sentence in both ways of feeding text."""
-    references = shards.read(REFERENCES)[:: args.every]
+    references = list(enumerate(shards.read(REFERENCES)))[:: args.every]
+    parts = [references[i : i + PART] for i in range(0, len(references), PART)]
+    jobs = [(args.model, feed, part) for feed in FEEDS for part in parts]
+    with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
+        done = list(tqdm(pool.imap(_read_part, jobs), total=len(jobs), desc="sentences"))
     reader = Reader(args.model)
     sets: dict[str, Any] = {}
     recogniser: dict[str, Any] = {}
-    for feed in FEEDS:
+    for index, feed in enumerate(FEEDS):
         rows: dict[str, list[Reading]] = {}
-        for seed, reference in enumerate(tqdm(references, desc=feed)):
-            rows.setdefault(reference.kind, []).append(
-                reader.read(reference, text_feed=feed, seed=seed)
-            )
-        everything = [reading for row in rows.values() for reading in row]
+        readings = done[index * len(parts) : (index + 1) * len(parts)]
+        everything = [reading for part in readings for reading in part]
+        for reading in everything:
+            rows.setdefault(reading.kind, []).append(reading)
         for kind, row in {**rows, "all": everything}.items():
             sets[f"{kind}, {feed}"] = summary(row)
         if args.recogniser:
@@ -157,6 +162,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "sets": sets,
         "recogniser": recogniser,
     }
+
+
+def _read_part(job: tuple[str, str, list[tuple[int, Utterance]]]) -> list[Reading]:
+    """Read the (seed, sentence) pairs of (model, feed, pairs)."""
+    torch.set_num_threads(1)
+    model, feed, part = job
+    reader = Reader(model)
+    return [reader.read(reference, text_feed=feed, seed=seed) for seed, reference in part]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -174,6 +187,7 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-voice", help="name or folder")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read sentences")
     parser.add_argument("--every", type=int, default=1, help="take each n-th sentence only")
     parser.add_argument("--json", metavar="FILE", help="write the result file")
     parser.add_argument(
