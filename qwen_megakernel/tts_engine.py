@@ -44,8 +44,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
-        weights: "int8-talker" or "int8" (talker and code predictor): half the memory and, on a CPU
-            in bf16, less time, at the cost docs/precision.md tells; None: as they are stored.
+        weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
+            at the cost docs/precision.md tells; None: as they are stored.
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.

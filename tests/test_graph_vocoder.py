@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from host_watch import NoHostMode
-from tolerances import AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
+from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
 
+from qwen_megakernel import vocoder_layers
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
 from qwen_megakernel.vocoder import Vocoder
@@ -160,3 +161,34 @@ def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(
             hollow.run_chunk(*key)
         counts.add(sum(mode.counts.values()))
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize(("num_taps", "dilation"), [(3, 1), (7, 1), (7, 3), (7, 9)])
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, num_streams: int):
+    generator = torch.Generator().manual_seed(1)
+    num_steps = 5
+    x = torch.randn(num_steps + (num_taps - 1) * dilation, num_streams, 6, generator=generator)
+    taps = torch.randn(num_taps, 6, 4, generator=generator)
+    bias = torch.randn(4, generator=generator)
+    for each in (bias, None):
+        ours = vocoder_layers.sum_taps_at_once(x, taps, each, num_steps, dilation)
+        theirs = vocoder_layers._sum_taps(x, taps, each, num_steps, dilation)
+        assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_a_gpus_products_give_the_vocoders_samples(
+    graphs: GraphVocoder, plain: Vocoder, monkeypatch: pytest.MonkeyPatch
+):
+    """The way that another device takes, taken on this one."""
+    codes, state = random_codes(plain, 2, 7), [plain.new_state() for _ in range(2)]
+    expected = plain.step(codes, state)
+    one_by_one = vocoder_layers._sum_taps
+
+    def at_once(x: Tensor, taps: Tensor, *rest: Any) -> Tensor:
+        many = len(taps) >= vocoder_layers.MIN_TAPS_AT_ONCE
+        return (vocoder_layers.sum_taps_at_once if many else one_by_one)(x, taps, *rest)
+
+    monkeypatch.setattr(vocoder_layers, "_sum_taps", at_once)
+    ours = graphs.step(codes, [graphs.new_state() for _ in range(2)])
+    assert (ours.cpu() - expected).abs().max() <= AUDIO_F32

@@ -156,13 +156,15 @@ class Steps:
         args = SimpleNamespace(steps=3 if self.emulation else 32, tolerance=None)
         dtypes = (torch.float32,) if self.emulation else (torch.float32, torch.bfloat16)
         reports, passed = {}, True
-        for dtype in dtypes:
-            text, good = validate_kernel.validate_fast(loaded, self.backend, dtype, args)
-            print(text, flush=True)
-            reports[str(dtype)], passed = text.splitlines(), passed and good
-            torch.cuda.empty_cache()
+        for backend in (self.backend, Backend("graph", self.device, "")):
+            for dtype in dtypes:
+                text, good = validate_kernel.validate_fast(loaded, backend, dtype, args)
+                print(text, flush=True)
+                reports[f"{backend.name} {dtype}"] = text.splitlines()
+                passed = passed and good
+                torch.cuda.empty_cache()
         if not passed:
-            raise SystemExit("The kernel differs from the plain decoder.")
+            raise SystemExit("The kernel or the graphs differ from the plain decoder.")
         return {"model": loaded.files.name, "reports": reports}
 
     def endurance(self) -> dict[str, Any]:

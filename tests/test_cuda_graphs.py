@@ -1,0 +1,81 @@
+"""Recording and replaying (cuda_graphs.py), with a GPU that only takes notes."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qwen_megakernel.cuda_graphs import Download, Graphs, upload
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """What happens to graphs, in order; while one is recorded, `recording` is in it."""
+    log = []
+
+    class Graph:
+        def replay(self):
+            log.append("replay")
+
+    @contextlib.contextmanager
+    def record(graph, pool, capture_error_mode):
+        log.append(("recording", pool, capture_error_mode))
+        yield
+        log.append("recorded")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    pools = iter(("pool", "another pool"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    return log
+
+
+def test_the_first_run_does_the_work_and_records_it_later_ones_replay(notes):
+    graphs = Graphs(torch.device("cuda"))
+    for _ in range(3):
+        graphs.run("key", lambda: notes.append("work"))
+    recording = ("recording", "pool", "thread_local")
+    assert notes == ["work", recording, "work", "recorded", "replay", "replay"]
+
+
+def test_each_key_has_its_graph_and_all_share_their_memory(notes):
+    graphs = Graphs(torch.device("cuda"))
+    for key in (1, 2, 1):
+        graphs.run(key, lambda: None)
+    assert [note[1] for note in notes if note[0] == "recording"] == ["pool", "pool"]
+    assert notes[-1] == "replay"
+
+
+def test_what_fails_is_not_recorded(notes):
+    graphs = Graphs(torch.device("cuda"))
+    with pytest.raises(ZeroDivisionError):
+        graphs.run("key", lambda: 1 // 0)
+    assert notes == []
+    graphs.run("key", lambda: None)
+    assert notes[0][0] == "recording"
+
+
+def test_a_cpu_does_the_work_every_time(notes):
+    graphs, done = Graphs(torch.device("cpu")), []
+    for _ in range(3):
+        graphs.run("key", lambda: done.append(1))
+    assert len(done) == 3 and notes == []
+
+
+def test_a_download_keeps_what_is_overwritten_afterwards():
+    values = torch.arange(4)
+    download = Download(values)
+    values.zero_()
+    assert download.wait().tolist() == [0, 1, 2, 3]
+
+
+def test_an_upload_to_a_gpu_goes_through_pinned_memory():
+    copied = []
+    target = SimpleNamespace(
+        is_cuda=True, copy_=lambda *args, **kwargs: copied.append((args, kwargs))
+    )
+    values = SimpleNamespace(pin_memory=lambda: "pinned")
+    upload(target, values)
+    assert copied == [(("pinned",), {"non_blocking": True})]
