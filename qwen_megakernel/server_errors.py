@@ -5,6 +5,7 @@ Clients show `error.message` and nothing else, so it says everything.
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,29 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import MissingPackageError, QwenTTSError
+from qwen_megakernel.errors import (
+    EmptyText,
+    MissingPackageError,
+    QwenTTSError,
+    ReferenceError_,
+    TextTooLong,
+    UnknownLanguage,
+    UnknownVoice,
+)
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # where nothing tells when a slot will be free
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_PARAMS = {
+    EmptyText: "input",
+    TextTooLong: "input",
+    UnknownVoice: "voice",
+    UnknownLanguage: "language",
+    ReferenceError_: "ref_audio",
+}
+_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_ECHO_CHARS = 200  # of what a client sent, in a message
 
 
@@ -71,7 +88,8 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         status, message, code, param = error.status, error.message, error.code, error.param
         headers = error.headers
     elif isinstance(error, QwenTTSError):
-        status, message, code = error.http_status, str(error), _snake(type(error).__name__)
+        status, message = error.http_status, str(error)
+        code, param = snake(type(error).__name__), _PARAMS.get(type(error))
         if isinstance(error, MissingPackageError):
             status = 400  # a format this server was installed without; no use in trying again
     elif isinstance(error, RequestValidationError | ValidationError):
@@ -123,6 +141,6 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
     return "\n".join(lines), first
 
 
-def _snake(name: str) -> str:
-    parts = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
-    return parts.strip("_").replace("t_t_s", "tts")
+def snake(name: str) -> str:
+    """NoGPUError -> no_gpu_error."""
+    return _WORD_START.sub("_", name).strip("_").lower()

@@ -46,6 +46,7 @@ class Guard:
         bodies: dict[str, str],
     ):
         self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
+        self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -68,7 +69,9 @@ class Guard:
                     self._metrics.refused.labels(message["status"]).inc()
             await send(message)
 
+        self._num_open += 1
         try:
+            self._check_room()
             self._check_origin(scope, headers)
             self._check_key(scope["path"], headers)
             if scope["type"] == "http":
@@ -84,6 +87,18 @@ class Guard:
                 raise
             logger.exception("Request %s failed.", request_id)
             await _refuse(error, scope, receive, stamped)
+        finally:
+            self._num_open -= 1
+
+    def _check_room(self) -> None:
+        limit = self._settings.max_connections
+        if self._num_open > limit:
+            raise ApiError(
+                503,
+                f"{limit} requests and sockets are open (limit {limit}).",
+                code="too_many_connections",
+                headers={"Connection": "close"},
+            )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """A web page of another host may not act for its reader, who may be on this machine."""

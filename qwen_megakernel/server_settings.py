@@ -22,6 +22,7 @@ class ServerSettings:
 
     api_key: str | None = None  # asked for under /v1 and /metrics; None: nobody is asked
     max_queue: int = 8  # requests that may wait for a slot of the engine
+    max_connections: int = 1000  # requests and WebSockets at the same time
     max_chars: int = 4096  # of `input`, as at OpenAI
     max_body_bytes: int = 20 * 2**20  # of a request: a minute of 16-bit audio in base64
     max_upload_bytes: int = 10 * 2**20  # of a recording, in an upload or in `ref_audio`
@@ -39,7 +40,7 @@ class ServerSettings:
     drain_timeout_s: float = 120.0  # after SIGTERM, for the streams that run
 
     def __post_init__(self) -> None:
-        for name in ("max_chars", "max_body_bytes", "max_upload_bytes"):
+        for name in ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         if self.max_queue < 0:

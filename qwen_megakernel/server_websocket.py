@@ -53,10 +53,13 @@ class Utterance:
     cancelled: bool = False
     speaking: Speaking | None = None
     takes_text: bool = False  # its stream is open and takes text as it comes
+    over: bool = False  # nothing more will be spoken of it
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def feed(self, text: str) -> None:
         """More text."""
+        if self.over:
+            return
         if self.takes_text:
             self.speaking.stream.feed(text)
         else:
@@ -66,7 +69,7 @@ class Utterance:
     def end(self) -> None:
         """Its text is complete."""
         self.ended = True
-        if self.takes_text:
+        if self.takes_text and not self.over:
             self.speaking.stream.end_text()
         self.changed.set()
 
@@ -234,11 +237,11 @@ class Session:
             except (QwenTTSError, ApiError) as error:
                 await self._send_error(error)
                 facts["finish_reason"] = "error"
-            finally:
-                utterance.cancel()
-                self._pending.remove(utterance)
-                if self._writing is utterance:
-                    self._writing = None  # what still comes of it begins another
+            utterance.over = True
+            while not utterance.ended:  # one session.done for each input.done, and after it
+                utterance.changed.clear()
+                await utterance.changed.wait()
+            self._pending.remove(utterance)
             await self._send(type="session.done", utterance_index=utterance.index, **facts)
 
     async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:

@@ -13,7 +13,15 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, http_post, serving, wait_until
 
-from qwen_megakernel.errors import EngineClosed, KernelTimeout
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineClosed,
+    KernelTimeout,
+    ReferenceError_,
+    UnknownLanguage,
+    UnknownVoice,
+)
+from qwen_megakernel.server_errors import snake
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40
@@ -34,6 +42,12 @@ def assert_error(answer, status, code=None):
     if code:
         assert facts["code"] == code
     return facts
+
+
+def test_codes_are_the_names_of_errors_in_small_letters():
+    named = {"NoGPUError": "no_gpu_error", "ReferenceError_": "reference_error"}
+    named |= {"TextTooLong": "text_too_long", "QwenTTSError": "qwen_tts_error"}
+    assert {name: snake(name) for name in named} == named
 
 
 # ---- bodies --------------------------------------------------------------------------------------
@@ -119,6 +133,10 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
     answer = live.client.post(SPEECH, json={"input": SHORT, field: value})
     facts = assert_error(answer, 400)
     assert facts["type"] == "invalid_request_error"
+    about_values = (UnknownVoice, UnknownLanguage, EmptyText, ReferenceError_)
+    codes = {"invalid_value"} | {snake(kind.__name__) for kind in about_values}
+    if facts["code"] in codes:
+        assert facts["param"].split(".")[0] == field
     live.settle()
 
 
@@ -298,6 +316,19 @@ def test_one_too_many_is_answered_429_at_once():
         live.settle()
         engine.stall_after = None
         assert live.speak(SHORT).status_code == 200
+
+
+def test_connections_are_counted():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, max_connections=2) as live:
+        held = [live.send_speech() for _ in range(2)]
+        wait_until(lambda: len(engine.streams) == 2)
+        answer = live.client.get("/health")
+        assert_error(answer, 503, "too_many_connections")
+        assert answer.headers["retry-after"]
+        for connection in held:
+            connection.close()
+        wait_until(lambda: live.client.get("/health").status_code == 200)
 
 
 def test_requests_are_spoken_in_the_order_they_came():

@@ -199,6 +199,19 @@ async def test_a_stream_that_takes_the_text_in_its_prompt_gets_it_whole(live, en
     assert engine.streams[0].request.text_feed == "full"
 
 
+async def test_text_after_the_end_of_its_speech_belongs_to_it_until_it_is_done(live, engine):
+    """Clients count one session.done for each input.done."""
+    async with session(live, {"max_new_tokens": 4}) as socket:
+        await say(socket, "input.text", text=STORY)
+        events, _ = await hear_until(socket, "audio.done")
+        assert events[-1]["finish_reason"] == "length"
+        events, audio = await speak(socket, "And there ", "the tale ends.")
+        assert [event["type"] for event in events] == ["session.done"] and not audio
+        assert events[0]["finish_reason"] == "length" and events[0]["utterance_index"] == 0
+        events, _ = await speak(socket, STORY)
+        assert events[-1]["utterance_index"] == 1 and len(engine.streams) == 2
+
+
 # ---- stopping ------------------------------------------------------------------------------------
 
 
