@@ -52,7 +52,7 @@ class PacedEngine:
     def __init__(self, rtf: float, *, speech_frames: int = 40, num_slots: int = 1):
         self.sample_rate, self.num_slots, self.max_frames = RATE, num_slots, speech_frames
         self.voices: list[str] = []
-        self.default_voice, self.reference_cache_hits = None, 0
+        self.default_voice, self.failure, self.reference_cache_hits = None, None, 0
         self.languages = supported_languages(["english"])
         self.files = SimpleNamespace(name="paced")
         self.states: list[StreamState] = []

@@ -30,9 +30,9 @@ from qwen_megakernel.server_protocol import DrainingServer, guarded_protocol
 from qwen_megakernel.server_requests import MODEL_ALIASES, SpeechBody, check_length
 from qwen_megakernel.server_service import Service
 from qwen_megakernel.server_settings import MEDIA_TYPES, ServerSettings
+from qwen_megakernel.server_speaking import Speaking
 from qwen_megakernel.server_stream import (
     EVENT_STREAM,
-    Speaking,
     SpeechResponse,
     audio_bytes,
     buffered,

@@ -12,7 +12,7 @@ from qwen_megakernel.server_admission import Admission, FinishedRequests
 from qwen_megakernel.server_metrics import Metrics, SpeechRecord
 from qwen_megakernel.server_requests import SpeechSettings, engine_options
 from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_stream import Speaking
+from qwen_megakernel.server_speaking import Speaking
 from qwen_megakernel.server_voices import VoiceDesk
 
 logger = logging.getLogger(__name__)

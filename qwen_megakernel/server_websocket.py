@@ -29,7 +29,8 @@ from qwen_megakernel.server_audio import new_encoder
 from qwen_megakernel.server_errors import ApiError, error_facts
 from qwen_megakernel.server_requests import SessionConfig, check_length
 from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_stream import Speaking, abort, encoded, encoded_whole
+from qwen_megakernel.server_speaking import Speaking, encoded, encoded_whole
+from qwen_megakernel.server_stream import abort
 
 logger = logging.getLogger(__name__)
 

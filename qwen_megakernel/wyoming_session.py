@@ -31,7 +31,7 @@ from wyoming.tts import (
 from qwen_megakernel.errors import DeadlineExceeded, QwenTTSError, TaskError, UsageError
 from qwen_megakernel.server_requests import SpeechSettings, check_length
 from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_stream import Speaking
+from qwen_megakernel.server_speaking import Speaking
 
 logger = logging.getLogger(__name__)
 

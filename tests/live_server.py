@@ -107,6 +107,18 @@ def serving(
             assert not thread.is_alive()
 
 
+def assert_error(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """The answer is an error in our form; returns what it says."""
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"]
+    facts = answer.json()["error"]
+    assert set(facts) == {"message", "type", "param", "code"}
+    assert facts["message"] and facts["type"]
+    if code:
+        assert facts["code"] == code
+    return facts
+
+
 def sse(text: str) -> list[dict[str, Any]]:
     """The events of a stream, "[DONE]" left out."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]

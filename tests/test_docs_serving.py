@@ -1,5 +1,6 @@
 """docs/serving.md is followed to the letter, against a live server with random weights."""
 
+import argparse
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import signals
 import soundfile
 from live_server import serving
 
-from qwen_megakernel import TTSEngine, cli, server
+from qwen_megakernel import TTSEngine, cli, options, server
 from qwen_megakernel.server_requests import SpeechBody
 
 ROOT = Path(__file__).parent.parent
@@ -77,9 +78,14 @@ def test_every_example_runs(folder, address, block):
 def test_the_page_names_every_field_option_and_endpoint():
     assert all(f"`{name}`" in PAGE for name in SpeechBody.model_fields)
     serve = cli.parser()._subparsers._group_actions[0].choices["serve"]
-    shared = "--help --backend --device --dtype --local-files-only --quiet --debug --max-frames"
-    named = {name for action in serve._actions for name in action.option_strings if len(name) > 2}
-    missing = {name for name in named - set(shared.split()) if name not in PAGE}
+    shared = argparse.ArgumentParser()
+    options.add_model_options(shared)  # of every command that loads a model
+    names = [
+        {name for action in each._actions for name in action.option_strings}
+        for each in (serve, shared)
+    ]
+    named = names[0] - names[1] - {"--max-frames"}
+    missing = {name for name in named if name not in PAGE}
     assert not missing
     described = server.create_app(lambda: None).openapi()["paths"]
     for path in described:

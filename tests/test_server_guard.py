@@ -1,22 +1,14 @@
-"""The door: keys, origins, bodies too large, too slow or nonsense; the queue; draining."""
+"""The door: keys, origins, bodies that are too large, too slow or nonsense."""
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
 from fake_engine import FakeEngine
-from live_server import SPEECH, http_post, serving, wait_until
+from live_server import SPEECH, assert_error, http_post, serving
 
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
-    KernelTimeout,
     ReferenceError_,
     UnknownLanguage,
     UnknownVoice,
@@ -31,17 +23,6 @@ LONG = "A sentence with some forty letters in it. " * 40
 def live():
     with serving(FakeEngine(rtf=0.001), max_body_bytes=100_000) as server:
         yield server
-
-
-def assert_error(answer, status, code=None):
-    assert answer.status_code == status
-    assert answer.headers["x-request-id"]
-    facts = answer.json()["error"]
-    assert set(facts) == {"message", "type", "param", "code"}
-    assert facts["message"] and facts["type"]
-    if code:
-        assert facts["code"] == code
-    return facts
 
 
 def test_codes_are_the_names_of_errors_in_small_letters():
@@ -296,150 +277,3 @@ def test_pages_of_other_hosts_may_not_post():
         assert good.status_code == 200
         assert good.headers["access-control-allow-origin"] == "https://good.example"
         assert "X-Seed" in good.headers["access-control-expose-headers"]
-
-
-# ---- the queue -----------------------------------------------------------------------------------
-
-
-def test_one_too_many_is_answered_429_at_once():
-    engine = FakeEngine(num_slots=2, stall_after=1)
-    with serving(engine, max_queue=1) as live:
-        held = [live.send_speech() for _ in range(3)]
-        wait_until(lambda: len(live.service.admission.running) == 3)
-        answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
-        facts = assert_error(answer, 429, "engine_busy")
-        assert facts["message"].startswith("1 requests waiting (limit 1).")
-        assert facts["type"] == "rate_limit_error"
-        assert int(answer.headers["retry-after"]) >= 1
-        for connection in held:
-            connection.close()
-        live.settle()
-        engine.stall_after = None
-        assert live.speak(SHORT).status_code == 200
-
-
-def test_connections_are_counted():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine, max_connections=2) as live:
-        held = [live.send_speech() for _ in range(2)]
-        wait_until(lambda: len(engine.streams) == 2)
-        answer = live.client.get("/health")
-        assert_error(answer, 503, "too_many_connections")
-        assert answer.headers["retry-after"]
-        for connection in held:
-            connection.close()
-        wait_until(lambda: live.client.get("/health").status_code == 200)
-
-
-def test_requests_are_spoken_in_the_order_they_came():
-    engine = FakeEngine(num_slots=1, rtf=0.01)
-    with serving(engine, max_queue=10) as live:
-        threads = []
-        for index in range(5):
-            request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
-            threads.append(
-                threading.Thread(target=live.client.post, args=(SPEECH,), kwargs=request)
-            )
-            threads[-1].start()
-            wait_until(lambda index=index: len(engine.streams) > index)
-        for thread in threads:
-            thread.join()
-        assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
-
-
-# ---- warming up and going down -------------------------------------------------------------------
-
-
-def test_an_engine_that_gave_up_is_told_to_whoever_asks():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine) as live:
-        assert live.client.get("/health").json() == {"status": "ok"}
-        engine.failure = engine.refusal = KernelTimeout("3 launches in a row hung.", "planted")
-        answer = live.client.get("/health")
-        assert answer.status_code == 503
-        assert answer.json() == {"status": "failed", "why": "3 launches in a row hung.\nplanted"}
-        assert_error(live.client.get("/ready"), 503)
-        assert_error(live.speak(SHORT), 503)
-
-
-def test_ready_is_told_apart_from_alive():
-    release = threading.Event()
-    engine = FakeEngine(rtf=0.001)
-
-    def make():
-        assert release.wait(20)
-        return engine
-
-    with serving(make) as live:
-        assert live.client.get("/health").json() == {"status": "ok"}
-        assert_error(live.client.get("/ready"), 503, "not_ready")
-        answer = live.speak(SHORT)
-        assert_error(answer, 503, "not_ready")
-        assert answer.headers["retry-after"]
-        release.set()
-        wait_until(lambda: live.client.get("/ready").status_code == 200)
-        assert live.speak(SHORT).status_code == 200
-    assert engine.closed  # it was made for the server
-
-
-def test_an_engine_that_cannot_be_made_ends_the_server():
-    def make():
-        raise EngineClosed("no such thing")
-
-    with serving(make) as live:
-        wait_until(lambda: live.running.should_exit)
-        assert str(live.service.failure) == "no such thing"
-
-
-def test_draining_finishes_what_runs_and_refuses_what_is_new():
-    engine = FakeEngine(rtf=0.3)
-    with serving(engine) as live:
-        answers = []
-        thread = threading.Thread(
-            target=lambda: answers.append(
-                live.speak("It takes about a second to say.", stream=True)
-            )
-        )
-        thread.start()
-        wait_until(lambda: engine.streams and engine.streams[0].num_frames)
-        live.running.handle_exit(signal.SIGTERM, None)
-        answer = live.speak(SHORT)
-        assert_error(answer, 503, "draining")
-        assert answer.headers["retry-after"]
-        assert live.client.get("/health").json() == {"status": "draining"}
-        assert_error(live.client.get("/ready"), 503)
-        thread.join()
-        assert answers[0].text.endswith("data: [DONE]\n\n")
-        wait_until(lambda: live.running.should_exit)
-
-
-def test_draining_does_not_wait_for_ever():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine, drain_timeout_s=0.3) as live, live.send_speech() as connection:
-        assert connection.recv(15)
-        live.running.handle_exit(signal.SIGTERM, None)
-        wait_until(lambda: live.running.should_exit)
-    assert engine.streams[0].cancelled
-
-
-def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
-    environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
-    with subprocess.Popen(
-        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        line = process.stderr.readline()
-        port = int(line.rpartition(":")[2])
-        assert line.startswith("listening on http://127.0.0.1:")
-        while process.stderr.readline().strip() != "ready":
-            pass
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            body = {"input": LONG, "max_new_tokens": 100, "stream": True}
-            connection.sendall(http_post(json.dumps(body).encode()))
-            data = connection.recv(4096)
-            process.send_signal(signal.SIGTERM)
-            while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
-                piece = connection.recv(1 << 16)
-                assert piece, data[-200:]
-                data += piece
-        assert process.wait(20) == 0

@@ -1,0 +1,148 @@
+"""One request being spoken, read from the engine ahead of its client.
+
+A client that reads slowly costs memory up to a limit, and then the pace of its own stream; it costs
+others the engine's slot no longer than that.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import numpy as np
+
+from qwen_megakernel.server_admission import FinishedRequests, Ticket
+from qwen_megakernel.server_audio import Encoder, encode_whole
+from qwen_megakernel.server_errors import error_facts
+from qwen_megakernel.server_metrics import SpeechRecord
+from qwen_megakernel.utterance import AudioChunk
+
+
+class Speaking:
+    """One admitted request, being spoken; its chunks wait here for the client.
+
+    Whoever sends them does so in a `with` block, whose end stops the speech; a server that drains
+    waits for it.
+
+    Args:
+        stream: the engine's.
+        ticket: given back when the engine is done with the stream.
+        record: times and counts.
+        request_id: as in X-Request-Id.
+        finished: is told how it ended.
+        buffer_s: seconds of audio to hold before the engine has to wait.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        ticket: Ticket,
+        record: SpeechRecord,
+        *,
+        request_id: str,
+        finished: FinishedRequests,
+        buffer_s: float,
+    ):
+        self.stream, self.record, self.request_id = stream, record, request_id
+        self.finish_reason: str | None = None
+        self._ticket, self._finished = ticket, finished
+        self._limit = int(buffer_s * record.sample_rate)
+        self._chunks: deque[AudioChunk] = deque()
+        self._num_buffered = 0  # samples
+        self._news, self._space = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
+        self._over = self._closed = False
+        self._task = asyncio.create_task(self._read())
+
+    async def chunks(self) -> AsyncIterator[AudioChunk]:
+        """Every chunk of the speech, in order.
+
+        Raises:
+            Whatever ended the stream, after the last chunk before it.
+        """
+        while True:
+            while self._chunks:
+                chunk = self._chunks.popleft()
+                self._num_buffered -= len(chunk.samples)
+                self._space.set()
+                yield chunk
+            if self._over:
+                if self._error:
+                    raise self._error
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def close(self) -> None:
+        """Stop speaking; does not wait for it. Harmless when it is over."""
+        self._closed = True
+        self._space.set()
+        self.stream.close()
+
+    def __enter__(self) -> Self:
+        self._ticket.admission.open_responses += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._ticket.admission.open_responses -= 1
+
+    async def _read(self) -> None:
+        reason = "error"
+        try:
+            async for chunk in self.stream:
+                if chunk.num_frames:
+                    self.record.add(len(chunk.samples), chunk.num_frames)
+                self._chunks.append(chunk)
+                self._num_buffered += len(chunk.samples)
+                self._news.set()
+                reason = chunk.finish_reason or reason
+                while self._num_buffered >= self._limit and not self._closed:
+                    self._space.clear()
+                    await self._space.wait()
+        except Exception as error:  # whoever reads the chunks gets it
+            self._error = error
+        finally:
+            self._over, self.finish_reason = True, reason
+            self._ticket.release()
+            self.record.finish(reason)
+            self._finished.add(self.request_id, self.facts())
+            self._news.set()
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the speech; all of it, once it is over."""
+        record = self.record
+        facts = {
+            "finish_reason": self.finish_reason,
+            "seed": self.stream.seed,
+            "parts": self.stream.num_parts,
+            "n_steps": record.num_frames,
+            "n_samples": record.num_samples,
+            "sample_rate": record.sample_rate,
+            "elapsed_ms": round(record.elapsed_ms, 3),
+            "first_audio_ms": record.first_audio_ms and round(record.first_audio_ms, 3),
+            "engine_ms": {name: round(ms, 3) for name, ms in self.stream.timings.items()},
+        }
+        if self._error:
+            facts["error"] = error_facts(self._error)[1]
+        return facts
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's count of tokens: of text, and of audio (one a frame)."""
+        given, drawn = self.stream.num_text_tokens, self.record.num_frames
+        return {"input_tokens": given, "output_tokens": drawn, "total_tokens": given + drawn}
+
+
+async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
+    """What the encoder makes of [num_samples] int16; None ends the file."""
+    if not encoder.blocks:
+        return encoder.finish() if samples is None else encoder.encode(samples)
+    if samples is None:
+        return await asyncio.to_thread(encoder.finish)
+    return await asyncio.to_thread(encoder.encode, samples)
+
+
+async def encoded_whole(response_format: str, samples: np.ndarray, rate: int) -> bytes:
+    """A complete file of [num_samples] int16."""
+    return await asyncio.to_thread(encode_whole, response_format, samples, rate)

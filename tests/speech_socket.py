@@ -1,0 +1,59 @@
+"""A client of the WebSocket for tests: what it says, and what it hears."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from live_server import LiveServer
+from websockets.asyncio.client import ClientConnection, connect
+
+STREAM = "/v1/audio/speech/stream"
+STORY = "Once upon a time there was a very small house at the edge of a wood. "
+
+
+@contextlib.asynccontextmanager
+async def session(
+    live: LiveServer, config: dict[str, Any] | bool | None = None, **options: Any
+) -> AsyncIterator[ClientConnection]:
+    """A connection; configured, unless `config` is False."""
+    url = live.url.replace("http", "ws") + STREAM
+    async with connect(url, max_size=None, **options) as socket:
+        if config is not False:
+            await say(socket, "session.config", **{"response_format": "pcm"} | (config or {}))
+        yield socket
+
+
+async def say(socket: ClientConnection, kind: str, **facts: Any) -> None:
+    """Send a message."""
+    await socket.send(json.dumps({"type": kind} | facts))
+
+
+async def hear(socket: ClientConnection) -> dict[str, Any] | bytes:
+    """The next event, or bytes."""
+    message = await asyncio.wait_for(socket.recv(), 20)
+    return message if isinstance(message, bytes) else json.loads(message)
+
+
+async def hear_until(
+    socket: ClientConnection, kind: str = "session.done"
+) -> tuple[list[dict[str, Any]], bytes]:
+    """Events and audio up to an event of `kind`."""
+    events, audio = [], b""
+    while True:
+        heard = await hear(socket)
+        if isinstance(heard, bytes):
+            audio += heard
+            continue
+        events.append(heard)
+        if heard["type"] == kind:
+            return events, audio
+
+
+async def speak(socket: ClientConnection, *pieces: str) -> tuple[list[dict[str, Any]], bytes]:
+    """An utterance in pieces, and what is heard of it."""
+    for piece in pieces:
+        await say(socket, "input.text", text=piece)
+    await say(socket, "input.done")
+    return await hear_until(socket)

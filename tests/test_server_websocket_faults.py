@@ -1,0 +1,197 @@
+"""The WebSocket: nonsense, silence, strangers, an engine that fails, and many who come and go."""
+
+import asyncio
+import json
+import signal
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving, wait_until
+from speech_socket import STORY, STREAM, hear, hear_until, say, session, speak
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from qwen_megakernel.errors import GenerationError
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine(rtf=0.001)
+
+
+@pytest.fixture
+def live(engine):
+    with serving(engine) as server:
+        yield server
+        server.settle()
+        assert not engine.speaking
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "not json",
+        "[]",
+        "7",
+        "{",
+        "[" * 50_000,
+        "{}",
+        '{"type": 7}',
+        '{"type": "input.txt"}',
+        '{"type": "input.text"}',
+        '{"type": "input.text", "text": 7}',
+        '{"type": "session.config", "voice": "nobody"}',
+        '{"type": "session.config", "temperature": -1}',
+        '{"type": "session.config", "model": "tts-2"}',
+        '{"type": "session.config", "ref_audio": "http://169.254.169.254/"}',
+        b"\x00\x01",
+        json.dumps({"type": "input.text", "text": "a" * 4097}),
+    ],
+    ids=range(17),
+)
+async def test_a_message_that_is_none_is_an_error_and_the_session_goes_on(live, message):
+    async with session(live) as socket:
+        await socket.send(message)
+        event = await hear(socket)
+        assert event["type"] == "error" and event["message"] == event["error"]["message"]
+        events, _ = await speak(socket, STORY)
+        assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_garbage_without_end_closes_the_connection(live):
+    async with session(live) as socket:
+        with pytest.raises(ConnectionClosed) as caught:
+            for _ in range(200):
+                await socket.send("garbage")
+                await hear(socket)
+        assert caught.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "input.text", "text": "a"}, {"type": "session.config", "seed": -1}]
+)
+async def test_a_session_that_does_not_begin_with_its_config_is_closed(live, message):
+    async with session(live, False) as socket:
+        await socket.send(json.dumps(message))
+        assert (await hear(socket))["type"] == "error"
+        with pytest.raises(ConnectionClosed):
+            await hear(socket)
+
+
+async def test_a_message_that_is_too_large_closes_the_connection(engine):
+    with serving(engine, max_body_bytes=10_000) as live:
+        async with session(live) as socket:
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.send("a" * 20_000)
+                await hear(socket)
+            assert caught.value.rcvd.code == 1009
+
+
+async def test_quiet_connections_are_closed():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, config_timeout_s=0.2, idle_timeout_s=0.4) as live:
+        async with session(live, False) as socket:
+            assert (await hear(socket))["error"]["code"] == "idle_timeout"
+        async with session(live) as socket:
+            await say(socket, "input.text", text=STORY)  # holds a slot, and never goes on
+            events, _ = await hear_until(socket, "error")
+            assert events[-1]["error"]["code"] == "idle_timeout"
+        await asyncio.to_thread(live.settle)
+        assert not engine.speaking
+
+
+async def test_a_client_that_only_listens_is_not_quiet():
+    engine = FakeEngine(rtf=1.0)
+    with serving(engine, idle_timeout_s=0.3) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, "It takes a second and a half to say.")
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_a_busy_engine_and_a_failing_one_are_errors_of_the_utterance():
+    engine = FakeEngine(num_slots=1, fail_after=2, error=GenerationError("planted"))
+    with serving(engine, max_queue=0) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, STORY)
+            kinds = [event["type"] for event in events]
+            assert kinds == ["audio.start", "error", "session.done"]
+            assert events[1]["message"] == "planted"
+            assert events[2]["finish_reason"] == "error"
+            engine.fail_after, engine.stall_after = None, 1
+            with live.send_speech():
+                await asyncio.to_thread(wait_until, lambda: engine.speaking)
+                events, _ = await speak(socket, STORY)
+                assert events[0]["error"]["code"] == "engine_busy"
+            await asyncio.to_thread(live.settle)
+            engine.stall_after = None
+            events, _ = await speak(socket, STORY)
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_draining_waits_for_what_is_still_being_sent():
+    """The engine is done at once; the client takes its time."""
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, send_buffer=8192, buffer_s=300) as live:
+        async with session(live, max_queue=1) as socket:
+            await say(socket, "input.text", text=(STORY * 60)[:4000])
+            await say(socket, "input.done")
+            await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
+            live.running.handle_exit(signal.SIGTERM, None)
+            await asyncio.sleep(0.3)
+            events, audio = await hear_until(socket)
+            assert audio == engine.streams[0].sent
+            assert events[-1]["finish_reason"] == "eos"
+        await asyncio.to_thread(wait_until, lambda: live.running.should_exit)
+
+
+async def test_an_utterance_has_a_deadline():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, deadline_s=0.3) as live:
+        async with session(live) as socket:
+            events, _ = await speak(socket, STORY)
+            assert events[-2]["error"]["code"] == "deadline_exceeded"
+            assert events[-1]["type"] == "session.done"
+        await asyncio.to_thread(live.settle)
+
+
+async def test_the_key_and_the_origin_are_checked_in_the_handshake(engine):
+    with serving(engine, api_key="s3cret") as live:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Api-Key s3cret", "Origin": "https://evil.example"}, 403),
+        ):
+            with pytest.raises(InvalidStatus) as caught:
+                async with session(live, additional_headers=headers):
+                    pass
+            response = caught.value.response
+            assert response.status_code == status
+            assert json.loads(response.body)["error"]["message"]
+        headers = {"Authorization": "Api-Key s3cret"}  # as LiveKit's client sends it
+        async with session(live, additional_headers=headers) as socket:
+            events, _ = await speak(socket, STORY)
+            assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_a_plain_request_to_the_socket_is_refused(live):
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(live.url + STREAM)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+async def test_many_sessions_leave_nothing(live, engine):
+    async def one(index):
+        async with session(live) as socket:
+            if index % 3 == 0:
+                await speak(socket, "Hello.")
+            elif index % 3 == 1:
+                await say(socket, "input.text", text=STORY)
+            else:
+                await socket.send("garbage")
+
+    for start in range(0, 120, 20):
+        await asyncio.gather(*(one(start + index) for index in range(20)))
+    await asyncio.to_thread(live.settle)
+    await asyncio.to_thread(wait_until, lambda: not live.running.server_state.tasks)
+    assert not live.running.server_state.connections
