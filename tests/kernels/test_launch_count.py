@@ -1,9 +1,12 @@
 """A frame is one launch, and so are four."""
 
 import kernel_models as k
+import numpy as np
 import pytest
 import torch
 
+from qwen_megakernel import kernel_launch
+from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.utterance import Sampling
 
@@ -44,3 +47,47 @@ def test_a_prompt_is_one_launch_however_long(counted):
     tokens = torch.arange(20, dtype=torch.int32)
     decoder.forward(1, tokens, first_position=0)
     assert calls == ["forward"] * 2
+
+
+def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
+    decoder, _ = counted
+    copies = []
+
+    class Counted(kernel_launch.Download):
+        def __init__(self, values):
+            copies.append(values.numel())
+            super().__init__(values)
+
+    monkeypatch.setattr(kernel_launch, "Download", Counted)
+    for slot in range(3):
+        k.start(decoder, slot, Sampling(), seed=slot + 1)
+    decoder.step([0, 1, 2], 4)
+    assert len(copies) == 1
+
+
+@pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
+def test_a_step_may_be_started_and_waited_for_apart(make_decoder, kind):
+    checkpoint = k.random_checkpoint(k.small_config())
+    decoder = make_decoder(kind, checkpoint, num_slots=18)
+    slots = list(range(18))  # more than one launch of the kernel holds
+    for slot in slots:
+        k.start(decoder, slot, Sampling(), seed=slot + 1)
+    whole = [decoder.step(slots, 2), decoder.step(slots, 3)]
+    for slot in slots:
+        k.start(decoder, slot, Sampling(), seed=slot + 1)
+    for expected, num_frames in zip(whole, (2, 3), strict=True):
+        wait = decoder.launch(slots, num_frames)
+        found = wait()
+        assert found.num_frames == expected.num_frames and found.ended == expected.ended
+        np.testing.assert_array_equal(found.codes, expected.codes)
+
+
+@pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
+def test_a_cancelled_launch_gives_whole_frames_and_does_not_reach_the_next(make_decoder, kind):
+    decoder = make_decoder(kind, k.random_checkpoint(k.small_config()))
+    k.start(decoder, 0, Sampling(), seed=1)
+    expected = decoder.step([0], 4).codes
+    k.start(decoder, 0, Sampling(), seed=1)
+    decoder.cancel()
+    assert decoder.launch([0], 4)().num_frames == (0,)
+    np.testing.assert_array_equal(decoder.launch([0], 4)().codes, expected)
