@@ -165,11 +165,13 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     body |= {"voice": args.voice, "language": args.language}
     body = {name: value for name, value in body.items() if value is not None} | args.body
     levels = [("open", load) for load in args.rps] + [("closed", n) for n in args.concurrency]
-    async with SpeechClient(args.url, body, args.api_key, args.timeout) as client:
+    if args.word_ms is not None:
+        del body["stream_format"]  # of HTTP alone
+    async with SpeechClient(args.url, body, args.api_key, args.timeout, args.word_ms) as client:
         found = common.header() | {
             "model": args.label or await client.model() or "unknown",
             "settings": {"body": body, "prompts": len(args.texts), "seed": args.seed}
-            | {name: getattr(args, name) for name in ("duration", "warmup", "timeout")},
+            | {name: getattr(args, name) for name in ("duration", "warmup", "timeout", "word_ms")},
             "levels": [],
         }
         first = await client.speak(args.texts[0], time.perf_counter())
@@ -239,6 +241,9 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--duration", type=float, default=30.0, help="seconds for each load")
     root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
     root.add_argument("--timeout", type=float, default=120.0, help="seconds for a request")
+    root.add_argument(
+        "--word-ms", type=float, help="text by the word, one each so many ms, over the WebSocket"
+    )
     root.add_argument("--max-in-flight", type=int, default=4096)
     root.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
     root.add_argument("--prompts", metavar="FILE", help="texts to say, one a line")

@@ -5,6 +5,7 @@ in nari-labs' benchmark; `planned` ones from the moment the load generator meant
 SGLang's. What was heard is played by a simulated player without a buffer.
 """
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +26,17 @@ class Heard:
     """One request, as its client saw it; times are `time.perf_counter()` seconds."""
 
     planned: float
-    sent: float = 0.0  # first byte of the body
+    sent: float = 0.0  # first byte of the body, or the first word
     arrivals: list[float] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)  # raw 16-bit samples, one for each arrival
     ended: float = 0.0
     request_id: str | None = None  # of servers that give one
     error: str | None = None
+
+    def add(self, piece: bytes) -> None:
+        """Audio arrives."""
+        self.arrivals.append(time.perf_counter())
+        self.pieces.append(piece)
 
     def figures(self, rate: int) -> dict[str, Any]:
         """What the request amounts to.
@@ -88,10 +94,19 @@ class SpeechClient:
         body: fields of every request but `input`.
         api_key: sent as a bearer token.
         timeout_s: for a whole request.
+        word_ms: send the text by the word, one each so many milliseconds, over the WebSocket of
+            vLLM-Omni; None: whole, over HTTP.
     """
 
-    def __init__(self, url: str, body: dict[str, Any], api_key: str | None, timeout_s: float):
-        self._url, self._body = url.rstrip("/"), body
+    def __init__(
+        self,
+        url: str,
+        body: dict[str, Any],
+        api_key: str | None,
+        timeout_s: float,
+        word_ms: float | None = None,
+    ):
+        self._url, self._body, self._word_ms = url.rstrip("/"), body, word_ms
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self.in_flight = 0
@@ -129,21 +144,12 @@ class SpeechClient:
         heard = Heard(planned)
         self.in_flight += 1
         try:
-            async with self._session.post(
-                f"{self._url}/v1/audio/speech",
-                json={**self._body, "input": text},
-                trace_request_ctx=heard,
-            ) as response:
-                if response.status != 200:
-                    detail = (await response.text())[:200]
-                    heard.error = f"{response.status} {detail}"
-                    return heard
-                heard.request_id = response.headers.get("X-Request-Id")
-                self.rate = int(response.headers.get("X-Sample-Rate", SAMPLE_RATE))
-                async for piece in response.content.iter_any():
-                    heard.arrivals.append(time.perf_counter())
-                    heard.pieces.append(piece)
-            if sum(map(len, heard.pieces)) < 2:
+            async with asyncio.timeout(self._timeout.total):
+                if self._word_ms is None:
+                    await self._post(text, heard)
+                else:
+                    await self._talk(text, heard)
+            if not heard.error and sum(map(len, heard.pieces)) < 2:
                 heard.error = "no audio"
         except (TimeoutError, aiohttp.ClientError) as error:
             heard.error = type(error).__name__
@@ -151,6 +157,50 @@ class SpeechClient:
             heard.ended = time.perf_counter()
             self.in_flight -= 1
         return heard
+
+    async def _post(self, text: str, heard: Heard) -> None:
+        async with self._session.post(
+            f"{self._url}/v1/audio/speech",
+            json={**self._body, "input": text},
+            trace_request_ctx=heard,
+        ) as response:
+            if response.status != 200:
+                heard.error = f"{response.status} {(await response.text())[:200]}"
+                return
+            heard.request_id = response.headers.get("X-Request-Id")
+            self.rate = int(response.headers.get("X-Sample-Rate", SAMPLE_RATE))
+            async for piece in response.content.iter_any():
+                heard.add(piece)
+
+    async def _talk(self, text: str, heard: Heard) -> None:
+        address = f"{self._url}/v1/audio/speech/stream"
+        async with self._session.ws_connect(address, max_msg_size=0) as socket:
+            await socket.send_json({"type": "session.config", **self._body})
+            writing = asyncio.create_task(self._write(socket, text, heard))
+            try:
+                async for message in socket:
+                    if message.type is aiohttp.WSMsgType.BINARY:
+                        heard.add(message.data)
+                        continue
+                    facts = message.json()
+                    if facts["type"] == "audio.start":
+                        self.rate, heard.request_id = facts["sample_rate"], facts.get("request_id")
+                    elif facts["type"] == "error":
+                        heard.error = str(facts["message"])[:200]
+                        break
+                    elif facts["type"] == "session.done":
+                        break
+            finally:
+                writing.cancel()
+
+    async def _write(
+        self, socket: aiohttp.ClientWebSocketResponse, text: str, heard: Heard
+    ) -> None:
+        for word in text.split():
+            heard.sent = heard.sent or time.perf_counter()
+            await socket.send_json({"type": "input.text", "text": f"{word} "})
+            await asyncio.sleep(self._word_ms / 1000)
+        await socket.send_json({"type": "input.done"})
 
 
 async def _note_sent(_: Any, context: Any, __: Any) -> None:

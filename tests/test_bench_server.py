@@ -176,6 +176,26 @@ def test_more_in_flight_than_allowed_are_not_sent(run: Callable[..., Done]) -> N
     assert len(engine.streams) == 2  # one before the load, one of the load
 
 
+def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(
+    run: Callable[..., Done], tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("Once upon a time there was a very small house at the edge of a wood.")
+        words = ["--url", server.url, "--concurrency", "1", "--duration", "0.1", "--warmup", "0"]
+        words += ["--word-ms", "40", "--prompts", str(prompts), "--voice", "vivian"]
+        done = run(*words, "--json", str(tmp_path / "r.json"))
+        assert done.returncode == 0, done.stderr
+        (level,) = json.loads((tmp_path / "r.json").read_text())["levels"]
+        summary = level["summary"]
+        assert summary["first_byte_ms"]["p95"] < 15 * 40 < summary["e2e_ms"]["p50"]
+        assert engine.streams[-1].text.split() == prompts.read_text().split()
+        assert engine.streams[-1].request.voice == "vivian"
+        done = run(*words, "--body", '{"voice": "nobody"}')
+        assert done.returncode == 3 and "nobody" in done.stderr
+
+
 @pytest.fixture
 def other_server() -> Iterator[str]:
     """A server of somebody else's: OpenAI's endpoint, no model list, no headers of ours."""

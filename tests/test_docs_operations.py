@@ -31,7 +31,7 @@ def test_commands_have_options_that_exist() -> None:
         else:
             continue
         taken += 1
-    assert taken == 5
+    assert taken == 6
 
 
 def test_extras_and_files_exist() -> None:
