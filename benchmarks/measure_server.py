@@ -22,6 +22,7 @@ from benchmarks import common
 from benchmarks.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
 from benchmarks.speech_client import Heard, SpeechClient
 from qwen_megakernel import audio, options
+from qwen_megakernel.server_service import spare_what_is_loaded
 
 LIMITS = {  # figure -> (which of its numbers, at most)
     "first_byte_overhead_ms": ("p50", 3.0),
@@ -58,6 +59,7 @@ def _serve(pipe: Connection, engine: Any) -> None:
 
     settings = ServerSettings()
     running = server.new_server(server.create_app(engine, settings), settings)
+    spare_what_is_loaded()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])
         running.run(sockets=[listener])
@@ -149,6 +151,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, report, hold against the limits."""
+    spare_what_is_loaded()  # a pause of ours would count as one of the server's
     values = asyncio.run(measure(args))
     summary = {
         name: common.spread(each) | {"max": max(each), "count": len(each)}

@@ -166,11 +166,14 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
+    from qwen_megakernel.server_service import spare_what_is_loaded
+
     def make() -> Any:
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.load_engine(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
             engine.find_voice(settings.voice_fallback)  # refuses an unknown one now
+        spare_what_is_loaded()
         if not args.quiet:
             print("ready", file=sys.stderr)
         return engine

@@ -1,6 +1,7 @@
 """What the routes share: the engine once it is there, and how a request gets into it."""
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -150,3 +151,13 @@ class Service:
 
     def _cache_hits(self) -> int:
         return 0 if self._engine is None else self._engine.reference_cache_hits
+
+
+def spare_what_is_loaded() -> None:
+    """Take everything there is now out of the garbage collector's sight.
+
+    For a process that serves, once its model is loaded: a full collection looks at every object of
+    the libraries again, and nothing is sent meanwhile, for a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()

@@ -137,6 +137,7 @@ def test_a_client_that_does_not_read_is_cut_and_holds_nobody_up():
             # What was made ahead: ten seconds here, 64 kB in uvicorn, what the sockets hold.
             assert engine.streams[0].num_frames < made + 200
             assert engine.streams[0].cancelled
+            wait_until(lambda: not live.running.server_state.connections)
         assert live.speak(SHORT).status_code == 200
 
 
