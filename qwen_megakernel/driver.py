@@ -1,7 +1,8 @@
-"""NVIDIA's driver, asked without torch: an old one is a reason why torch sees no GPU."""
+"""Whether driver, GPU and the installed torch go together."""
 
 import ctypes
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -62,3 +63,27 @@ def driver_version() -> str | None:
     except OSError:
         return None
     return match[1] if match else None
+
+
+def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
+    """Whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
+
+    Machine code runs on later minor versions of its major: an RTX 4090 (8.9) takes sm_86, of which
+    PyTorch has builds, and not of sm_89. Code for one GPU alone ("sm_90a") runs on that one. PTX
+    ("compute_90") is translated for anything later (CUDA C++ Programming Guide, "Application
+    Compatibility").
+    """
+
+    def runs(arch: str) -> bool:
+        kind, _, number = arch.partition("_")
+        match = re.fullmatch(r"(\d+)(\d)([af]?)", number)
+        if not match:
+            return False
+        version = int(match[1]), int(match[2])
+        if match[3] == "a":
+            return version == capability
+        if kind == "compute":
+            return version <= capability
+        return version[0] == capability[0] and version[1] <= capability[1]
+
+    return any(map(runs, built_for))

@@ -14,7 +14,7 @@ from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.decoder_slots import SlotBook
-from qwen_megakernel.driver import no_gpu
+from qwen_megakernel.driver import is_built_for, no_gpu
 from qwen_megakernel.errors import (
     ArchError,
     GenerationError,
@@ -42,9 +42,9 @@ def check_device(device: torch.device) -> None:
     if not torch.cuda.is_available():
         raise no_gpu("--backend kernel")
     name = torch.cuda.get_device_name(device)
-    arch = build_tts.arch_of(torch.cuda.get_device_capability(device), name)
-    built_for = torch.cuda.get_arch_list()
-    if not any(arch[3:5] == each.split("_")[1][:2] for each in built_for):
+    capability = torch.cuda.get_device_capability(device)
+    arch, built_for = build_tts.arch_of(capability, name), torch.cuda.get_arch_list()
+    if not is_built_for(capability, built_for):
         raise ArchError(
             f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
             cure='pip install "torch>=2.7"',

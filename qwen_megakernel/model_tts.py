@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import quantized
+from qwen_megakernel.build_tts import MIN_CAPABILITY
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.driver import no_gpu, too_old
 from qwen_megakernel.errors import (
@@ -112,14 +113,16 @@ def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
 
 
 def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """bf16 on a GPU; on a CPU bf16 only where weights are too large for its caches.
+    """bf16 on a GPU that computes in it; on a CPU only where weights are too large for its caches.
 
     Decoding streams every weight once per pass, so a large bf16 checkpoint is faster in bf16 (half
     the bytes), while a small one is bound by call overhead and float32 is exact at no cost.
     """
     stored = checkpoint.talker["codec_head.weight"].dtype
     if device.type == "cuda":
-        return torch.bfloat16
+        # Before sm_80 bf16 is emulated: what `ArchError` announces there is float32.
+        has_bf16 = torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+        return torch.bfloat16 if has_bf16 else torch.float32
     num_weights = sum(
         weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
     )

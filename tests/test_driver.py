@@ -1,10 +1,10 @@
-"""Why torch sees no GPU: none there, or a driver that is too old for it."""
+"""Whether driver, GPU and torch go together, and what is said where they do not."""
 
 import pytest
 import torch
 
 from qwen_megakernel import driver, kernels
-from qwen_megakernel.errors import DriverError, NoGPUError
+from qwen_megakernel.errors import ArchError, DriverError, NoGPUError
 from qwen_megakernel.model_tts import choose_backend
 
 # Second line of the file as the closed and the open kernel module write it.
@@ -91,3 +91,54 @@ def test_the_driver_is_asked_for_its_cuda(monkeypatch, code, found):
 
     monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library)
     assert driver.cuda_of_driver() == found
+
+
+WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "runs"),
+    [
+        ((8, 9), WHEEL, True),  # sm_86 code
+        ((8, 7), WHEEL, True),
+        ((9, 0), WHEEL, True),
+        ((10, 3), WHEEL, True),
+        ((12, 0), WHEEL, True),
+        ((12, 0), WHEEL[:-1], False),  # the catalogue's RTX 5060 Ti
+        ((8, 0), ("sm_86",), False),
+        ((9, 0), ("sm_90a",), True),
+        ((10, 0), ("sm_90a", "sm_100a"), True),
+        ((10, 3), ("sm_100a",), False),
+        ((12, 0), ("sm_50", "compute_90"), True),
+        ((8, 6), ("compute_90",), False),
+        ((8, 6), ("gfx1100",), False),
+    ],
+)
+def test_machine_code_runs_on_later_minor_versions_of_its_major(capability, built_for, runs):
+    assert driver.is_built_for(capability, built_for) == runs
+
+
+def see_gpu(monkeypatch, name, capability, built_for):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(built_for))
+    monkeypatch.setattr("qwen_megakernel.build_tts.find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr("qwen_megakernel.build_tts.find_ninja", lambda: "ninja")
+
+
+def test_a_gpu_that_torch_was_not_built_for_is_named(monkeypatch):
+    see_gpu(monkeypatch, "RTX 5060 Ti", (12, 0), WHEEL[:-1])
+    with pytest.raises(ArchError, match=r"RTX 5060 Ti is sm_120; torch .* was built for sm_75, "):
+        kernels.check_device(torch.device("cuda"))
+    see_gpu(monkeypatch, "RTX 4090", (8, 9), WHEEL)
+    kernels.check_device(torch.device("cuda"))
+
+
+def test_an_old_gpu_is_refused_and_auto_goes_on_without_the_kernel(monkeypatch, caplog):
+    see_gpu(monkeypatch, "NVIDIA T4", (7, 5), WHEEL)
+    with pytest.raises(ArchError, match="T4 is sm_75; the kernel needs sm_80 or newer"):
+        kernels.check_device(torch.device("cuda"))
+    chosen = choose_backend("auto")
+    assert chosen.name != "kernel" and "sm_75" in chosen.why
+    assert "Expect RTF above 1" in caplog.text

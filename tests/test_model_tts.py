@@ -143,6 +143,12 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
     assert decoder.step([0], 2).num_frames == (2,)
 
 
-def test_small_checkpoints_compute_in_float32_on_a_cpu_and_in_bf16_on_a_gpu(loaded):
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((9, 0), torch.bfloat16), ((7, 5), torch.float32)]
+)
+def test_small_checkpoints_compute_in_float32_on_a_cpu_and_in_bf16_on_a_gpu_that_has_it(
+    loaded, monkeypatch, capability, dtype
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert default_dtype(loaded, torch.device("cpu")) == torch.float32
-    assert default_dtype(loaded, torch.device("cuda")) == torch.bfloat16
+    assert default_dtype(loaded, torch.device("cuda")) == dtype
