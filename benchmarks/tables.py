@@ -112,11 +112,37 @@ def load_table() -> str:
     return "\n".join(lines)
 
 
+def server_table() -> str:
+    """One row a figure of each result file of measure_server.py."""
+    lines = ["| | p50 | p95 | longest | machine | commit | file |", "|---|---|---|---|---|---|---|"]
+    for result in load_results("server_*.json"):
+        settings, busy = result["settings"], f"load average {result['machine']['load_1min']:.1f}"
+        names = {
+            "first_byte_overhead_ms": "first byte",
+            "real_first_byte_overhead_ms": f"first byte, {settings['model']}",
+            "chunk_overhead_ms": f"chunk, {settings['streams']} streams",
+            "crowd_chunk_overhead_ms": f"chunk, {settings['crowd']} streams",
+            "underruns_added": f"gaps added to each of {settings['crowd']} streams",
+        }
+        for name, title in names.items():
+            if name in result["summary"]:
+                unit = " ms" if name.endswith("_ms") else ""
+                figures = [
+                    f"{result['summary'][name][key]:.1f}{unit}" for key in ("p50", "p95", "max")
+                ]
+                lines.append(
+                    f"| {title} | {' | '.join(figures)} | {machine_of(result)}, {busy} "
+                    f"| {result['commit']} | `{result['file']}` |"
+                )
+    return "\n".join(lines)
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "README.md": speech_table,
     "docs/voices.md": voices_table,
     "docs/pipecat.md": pipecat_table,
     "docs/operations.md": load_table,
+    "docs/serving.md": server_table,
 }
 
 
