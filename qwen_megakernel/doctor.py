@@ -22,6 +22,7 @@ PACKAGES = (
     "sentence-stream",
     "pipecat-ai",
     "qwen-tts",
+    "snac",
 )
 
 

@@ -41,6 +41,8 @@ class Files(Protocol):
 
     name: str  # as the user gave it
     folder: Path
+    is_synthetic: bool  # random weights
+    banner: str | None  # what the user should know before listening
 
 
 class SpeechEngine(ABC):

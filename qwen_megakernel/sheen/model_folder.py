@@ -48,6 +48,8 @@ class SheenFiles:
 
     folder: Path
     name: str  # as the user gave it
+    is_synthetic: bool = False  # it was trained
+    banner: str | None = None
 
 
 def is_sheen(model: str) -> bool:

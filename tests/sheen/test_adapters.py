@@ -8,6 +8,7 @@ from sheen_toys import TEXTS
 
 from qwen_megakernel import cli
 from qwen_megakernel.sheen.engine import SheenEngine
+from qwen_megakernel.speech_engine import Files, SpeechEngine
 
 HELLO, MORNING = TEXTS.values()
 OPTIONS = {"seed": 11, "max_frames": 8}
@@ -22,6 +23,14 @@ def engine(trained):
 def pcm_of(engine, text):
     """What the engine says by itself."""
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS))
+
+
+def test_what_every_engine_tells_is_told(engine):
+    """Demos, server and benchmarks read these of any family."""
+    for name in SpeechEngine.__annotations__:
+        getattr(engine, name)
+    for name in Files.__annotations__:
+        getattr(engine.files, name)
 
 
 # ---- Pipecat -------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_greedy_tokens_equal_those_of_transformers(oracle):
             assert ours == theirs
 
 
+@pytest.mark.slow  # compiles for these dimensions, too
 def test_a_voice_says_the_same_on_the_kernel(trained, samples):
     options = {"backend": "emulation", "warmup": False}
     with SheenEngine.from_pretrained(str(trained), **options) as engine:

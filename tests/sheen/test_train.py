@@ -36,10 +36,10 @@ def test_the_defaults_are_the_published_ones():
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_the_loss_falls_on_two_samples(parts, precision):
-    trainer = trainer_of(parts, precision=precision, epochs=8)
+    trainer = trainer_of(parts, precision=precision, epochs=6)
     trainer.run()
     losses = [record.loss for record in trainer.records]
-    assert len(losses) == 8 and losses[-1] < 0.6 * losses[0]
+    assert len(losses) == 6 and losses[-1] < 0.7 * losses[0]
     assert next(trainer.model.parameters()).dtype == torch.float32
 
 
@@ -77,14 +77,14 @@ def test_cutting_a_step_into_passes_changes_nothing(job):
 
 
 def test_a_resumed_training_is_the_same_training(job, parts, tmp_path):
-    straight = trainer_of(parts, epochs=6, precision="fp16", batch_size=1)
+    straight = trainer_of(parts, epochs=4, precision="fp16", batch_size=1)
     straight.run()
-    first = trainer_of(load_parts(job, 0), epochs=6, precision="fp16", batch_size=1)
-    first.run(until=3)
+    first = trainer_of(load_parts(job, 0), epochs=4, precision="fp16", batch_size=1)
+    first.run(until=2)
     first.save_state(tmp_path / "state.pt")
-    second = trainer_of(load_parts(job, 5), epochs=6, precision="fp16", batch_size=1)
+    second = trainer_of(load_parts(job, 5), epochs=4, precision="fp16", batch_size=1)
     second.load_state(tmp_path / "state.pt")
-    assert second.step == 3
+    assert second.step == 2
     second.run()
     assert second.records == straight.records
     ours, theirs = second.model.state_dict(), straight.model.state_dict()
