@@ -231,7 +231,7 @@ def table(result: dict[str, Any]) -> str:
         "Relative RMS error against the plain decoder in float32, by stage:",
         "",
     ]
-    names = [name for name in VARIANTS if name != "fp32" and name in variants]
+    names = [name for name in VARIANTS if name != "fp32"]
     lines += ["| stage | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     shown = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
     shown += ["talker hidden", "talker logits", "code_predictor after layer 1"]
