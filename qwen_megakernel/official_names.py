@@ -176,7 +176,7 @@ class OfficialNames:
     ) -> tuple[list[np.ndarray], int]:
         options = {name: _spread(value, len(texts), name) for name, value in options.items()}
         streams = [
-            self._start(
+            self._start_one(
                 text,
                 non_streaming_mode,
                 generation,
@@ -186,7 +186,7 @@ class OfficialNames:
         ]
         return [Speech.collect(stream).audio for stream in streams], self.sample_rate
 
-    def _start(
+    def _start_one(
         self,
         text: str,
         non_streaming_mode: bool,

@@ -109,7 +109,7 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     out = tmp_path / "partial.wav"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 20, "--stream"),
+            *(sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 300, "--stream"),
             *("--output", str(out), "--seed", "1", "--greedy", *TINY),
         ],
         cwd=ROOT,
