@@ -195,7 +195,9 @@ class FasterQwen3TTS(TTSEngine):
     ) -> Chunks:
         generation = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | generation
         return stream_chunks(
-            self._start_one(text, non_streaming_mode, generation, chunk_frames=chunk_size, **options)
+            self._start_one(
+                text, non_streaming_mode, generation, chunk_frames=chunk_size, **options
+            )
         )
 
     def _collect(self, chunks: Chunks) -> tuple[list[np.ndarray], int]:
