@@ -215,10 +215,14 @@ def test_streams_in_company_sound_the_same(plain, overlapping):
         assert ours[2].finish_reason == theirs[2].finish_reason
 
 
-def test_parts_follow_each_other(plain, overlapping):
-    options = {"voice": VOICE, "seed": 1, "max_frames": 110}
-    ours, theirs = (tts.synthesize(LONG_TEXT, **options) for tts in (overlapping, plain))
-    assert ours.parts == theirs.parts >= 2
+def test_parts_follow_each_other(plain, overlapping, monkeypatch):
+    monkeypatch.setattr(guard, "SPARE_FRAMES", 6)  # of each part, whatever its text
+    monkeypatch.setattr(guard, "FRAMES_PER_TEXT_TOKEN", 0)
+    ours, theirs = (
+        tts.synthesize(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=4)
+        for tts in (overlapping, plain)
+    )
+    assert ours.parts == theirs.parts >= 2 and len(ours.codes) == 6 * ours.parts
     np.testing.assert_array_equal(ours.codes, theirs.codes)
 
 
