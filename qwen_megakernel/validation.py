@@ -47,7 +47,7 @@ BF16_TOLERANCE = 0.25
 # far apart as the plain decoder and one that does not round.
 BF16_GRAPH_TOLERANCE = 0.36
 
-NUM_SEEDS = 50  # sampled first frames to compare
+MAX_SEEDS = 50  # sampled first frames to compare
 
 
 def tolerance_of(backend: str, *, exact: bool) -> float:
@@ -325,8 +325,10 @@ def compare_layers(kernel: Any, plain: ReferenceDecoder, case: Case, tolerance: 
     return rows
 
 
-def compare_sampling(kernel: Any, plain: ReferenceDecoder, case: Case) -> list[Row]:
-    """Sampled first frames of two decoders under many seeds.
+def compare_sampling(
+    kernel: Any, plain: ReferenceDecoder, case: Case, num_seeds: int = MAX_SEEDS
+) -> list[Row]:
+    """Sampled first frames of two decoders under `num_seeds` seeds.
 
     Both draw with the same random numbers, so in float32 none should differ; in bf16 the share of
     other codes bounds the distance of the two distributions. The histogram distance is that of all
@@ -335,10 +337,10 @@ def compare_sampling(kernel: Any, plain: ReferenceDecoder, case: Case) -> list[R
     drawn = []
     for decoder in (kernel, plain):
         frames = []
-        for seed in range(NUM_SEEDS):
+        for seed in range(num_seeds):
             begin(decoder, case, Sampling(), seed)
             frames.append(decoder.step([0], 1).codes[0, 0])
-        drawn.append(np.stack(frames))  # [NUM_SEEDS, num_code_groups]
+        drawn.append(np.stack(frames))  # [num_seeds, num_code_groups]
     ours, theirs = drawn
     size = 1 + max(ours.max(), theirs.max())
     distances = [
@@ -346,8 +348,8 @@ def compare_sampling(kernel: Any, plain: ReferenceDecoder, case: Case) -> list[R
         for a, b in zip(ours.T, theirs.T, strict=True)
     ]
     return [
-        Row("sampled code 0 differs: share", NUM_SEEDS, float((ours != theirs)[:, 0].mean())),
-        Row("sampled codes: histogram distance", ours.size, float(np.mean(distances)) / NUM_SEEDS),
+        Row("sampled code 0 differs: share", num_seeds, float((ours != theirs)[:, 0].mean())),
+        Row("sampled codes: histogram distance", ours.size, float(np.mean(distances)) / num_seeds),
     ]
 
 
