@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,34 +90,48 @@ async def measure_level(
         heard: Heard = await client.speak(text, planned)
         found.append(await asyncio.to_thread(heard.figures, client.rate))
 
-    watcher = asyncio.create_task(watch(client, args.pid))
+    watch = Watch(client, args.pid)
+    watcher = asyncio.create_task(watch.run())
     began = time.perf_counter()
     loop = open_loop if mode == "open" else closed_loop
     await loop(speak, args, load, seed)
     wall_s = time.perf_counter() - began
     watcher.cancel()
-    seen = (await asyncio.gather(watcher, return_exceptions=True))[0]
-    return summarize(found, wall_s) | {"mode": mode, "load": load} | seen | {"requests": found}
+    await asyncio.wait([watcher])
+    if not watcher.cancelled():
+        watcher.result()  # it failed before
+    level = summarize(found, wall_s) | {"mode": mode, "load": load}
+    return level | watch.peaks() | {"requests": found}
 
 
-async def watch(client: SpeechClient, pid: int | None) -> dict[str, Any]:
-    """Sample requests in flight and memory until cancelled; returns the peaks and the mean."""
-    in_flight, host, gpu = [], [], []
-    has_gpu = pid is not None and shutil.which("nvidia-smi") is not None
-    try:
+@dataclass
+class Watch:
+    """Samples of requests in flight and of memory."""
+
+    client: SpeechClient
+    pid: int | None
+    in_flight: list[int] = field(default_factory=list)
+    host_mb: list[float] = field(default_factory=list)
+    gpu_mb: list[float] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        has_gpu = self.pid is not None and shutil.which("nvidia-smi") is not None
         while True:
-            in_flight.append(client.in_flight)
-            if pid is not None:
-                host.append(resident_mb(pid))
+            self.in_flight.append(self.client.in_flight)
+            if self.pid is not None:
+                self.host_mb.append(resident_mb(self.pid))
             if has_gpu:
-                gpu.append(await asyncio.to_thread(gpu_memory_mb))
+                self.gpu_mb.append(await asyncio.to_thread(gpu_memory_mb))
             await asyncio.sleep(SAMPLE_EVERY_S)
-    except asyncio.CancelledError:
+
+    def peaks(self) -> dict[str, Any]:
+        """The largest of each, and the mean in flight."""
         return {
-            "in_flight_mean": sum(in_flight) / len(in_flight),
-            "in_flight_peak": max(in_flight),
-            "server_memory_mb": max(host, default=None),
-            "gpu_memory_mb": max(gpu, default=None),
+            "in_flight_mean": sum(self.in_flight) / max(1, len(self.in_flight)),
+            "in_flight_peak": max(self.in_flight, default=0),
+            "server_memory_mb": max(self.host_mb, default=None),
+            "gpu_memory_mb": max(self.gpu_mb, default=None),
         }
 
 

@@ -167,6 +167,12 @@ def test_requests_that_fail_are_counted_and_told(run: Callable[..., Done], tmp_p
     assert sum(level["errors"].values()) == len(level["requests"]) - 3 > 0
 
 
+def test_a_load_that_sends_nothing_is_a_line_without_figures(run: Callable[..., Done]) -> None:
+    with serving(FakeEngine()) as server:
+        done = run("--url", server.url, "--rps", "0.001", "--duration", "0.1", "--warmup", "0.1")
+    assert done.returncode == 0 and "0.001 rps     0     0" in done.stdout
+
+
 def test_more_in_flight_than_allowed_are_not_sent(run: Callable[..., Done]) -> None:
     engine = FakeEngine(rtf=1.0)
     with serving(engine) as server:
