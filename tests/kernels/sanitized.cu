@@ -121,8 +121,11 @@ int run_frames() {
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
     if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
-    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, slot < 2};
-    step.streams[slot] = {slot, kPrompt - slot, 0, 1, 2, 77, 5, sampling, sampling};
+    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, 1};
+    // The first draws code 0 by argmax: what follows it on the same block must not overtake.
+    SamplingParams talker = sampling;
+    talker.do_sample = slot != 0;
+    step.streams[slot] = {slot, kPrompt - slot, 0, 1, 2, 77, 5, talker, sampling};
   }
   step.model = model;
   step.slots = slots;
