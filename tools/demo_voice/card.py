@@ -40,9 +40,10 @@ and holds no weight of Qwen's. How it is made: `tools/demo_voice/README.md`.
 
 ## Figures
 
-From `benchmarks/results/{result}` (commit {commit}). The sentences were not trained on. A word is
-right if most of its frames were drawn close to the reference's: that is strict, and does not see
-faults of the vocoder. Sampling is the checkpoint's own; no voice and no language are named.
+From `benchmarks/results/{result}` (commit {commit}). The sentences were not
+trained on. A word is right if most of its frames were drawn close to the reference's: that is
+strict, and does not see faults of the vocoder. Sampling is the checkpoint's own; no voice and no
+language are named.
 """
 TAIL = """
 A sentence's length is right within {tolerance:.0f} % of the reference's. "In full" puts the whole
@@ -57,9 +58,10 @@ hand; asked which of them was said, it is right in {told_full:.0f} % ({told_step
 LIMITS = """
 ## Limits
 
-Nobody has judged it by ear. One voice, one pitch, no feeling. Speech starts after some 0.4 s of silence: the training target
-waits until enough of the first word is there. Words it has not met are guessed from their spelling
-and often wrong. Long texts are best given as sentences of under 100 characters.
+Nobody has judged it by ear. One voice, one pitch, no feeling. Speech starts after some 0.4 s of
+silence: the training target waits until enough of the first word is there. Words it has not met are
+guessed from their spelling and often wrong. Long texts are best given as sentences of under 100
+characters.
 """
 
 
