@@ -13,8 +13,10 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from fake_engine import FakeEngine
+from live_server import wait_until
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
@@ -472,6 +474,8 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
             if line == "ready\n":
                 break
         assert set(ports) == {"http", "tcp"}
+        address = f"http://127.0.0.1:{ports['http']}/ready"
+        wait_until(lambda: httpx.get(address).status_code == 200)  # "ready" is said just before
 
         async def talk() -> list[Event]:
             async with AsyncTcpClient("127.0.0.1", ports["tcp"]) as client:
