@@ -43,6 +43,13 @@ class LiveServer:
         """A bare connection."""
         return socket.create_connection(self.address, timeout=20)
 
+    def connect_slowly(self) -> socket.socket:
+        """A connection for which the kernel holds next to nothing."""
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(self.address)
+        return connection
+
     def send_speech(self, text: str = "Hello there.", **body: Any) -> socket.socket:
         """A connection on which a request has just been made, and nothing read yet."""
         connection = self.connect()

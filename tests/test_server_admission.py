@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import httpx
 from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving, wait_until
 
@@ -150,8 +151,7 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2])
         assert line.startswith("listening on http://127.0.0.1:")
-        while process.stderr.readline().strip() != "ready":
-            pass
+        wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200, 60)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             body = {"input": LONG, "max_new_tokens": 100, "stream": True}
             connection.sendall(http_post(json.dumps(body).encode()))

@@ -159,10 +159,8 @@ def test_a_slow_client_gives_its_slot_back_once_its_speech_is_made():
 
 
 def slow_connection(live, text):
-    """A request whose answer nobody reads; the kernel's buffer for it is small."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(live.address)
+    """A request whose answer nobody reads."""
+    connection = live.connect_slowly()
     connection.sendall(http_post(json.dumps({"input": text[:4096]}).encode()))
     return connection
 

@@ -222,10 +222,10 @@ async def test_a_connection_that_goes_away_frees_its_slot(politely):
 async def test_a_client_that_does_not_read_is_cut():
     engine = FakeEngine(rtf=0.001)
     with serving(engine, send_buffer=8192, stall_timeout_s=0.5) as live:
-        async with session(live, max_queue=1) as socket:
+        async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
             await say(socket, "input.text", text=(STORY * 60)[:4096])
             await say(socket, "input.done")
-            await asyncio.sleep(0)
+            await asyncio.to_thread(wait_until, lambda: engine.streams)
             await asyncio.to_thread(live.settle)
             with pytest.raises(ConnectionClosed):
                 await hear_until(socket)

@@ -133,7 +133,7 @@ async def test_draining_waits_for_what_is_still_being_sent():
     """The engine is done at once; the client takes its time."""
     engine = FakeEngine(rtf=0.001)
     with serving(engine, send_buffer=8192, buffer_s=300) as live:
-        async with session(live, max_queue=1) as socket:
+        async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
             await say(socket, "input.text", text=(STORY * 60)[:4000])
             await say(socket, "input.done")
             await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
