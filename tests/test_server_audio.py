@@ -1,0 +1,44 @@
+"""Encoders of streams: what has left stays as it is, and what is held back comes at the end."""
+
+import io
+import wave
+
+import numpy as np
+import pytest
+
+from qwen_megakernel.server_audio import encode_whole, new_encoder, wav_header
+
+RATE = 24000
+
+
+def hum(num_samples):
+    return (8000 * np.sin(np.arange(num_samples) / 20)).astype(np.int16)
+
+
+@pytest.mark.parametrize(("response_format", "mark"), [("flac", b"fLaC"), ("mp3", b"Info")])
+def test_a_head_is_sent_once_though_its_encoder_writes_it_again(response_format, mark):
+    encoder = new_encoder(response_format, RATE)
+    pieces = [encoder.encode(hum(1920)) for _ in range(20)]
+    last = encoder.finish()
+    data = b"".join(pieces) + last
+    whole = encode_whole(response_format, np.concatenate([hum(1920)] * 20), RATE)
+    assert data.count(mark) <= whole.count(mark) == 1  # MP3 sends room for it
+    assert len(data) == len(whole)  # the same file, but for what the head says
+
+
+def test_a_whole_wav_tells_its_length_and_a_streamed_one_none():
+    samples = hum(5000)
+    with wave.open(io.BytesIO(encode_whole("wav", samples, RATE))) as file:
+        assert (file.getnframes(), file.getframerate(), file.getsampwidth()) == (5000, RATE, 2)
+        assert file.readframes(5000) == samples.tobytes()
+    encoder = new_encoder("wav", RATE)
+    assert encoder.encode(samples) == wav_header(RATE) + samples.tobytes()
+    assert encoder.finish() == b""
+    assert wav_header(RATE)[40:] == b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])
+def test_speech_without_a_sample_is_a_file_without_a_sample(response_format):
+    encoder = new_encoder(response_format, RATE)
+    assert isinstance(encoder.encode(hum(0)) + encoder.finish(), bytes)
+    assert isinstance(encode_whole(response_format, hum(0), RATE), bytes)
