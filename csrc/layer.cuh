@@ -131,7 +131,6 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
-    if (!last) prefetch_norms<Dims>(stack, layer + 1);
     const auto o_slice = [&] { return weight_slice<kHidden, Dims::kQSize>(weights.o_proj()); };
     const auto gate_up_slice = [&] {
       return weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj());
@@ -157,6 +156,8 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
     Attention<Dims>(stack, layer, weights.head_norms(), pass, w, attention_smem<Dims>(c.smem))
         .run();
     if (!c.barrier.sync(Stage::kAttention, layer)) return false;
+
+    if (!last) prefetch_norms<Dims>(stack, layer + 1);
 
     const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
     matvec<kHidden, Dims::kQSize>(weights.o_proj(), {gate_up_slice(), down_slice()}, attention_rows,
