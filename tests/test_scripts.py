@@ -115,6 +115,8 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for line in process.stderr:
         if "frames" in line:
