@@ -53,8 +53,11 @@ def draw(decoder, slot, count):
 def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, monkeypatch):
     decoder = decoder_for(loaded, max_frames)
     # The network is not what is tested: only where its frames go.
-    for stack in (decoder._decoder.talker, decoder._decoder.predictor):
-        monkeypatch.setattr(stack, "layers", stack.layers[:1])
+    inner, groups = decoder._decoder, loaded.config.talker.num_code_groups
+    monkeypatch.setattr(inner.talker, "layers", inner.talker.layers[:1])
+    monkeypatch.setattr(
+        inner, "_draw_residual_codes", lambda state, code, forced: torch.tensor([code] * groups)
+    )
     decoder.prefill(0, prompt(loaded), Sampling(), seed=1, part=0)
     assert draw(decoder, 0, max_frames + 1) == max_frames
     assert decoder.frames_ready(0) == 0
