@@ -1,13 +1,19 @@
-"""What the host knows of a decoder's slots, and what it refuses before the device hears of it."""
+"""What the host knows of a decoder's slots, and what it refuses before the device hears of it.
 
-from collections.abc import Sequence
+The kernel's decoder and that of the CUDA graphs differ in how they run a prompt and a launch; all
+else that a caller sees of them is here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.utterance import Sampling, StepResult
 
 
 @dataclass(slots=True)
@@ -47,10 +53,6 @@ class SlotBook:
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new."""
         self._slots[slot] = Slot(sampling, seed, part)
-
-    def check_begun(self, slot: int) -> None:
-        """Raise UsageError unless `slot` has a stream."""
-        self[slot]
 
     def fill(self, slot: int, num_positions: int) -> None:
         """A prompt goes into `slot`.
@@ -125,3 +127,129 @@ class SlotBook:
         """These streams cannot go on."""
         for slot in slots:
             self._slots[slot] = None
+
+
+class SlotDecoder(ABC):
+    """Talker and code predictor over `num_slots` streams in buffers that are allocated once.
+
+    Args:
+        config: of the model.
+        num_slots: streams that can be open at once.
+        max_positions: prompt positions plus frames of one stream.
+        max_text_rows: trailing text rows that may wait for their frame; they lie in a ring.
+        device, dtype: where, and in what precision, to compute; bfloat16 or float32.
+    Raises:
+        UsageError: another dtype.
+    """
+
+    # Set by the subclass; a slot is a row of each.
+    _seen: Tensor  # [num_slots, ...] the code-0 tokens that were drawn
+    _text: Tensor  # [num_slots, max_text_rows, hidden_size]
+    _pad: Tensor  # [num_slots, hidden_size]
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
+        self.config, self.device, self.dtype = config, torch.device(device), dtype
+        self.max_positions = max_positions
+        self._book = SlotBook(config, num_slots, max_positions, max_text_rows)
+
+    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
+        """Make `slot` as new, for one part of an utterance."""
+        self._book.begin(slot, sampling, seed, part)
+        self._seen[slot].zero_()
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Run the prompt: its keys and values, and the hidden state of its last position, stay.
+
+        Args:
+            embeds: [num_positions, hidden_size].
+            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
+        Raises:
+            UsageError: the slot was not begun, or the prompt does not fit it.
+            KernelTimeout: the launch failed; the stream is lost, others not.
+        """
+        self._book.fill(slot, len(embeds))
+        self._pad[slot] = pad_embed
+        self._run_prompt(slot, embeds)
+
+    @torch.inference_mode()
+    def write_text(self, slot: int, rows: Tensor) -> None:
+        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k.
+
+        Raises:
+            UsageError: more rows would wait for their frame than the ring holds.
+        """
+        for place, first, count in self._book.add_text(slot, len(rows)):
+            self._text[slot, place : place + count] = rows[first : first + count]
+
+    @torch.inference_mode()
+    def step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
+    ) -> StepResult:
+        """Decode up to `num_frames` frames of every slot in `slots`; fewer after `cancel`.
+
+        Args:
+            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
+                drawn (teacher forcing); a drawn EOS does not end a forced stream.
+            taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
+                [rows, frames, groups - 1, vocab_size], float32. For tests and validation.
+        Raises:
+            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
+            KernelTimeout, GenerationError: a launch failed, or its logits were not finite; its
+                streams are lost, others not.
+        """
+        self._book.check_step(slots, num_frames, forced)
+        return self._step(slots, num_frames, forced, taps)
+
+    @torch.inference_mode()
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Start a step of at most four frames; on a GPU this returns before they are drawn.
+
+        Returns:
+            A function that waits for the codes, to be called before anything else of this decoder.
+        Raises:
+            As `step`; the function too.
+        """
+        self._book.check_step(slots, num_frames, None)
+        return self._launch(slots, num_frames)
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame.
+
+        From any thread, at any time; never waits. No stream loses anything: `step` returns the
+        frames that are whole, perhaps none, and a later `step` goes on from there.
+        """
+
+    @abstractmethod
+    def _run_prompt(self, slot: int, embeds: Tensor) -> None:
+        """Positions 0 .. of a slot."""
+
+    @abstractmethod
+    def _step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
+    ) -> StepResult:
+        """`step` of checked arguments."""
+
+    @abstractmethod
+    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """`launch` of checked arguments."""

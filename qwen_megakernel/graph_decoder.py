@@ -14,25 +14,22 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.cuda_graphs import Download, Graphs, upload
-from qwen_megakernel.decoder_slots import SlotBook
-from qwen_megakernel.errors import GenerationError, UsageError
+from qwen_megakernel.decoder_slots import SlotDecoder
+from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.graph_model import MAX_FRAMES_PER_LAUNCH, GraphModel
-from qwen_megakernel.utterance import Sampling, StepResult
+from qwen_megakernel.utterance import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this times a power of two
 MIN_REACH = 256  # likewise the positions that attention looks at
 
 
-class GraphDecoder:
-    """Talker and code predictor over `num_slots` streams, all of them rows of every pass.
+class GraphDecoder(SlotDecoder):
+    """A `SlotDecoder` all of whose slots are rows of every pass.
 
     Args:
         checkpoint: weights and config.
-        num_slots: streams that can be open at once.
-        max_positions: prompt positions plus frames of one stream.
-        max_text_rows: trailing text rows that may wait for their frame; they lie in a ring.
+        num_slots, max_positions, max_text_rows, dtype: as in `SlotDecoder`.
         device: a GPU records graphs, any other device runs directly.
-        dtype: bfloat16 or float32.
     """
 
     def __init__(
@@ -45,80 +42,42 @@ class GraphDecoder:
         device: torch.device,
         dtype: torch.dtype,
     ):
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
-        self.config, self.device, self.dtype = checkpoint.config, torch.device(device), dtype
-        self.num_slots, self.max_positions = num_slots, max_positions
-        self._book = SlotBook(checkpoint.config, num_slots, max_positions, max_text_rows)
+        sizes = {
+            "num_slots": num_slots,
+            "max_positions": max_positions,
+            "max_text_rows": max_text_rows,
+            "device": torch.device(device),
+            "dtype": dtype,
+        }
+        super().__init__(checkpoint.config, **sizes)
         self._graphs = Graphs(self.device)
-        self.model = GraphModel(
-            checkpoint,
-            num_slots=num_slots,
-            max_positions=max_positions,
-            max_text_rows=max_text_rows,
-            device=self.device,
-            dtype=dtype,
-        )
+        self.model = GraphModel(checkpoint, **sizes)
+        self._seen, self._text, self._pad = self.model.seen, self.model.text, self.model.pad
         self.embeddings = self.model.embeddings
         self._cancelled = False
         if self.device.type == "cuda":
             self._record_everything()
 
-    # ---- the face that the decoders share
+    def cancel(self) -> None:
+        """As everywhere; on a GPU a frame has begun when its graph is enqueued."""
+        self._cancelled = True
 
-    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
-        """Make `slot` as new, for one part of an utterance."""
-        self._book.begin(slot, sampling, seed, part)
-        self.model.seen[slot].zero_()
-
-    @torch.inference_mode()
-    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run the prompt; returns before the device has.
-
-        Args:
-            embeds: [num_positions, hidden_size].
-            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
-        Raises:
-            UsageError: the slot was not begun, or the prompt does not fit it.
-        """
+    def _run_prompt(self, slot: int, embeds: Tensor) -> None:
+        """Returns before the device has."""
         count = len(embeds)
-        self._book.fill(slot, count)
-        self.model.pad[slot] = pad_embed
         padded = _padded(count, MIN_PROMPT, self.max_positions)
         self.model.prompt[:count] = embeds
         self.model.prompt[count:padded] = 0
         upload(self.model.prompt_control, torch.tensor([slot, count - 1]))
         self._graphs.run(("prompt", padded), lambda: self.model.run_prompt(padded))
 
-    @torch.inference_mode()
-    def write_text(self, slot: int, rows: Tensor) -> None:
-        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k.
-
-        Raises:
-            UsageError: more rows would wait for their frame than the ring holds.
-        """
-        for place, first, count in self._book.add_text(slot, len(rows)):
-            self.model.text[slot, place : place + count] = rows[first : first + count]
-
-    def step(
+    def _step(
         self,
         slots: Sequence[int],
         num_frames: int,
-        forced: Tensor | None = None,
-        taps: dict[str, Tensor] | None = None,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        """Decode up to `num_frames` frames of every slot in `slots`; fewer after `cancel`.
-
-        Args:
-            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
-                drawn (teacher forcing); a drawn EOS does not end a forced stream.
-            taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
-                [rows, frames, groups - 1, vocab_size], float32. For tests and validation.
-        Raises:
-            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
-            GenerationError: logits were not finite; the streams of `slots` are lost, others not.
-        """
-        self._book.check_step(slots, num_frames, forced)
         n, groups = len(slots), self.config.talker.num_code_groups
         codes = np.zeros((n, num_frames, groups), dtype=np.int32)
         counts, ended = [0] * n, [False] * n
@@ -127,7 +86,7 @@ class GraphDecoder:
             rows = [row for row in range(n) if not ended[row]]
             count = min(MAX_FRAMES_PER_LAUNCH, num_frames - first)
             given = None if forced is None else forced[rows, first : first + count]
-            launched = self._launch(
+            launched = self._start(
                 [slots[row] for row in rows], count, given, None if taps is None else logits
             )
             found = launched()
@@ -144,42 +103,24 @@ class GraphDecoder:
             taps["predictor"] = torch.stack([predictor[at] for _, predictor in logits], dim=1)
         return StepResult(codes, tuple(counts), tuple(ended))
 
-    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a step of at most `MAX_FRAMES_PER_LAUNCH` frames.
-
-        Returns:
-            A function that waits for its codes, to be called before anything else of this decoder.
-        Raises:
-            UsageError: as `step`. GenerationError is raised by the function.
-        """
-        self._book.check_step(slots, num_frames, None)
-        launched = self._launch(slots, num_frames, None, None)
+    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """At most `MAX_FRAMES_PER_LAUNCH` frames."""
+        started = self._start(slots, num_frames, None, None)
 
         def collect() -> StepResult:
             self._cancelled = False
-            return launched()
+            return started()
 
         return collect
 
-    def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
-
-        From any thread, at any time; never waits. No stream loses anything: `step` returns the
-        frames that are whole, perhaps none, and a later `step` goes on from there. On a GPU a frame
-        has begun when its graph is enqueued.
-        """
-        self._cancelled = True
-
-    # ---- one launch
-
-    @torch.inference_mode()
-    def _launch(
+    def _start(
         self,
         slots: Sequence[int],
         num_frames: int,
         forced: Tensor | None,
         logits: list[tuple[Tensor, Tensor]] | None,
     ) -> Callable[[], StepResult]:
+        """One launch; appends the logits of its frames to a list, if there is one."""
         states = [self._book[slot] for slot in slots]
         upload(
             self.model.control_rows, self.model.control_of(dict(zip(slots, states, strict=True)))

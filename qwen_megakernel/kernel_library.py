@@ -165,29 +165,36 @@ class KernelLibrary:
             )
 
     def max_blocks(self) -> int:
-        """Blocks that can be resident at once on the current device."""
+        """Blocks that can be resident at once on the current device.
+
+        Raises:
+            LaunchError: not one.
+        """
         count = c_int32()
-        self.check(self._library.qwen_tts_max_blocks(ctypes.byref(count)))
+        self._check(self._library.qwen_tts_max_blocks(ctypes.byref(count)), 1)
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start step_kernel on `stream`."""
-        self.check(self._library.qwen_tts_step(ctypes.byref(params), num_blocks, c_void_p(stream)))
+        """Start step_kernel on `stream`; num_blocks 0: as many as fit."""
+        launch = self._library.qwen_tts_step
+        self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
     def forward(self, params: ForwardParams, num_blocks: int, stream: int) -> None:
-        """Start forward_kernel on `stream`."""
+        """Start forward_kernel on `stream`; num_blocks 0: as many as fit."""
         launch = self._library.qwen_tts_forward
-        self.check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)))
+        self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
-    def check(self, error: int) -> None:
-        """Raise what a cudaError_t means."""
+    def _check(self, error: int, num_blocks: int) -> None:
+        """Raise what the cudaError_t of a grid means."""
         if not error:
             return
         text = self._library.qwen_tts_error_string(error).decode()
         if error in LAUNCH_REFUSED:
+            grid = num_blocks or self.max_blocks()
             raise LaunchError(
-                f"The cooperative grid was refused (CUDA error {error}: {text}).",
-                "Another process, MIG or MPS holds the SMs, or the driver lacks such launches.",
+                f"The cooperative grid ({grid} block{'s' * (grid > 1)}) was refused: another "
+                "process, MIG or MPS holds the SMs, or the driver lacks such launches.",
+                f"CUDA error {error}: {text}.",
                 "Use --backend graph.",
             )
         raise GenerationError(f"The kernel could not be launched (CUDA error {error}: {text}).")

@@ -13,13 +13,9 @@ from torch import Tensor
 from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
-from qwen_megakernel.decoder_slots import SlotBook
+from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.driver import is_built_for, no_gpu
-from qwen_megakernel.errors import (
-    ArchError,
-    GenerationError,
-    UsageError,
-)
+from qwen_megakernel.errors import ArchError, GenerationError, UsageError
 from qwen_megakernel.kernel_buffers import KernelBuffers
 from qwen_megakernel.kernel_launch import Drawn, Launcher
 from qwen_megakernel.kernel_library import (
@@ -30,7 +26,7 @@ from qwen_megakernel.kernel_library import (
     Stream,
     check_tensor,
 )
-from qwen_megakernel.utterance import Sampling, StepResult
+from qwen_megakernel.utterance import StepResult
 
 
 def check_device(device: torch.device) -> None:
@@ -53,14 +49,12 @@ def check_device(device: torch.device) -> None:
     build_tts.find_ninja()
 
 
-class KernelDecoder:
-    """Talker and code predictor over `num_slots` streams, up to 16 of them in one weight pass.
+class KernelDecoder(SlotDecoder):
+    """A `SlotDecoder` with up to 16 slots in one weight pass, and more in further launches.
 
     Args:
         checkpoint: weights and config.
-        num_slots: streams that can be open at once.
-        max_positions: prompt positions plus frames of one stream.
-        max_text_rows: trailing text rows that may wait for their frame; they lie in a ring.
+        num_slots, max_positions, max_text_rows: as in `SlotDecoder`.
         device: a GPU runs the kernel, the CPU its emulation.
         dtype: bfloat16, or float32 (exact, for tests and small models).
         num_blocks: blocks of the grid; 0: as many as fit. Any number gives the same codes.
@@ -79,10 +73,14 @@ class KernelDecoder:
         dtype: torch.dtype,
         num_blocks: int = 0,
     ):
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise UsageError(f"dtype is {dtype}; the kernel computes in bfloat16 or float32.")
-        self.config, self.device, self.dtype = checkpoint.config, torch.device(device), dtype
-        self.max_positions, self.max_text_rows = max_positions, max_text_rows
+        sizes = {
+            "num_slots": num_slots,
+            "max_positions": max_positions,
+            "max_text_rows": max_text_rows,
+            "device": torch.device(device),
+            "dtype": dtype,
+        }
+        super().__init__(checkpoint.config, **sizes)
         build_tts.check_config(self.config)
         arch = None
         if self.device.type == "cuda":
@@ -94,92 +92,14 @@ class KernelDecoder:
         target = build_tts.Target(arch, str(dtype).removeprefix("torch."))
         self.library = KernelLibrary(build_tts.build(self.config, target), self.config)
         self.library.max_blocks()  # refuses here, not at the first frame
-        self._book = SlotBook(self.config, num_slots, max_positions, max_text_rows)
-        self._buffers = KernelBuffers(
-            checkpoint,
-            self.library.description,
-            num_slots=num_slots,
-            max_positions=max_positions,
-            max_text_rows=max_text_rows,
-            device=self.device,
-            dtype=dtype,
-        )
-        self.launcher = Launcher(self.library, self._buffers, num_blocks)
-        self.embeddings = self._buffers.embeddings
-
-    # ---- the face that ReferenceDecoder shares
-
-    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
-        """Make `slot` as new, for one part of an utterance."""
-        self._book.begin(slot, sampling, seed, part)
-        self._buffers.seen[slot].zero_()
-
-    @torch.inference_mode()
-    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run the prompt: its keys and values, and the hidden state of its last position, stay.
-
-        Args:
-            embeds: [num_positions, hidden_size].
-            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
-        """
-        self._book.check_begun(slot)
-        self._buffers.pad_embed[slot] = pad_embed
-        tokens = torch.full((len(embeds),), -1, dtype=torch.int32)
-        self.forward(slot, tokens, embeds, first_position=0, keep_last=True)
-        self._book.fill(slot, len(embeds))
-
-    @torch.inference_mode()
-    def write_text(self, slot: int, rows: Tensor) -> None:
-        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k.
-
-        Raises:
-            UsageError: more rows would wait for their frame than the ring holds.
-        """
-        for place, first, count in self._book.add_text(slot, len(rows)):
-            self._buffers.text_rows[slot, place : place + count] = rows[first : first + count]
-
-    @torch.inference_mode()
-    def step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None = None,
-        taps: dict[str, Tensor] | None = None,
-    ) -> StepResult:
-        """Decode up to `num_frames` frames of every slot in `slots`, 16 slots in a launch.
-
-        Args:
-            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
-                drawn (teacher forcing); a drawn EOS does not end a forced stream.
-            taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
-                [rows, frames, groups - 1, vocab_size], float32. For tests and validation.
-        Raises:
-            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
-            KernelTimeout, GenerationError: the launch failed; its streams are lost, others not.
-        """
-        self._book.check_step(slots, num_frames, forced)
-        return self._launch(slots, num_frames, forced, taps)()
-
-    @torch.inference_mode()
-    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a step; on a GPU this returns before its frames are drawn.
-
-        Of more than 16 slots only the last launch is left under way.
-
-        Returns:
-            A function that waits for the codes, to be called before the next step.
-        Raises:
-            As `step`; the function too.
-        """
-        self._book.check_step(slots, num_frames, None)
-        return self._launch(slots, num_frames, None, None)
+        self._buffers = KernelBuffers(checkpoint, self.library.description, **sizes)
+        buffers = self._buffers
+        self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed
+        self.launcher = Launcher(self.library, buffers, num_blocks)
+        self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
-
-        From any thread, at any time; never waits. No stream loses anything: `step` returns the
-        frames that are whole, perhaps none, and a later `step` goes on from there.
-        """
+        """As everywhere; on a GPU a step ends within the milliseconds of a frame."""
         self.launcher.cancel()
 
     # ---- driving the layers directly
@@ -250,12 +170,29 @@ class KernelDecoder:
                 keep_last=keep_last,
             )
         except GenerationError:
-            self._lose([slot])
+            self._book.lose([slot])
             raise
 
-    # ---- slots
+    # ---- launches
 
-    def _launch(
+    def _run_prompt(self, slot: int, embeds: Tensor) -> None:
+        tokens = torch.full((len(embeds),), -1, dtype=torch.int32)
+        self.forward(slot, tokens, embeds, first_position=0, keep_last=True)
+
+    def _step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
+    ) -> StepResult:
+        return self._start(slots, num_frames, forced, taps)()
+
+    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Of more than 16 slots only the last launch is left under way."""
+        return self._start(slots, num_frames, None, None)
+
+    def _start(
         self,
         slots: Sequence[int],
         num_frames: int,

@@ -266,4 +266,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
         sentence = "This takes two seconds to say, and so it has every chunk size."
-        self.synthesize(sentence, voice=voice, seed=0, max_frames=25, first_chunk_frames=1)
+        # The text in the prompt: it may have more rows than this engine has frames for a part.
+        self.synthesize(
+            sentence, voice=voice, seed=0, max_frames=25, text_feed="full", first_chunk_frames=1
+        )

@@ -141,7 +141,7 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
         return
     decoder = FrameDecoder(loaded, backend, max_frames=50)
     assert decoder.backend.name == "graph"
-    assert "The cooperative grid was refused" in decoder.backend.why
+    assert "The cooperative grid (3 blocks) was refused" in decoder.backend.why
     decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
     assert decoder.step([0], 2).num_frames == (2,)
 

@@ -616,3 +616,9 @@ def test_decoding_codes_gives_the_streams_audio(tts, alone):
     with pytest.raises(UsageError):
         tts.decode(np.full((2, 16), 4000))
     assert len(speak(tts, seed=1, max_frames=3).codes) == 3
+
+
+def test_the_warm_up_fits_an_engine_of_few_frames():
+    """Its sentence has more text rows than a part of this engine has frames."""
+    with TTSEngine.from_pretrained("tiny-random-base", max_frames=1) as small:
+        assert small.synthesize("Hi", text_feed="full", seed=1).finish_reason == "length"

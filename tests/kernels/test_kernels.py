@@ -60,8 +60,16 @@ def test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang(
 ):
     monkeypatch.setenv("EMULATION_SMS", "2")
     decoder = make_decoder(KernelDecoder, checkpoint, num_blocks=3)
-    with pytest.raises(LaunchError, match="cooperative grid was refused"):
+    with pytest.raises(LaunchError, match=r"grid \(3 blocks\) was refused: another process"):
         k.start(decoder, 0, GREEDY, seed=1)
+    # As many as fit, and the driver lets in none of them.
+    monkeypatch.setattr(decoder.launcher, "num_blocks", 0)
+    monkeypatch.setattr(decoder.library._library, "qwen_tts_forward", lambda *_: 720)
+    with pytest.raises(LaunchError, match=r"grid \(2 blocks\) was refused: .*\nCUDA error 720"):
+        k.start(decoder, 0, GREEDY, seed=1)
+    monkeypatch.setenv("EMULATION_SMS", "0")
+    with pytest.raises(LaunchError, match=r"grid \(1 block\) was refused"):
+        decoder.library.max_blocks()
 
 
 def test_without_a_gpu_the_kernel_is_refused():
@@ -77,8 +85,10 @@ def test_a_full_kv_cache_is_refused(decoder):
     with pytest.raises(UsageError, match="position 20; 1 more frames do not fit its 20"):
         decoder.step([0], 1)
     decoder.begin(1, GREEDY, 0, 0)
-    with pytest.raises(UsageError, match=r"Positions 0 \.\. 20 do not fit"):
+    with pytest.raises(UsageError, match=r"prompt of 21 positions does not fit .* 20 positions"):
         decoder.prefill(1, prompt(decoder, 21), prompt(decoder, 1)[0])
+    with pytest.raises(UsageError, match=r"Positions 18 \.\. 20 do not fit"):
+        decoder.forward(1, torch.zeros(3, dtype=torch.int32), first_position=18)
 
 
 @pytest.mark.parametrize("bad", [-1, 128])
@@ -141,6 +151,19 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     with pytest.raises(UsageError, match="call begin"):  # its stream is lost
         decoder.step([0], 1)
     k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
+    assert decoder.step([0], 2).num_frames == (2,)
+
+
+def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.begin(1, GREEDY, 0, 0)
+    decoder.launcher.timeout_seconds = 0.001
+    decoder._buffers.control[0] = -1  # as if one block never arrived
+    with pytest.raises(KernelTimeout, match="in stage input"):
+        decoder.prefill(1, prompt(decoder, 3), prompt(decoder, 1)[0])
+    decoder.launcher.timeout_seconds = kernel_launch.BARRIER_TIMEOUT_SECONDS
+    with pytest.raises(UsageError, match="Slot 1 has no stream"):
+        decoder.step([1], 1)
     assert decoder.step([0], 2).num_frames == (2,)
 
 
