@@ -131,7 +131,7 @@ class SpeechEngine(ABC):
     @property
     def spent_ms(self) -> dict[str, float]:
         """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
-        return dict(self._loop.spent_ms)
+        return self._loop.spent_ms
 
     @property
     def failure(self) -> QwenTTSError | None:

@@ -1,11 +1,10 @@
-"""What the engine's thread knows of a stream that is being spoken, and of audio on its way."""
+"""What the engine's thread knows of a stream that is being spoken."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.cuda_graphs import Download
 from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.speech_stream import StreamState, TextPart
 from qwen_megakernel.utterance import FinishReason
@@ -41,13 +40,3 @@ class Slot:
     def num_ready(self) -> int:
         """Pending frames that can be turned into audio."""
         return len(self.pending) - (0 if self.part_end else self.lookahead)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Frames of some slots on their way through the vocoder, all of the same number."""
-
-    slots: list[Slot]
-    codes: list[list[np.ndarray]]  # by slot
-    samples: Download  # [num_slots, num_samples] float32
-    spent_ms: float  # on starting it

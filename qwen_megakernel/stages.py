@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,3 +97,16 @@ class Stages:
     # Decoder and vocoder return before the device is done; the decoder then has
     # `launch(slots, num_frames)`, a `step` whose codes are waited for by what it returns.
     overlaps: bool = False
+
+
+class SpentTime:
+    """Milliseconds of device work by stage, of all streams together."""
+
+    def __init__(self) -> None:
+        self.ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
+
+    def add(self, stage: str, started: float) -> float:
+        """Milliseconds since `started`, a `time.perf_counter()`, added to the stage's total."""
+        spent = 1000 * (time.perf_counter() - started)
+        self.ms[stage] += spent
+        return spent

@@ -36,6 +36,8 @@ FLOORS = [
     {"vocoder", "speech_stream"},
     {"graph_vocoder"},
     {"stages", "speech_slot"},
+    {"slot_table"},
+    {"chunk_delivery"},
     {"step_loop", "official_names"},
     {"speech_engine"},
     {"sheen.codes", "sheen.phonemes", "sheen.noise", "sheen.language_model"},

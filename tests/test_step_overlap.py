@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import TTSEngine, guard, step_loop
+from qwen_megakernel import TTSEngine, chunk_delivery, guard
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.model_tts import FrameDecoder
 from qwen_megakernel.speech_stream import StreamState, TextPart
@@ -106,7 +106,7 @@ def speak(monkeypatch):
     """speak(num_streams, num_frames): what happened, on a loop over the fake device."""
     device = Device()
     monkeypatch.setattr(
-        step_loop,
+        chunk_delivery,
         "Download",
         lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name)),
     )
@@ -119,13 +119,13 @@ def speak(monkeypatch):
             sample_rate=24000,
             on_finished=lambda state: None,
         )
-        put = loop._put
+        put = loop._table.put
 
         def recording_put(state, samples, first, count, reason=None):
             device.log.append(("deliver", count))
             put(state, samples, first, count, reason)
 
-        monkeypatch.setattr(loop, "_put", recording_put)
+        monkeypatch.setattr(loop._table, "put", recording_put)
         ids = TextIds(role=torch.zeros(3), body=torch.zeros(0))
         states = []
         for _ in range(num_streams):
@@ -134,7 +134,7 @@ def speak(monkeypatch):
             state.parts.append(TextPart(deque([torch.arange(9)]), closed=True))
             states.append(state)
         with loop._changed:  # admitted in one turn
-            loop._waiting.extend(states)
+            loop._table.waiting.extend(states)
         loop.wake()
         for state in states:
             while not state.outbox.get().is_last:
@@ -280,7 +280,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
         elif stage == "vocoder":
             patch.setattr(loop._vocoder, "step", fail)
         else:
-            patch.setattr(step_loop, "Download", lambda pcm: SimpleNamespace(wait=fail))
+            patch.setattr(chunk_delivery, "Download", lambda pcm: SimpleNamespace(wait=fail))
         stream = overlapping.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
             list(stream)

@@ -71,7 +71,7 @@ def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
     """Order of events inside the loop: one frame, its audio, then the next frame."""
     events = []
     loop = tts._loop
-    step, send = loop._decoder.step, loop._put
+    step, send = loop._decoder.step, loop._table.put
 
     def recording_step(slots, num_frames):
         events.append(("step", num_frames))
@@ -82,7 +82,7 @@ def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
         return send(state, samples, first, count, reason)
 
     monkeypatch.setattr(loop._decoder, "step", recording_step)
-    monkeypatch.setattr(loop, "_put", recording_put)
+    monkeypatch.setattr(loop._table, "put", recording_put)
     speak(tts, seed=5, first_chunk_frames=1)
     assert events[:3] == [("step", 1), ("chunk", 1), ("step", 2)]
 
@@ -290,9 +290,9 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     stream.feed("Hello there, how are ")
     assert next(stream).num_frames == 1
     wait_until(lambda: not tts._loop._runnable())
-    drawn = tts._loop._active()[0].num_frames
+    drawn = tts._loop._table.active()[0].num_frames
     time.sleep(0.1)
-    assert tts._loop._active()[0].num_frames == drawn  # stalled: no pad was added
+    assert tts._loop._table.active()[0].num_frames == drawn  # stalled: no pad was added
     stream.feed("you today?")
     stream.end_text()
     list(stream)
@@ -307,7 +307,7 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
     )
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: stream.num_parts and tts._loop._active()[0].part is None)
+    wait_until(lambda: stream.num_parts and tts._loop._table.active()[0].part is None)
     stream.feed("you today?")
     stream.end_text()
     list(stream)

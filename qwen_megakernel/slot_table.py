@@ -1,0 +1,173 @@
+"""Who is spoken: streams that wait, streams that hold a slot, and how each of them ends."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
+from qwen_megakernel.speech_slot import Slot
+from qwen_megakernel.speech_stream import StreamState
+from qwen_megakernel.stages import FrameVocoder
+from qwen_megakernel.utterance import AudioChunk, FinishReason
+
+logger = logging.getLogger(__name__)
+
+MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
+
+
+class SlotTable:
+    """Streams, from their submission to their end. Used by the worker thread alone.
+
+    Args:
+        num_slots: streams that are spoken at the same time; the others wait.
+        sample_rate: of the codec, in Hz.
+        on_finished: called when a stream is over, whatever the reason.
+        look_again: called when there is news for the loop, such as a free slot.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        sample_rate: int,
+        on_finished: Callable[[StreamState], None],
+        look_again: Callable[[], None],
+    ):
+        self._sample_rate = sample_rate
+        self._on_finished = on_finished
+        self._look_again = look_again
+        self.waiting: deque[StreamState] = deque()  # any thread may append
+        self._slots: list[Slot | None] = [None] * num_slots
+        self.failure: KernelTimeout | None = None  # why no stream is taken any more
+        self._num_timeouts = 0  # launches in a row that hung
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that hold a slot or wait for one."""
+        return len(self.waiting) + len(self.active())
+
+    def active(self) -> list[Slot]:
+        """The slots in use."""
+        return [slot for slot in self._slots if slot]
+
+    def is_alive(self, slot: Slot) -> bool:
+        """Whether the slot's stream has not ended."""
+        return self._slots[slot.index] is slot
+
+    def admit(self, vocoder: FrameVocoder) -> None:
+        """Give free slots to waiting streams, oldest first."""
+        for index, slot in enumerate(self._slots):
+            if slot is None and self.waiting:
+                state = self.waiting.popleft()
+                self._slots[index] = Slot(
+                    index,
+                    state,
+                    vocoder.new_state(),
+                    vocoder.lookahead,
+                    state.request.first_chunk_frames,
+                )
+
+    def drop_cancelled(self) -> None:
+        """End the streams that their callers have closed."""
+        for state in [state for state in self.waiting if state.cancelled]:
+            self.waiting.remove(state)
+            self._finish(state, "cancelled")
+        for slot in self.active():
+            if slot.state.cancelled:
+                slot.pending.clear()
+                self.release(slot, "cancelled")
+
+    def cancel_all(self) -> None:
+        """Nobody is left waiting."""
+        for state in self.waiting:
+            self._finish(state, "cancelled")
+        self.waiting.clear()
+        for slot in self.active():
+            self.release(slot, "cancelled")
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def end_part(self, slot: Slot) -> None:
+        """Let a stream whose part is over go on to the next part, or end it."""
+        if slot.finish == "eos":
+            slot.finish = slot.part_end
+        state, limit = slot.state, slot.state.request.max_frames
+        exhausted = limit is not None and len(state.codes) >= limit
+        over = slot.part is None  # no text is left, see StepLoop._begin_part
+        slot.part, slot.part_end = None, None
+        self._look_again()  # the next part may begin
+        if over or exhausted:
+            self.release(slot, slot.finish)
+
+    def release(self, slot: Slot, reason: FinishReason, error: Exception | None = None) -> None:
+        """End a stream and free its slot."""
+        self._slots[slot.index] = None
+        self._look_again()
+        self._finish(slot.state, reason, error)
+
+    def _finish(
+        self, state: StreamState, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        state.finish_reason = reason
+        state.timings["total"] = state.elapsed_ms()
+        self._on_finished(state)
+        if error:
+            state.outbox.put(error)
+        else:
+            self.put(state, np.empty(0, dtype=np.int16), len(state.codes), 0, reason)
+
+    def put(
+        self,
+        state: StreamState,
+        samples: np.ndarray,
+        frame_index: int,
+        num_frames: int,
+        reason: FinishReason | None = None,
+    ) -> None:
+        """Deliver a chunk to its reader: [num_samples] int16 of `num_frames` frames."""
+        state.outbox.put(
+            AudioChunk(
+                samples=samples,
+                sample_rate=self._sample_rate,
+                frame_index=frame_index,
+                num_frames=num_frames,
+                t_ms=state.elapsed_ms(),
+                is_last=reason is not None,
+                finish_reason=reason,
+            )
+        )
+
+    # ---- faults ----------------------------------------------------------------------------------
+
+    def protect(self, slots: list[Slot], work: Callable, *args: object):
+        """Run `work`; if it fails, the streams of `slots` end with the error, the others go on."""
+        try:
+            return work(*args)
+        except QwenTTSError as error:
+            failure: Exception = error
+            if isinstance(error, KernelTimeout):
+                self._count_timeout(error)
+        except Exception as error:  # anything else is ours; the worker must outlive it
+            logger.exception("A stream failed.")
+            failure = GenerationError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+        for slot in slots:
+            if self.is_alive(slot):
+                self.release(slot, "error", failure)
+        return None
+
+    def forget_timeouts(self) -> None:
+        """A launch has come back, so the ones that hung before were accidents."""
+        self._num_timeouts = 0
+
+    def _count_timeout(self, error: KernelTimeout) -> None:
+        """One launch that hangs may be an accident; several in a row are a GPU that is not well."""
+        self._num_timeouts += 1
+        if self._num_timeouts >= MAX_TIMEOUTS:
+            self.failure = KernelTimeout(
+                f"The engine takes no more requests: {self._num_timeouts} launches in a row hung.",
+                error.what,
+                "Look at nvidia-smi and the kernel log, then restart.",
+            )
