@@ -57,7 +57,7 @@ FLOORS = [
         "official",
         "compat",
     },
-    {"validation"},
+    {"validation", "pipecat_contexts"},
     {"server_settings", "server_admission"},
     {"server_audio", "server_errors", "server_metrics"},
     {"server_voices", "server_guard", "server_speaking"},

@@ -1,0 +1,274 @@
+"""How a Pipecat service speaks its audio contexts: requests to the engine, words, ends.
+
+With which voice and settings is a matter of `pipecat_tts`. Needs pipecat-ai 1.14.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+from pipecat.frames.frames import CancelFrame, ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
+from pipecat.utils.tracing.service_decorators import traced_tts
+
+from qwen_megakernel.audio import leading_silence_ms
+from qwen_megakernel.errors import EngineClosed
+from qwen_megakernel.pipecat_base import InProcessTTSService
+from qwen_megakernel.pipecat_speech import ContextSpeech
+from qwen_megakernel.sentences import unspeakable
+from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
+
+if TYPE_CHECKING:
+    from qwen_megakernel.speech_engine import SpeechEngine
+    from qwen_megakernel.speech_stream import SpeechStream
+
+# What stands for text without sound, and for speech that failed before its first sample. The base
+# class writes a service off after three contexts without any audio.
+SILENCE_S = 0.08
+
+
+class ContextTTSService(InProcessTTSService):
+    """Speaks contexts with an engine: a sentence is a request, or in TOKEN mode a whole turn is."""
+
+    def __init__(self, *, engine: SpeechEngine, engine_timeout_s: float, **kwargs: Any):
+        """Initialize the service.
+
+        Args:
+            engine: Speaks.
+            engine_timeout_s: A request that it leaves without audio for so long has failed.
+            **kwargs: For the base class.
+        """
+        self._engine = engine
+        self._engine_timeout_s = engine_timeout_s
+        self._speeches: dict[str, ContextSpeech] = {}  # by context id
+        self._pace = DEFAULT_PACE
+        super().__init__(
+            push_text_frames=False,  # words are pushed as they are heard
+            push_start_frame=True,
+            push_stop_frames=True,
+            sample_rate=engine.sample_rate,
+            **kwargs,
+        )
+        self._register_event_handler("on_speech_ended")
+
+    # ---- what a service defines ------------------------------------------------------------------
+
+    @abstractmethod
+    def _open_stream(self, text: str | None) -> SpeechStream:
+        """A request with the settings of now; None: its text comes through `feed`."""
+
+    @property
+    @abstractmethod
+    def _needs_whole_sentences(self) -> bool:
+        """Whether the voice cannot speak a text that is still arriving."""
+
+    # ---- speech ----------------------------------------------------------------------------------
+
+    @traced_tts
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        """Speak text in an audio context.
+
+        Args:
+            text: A sentence; in TOKEN mode some words.
+            context_id: The context; sentences of a turn share one.
+
+        Yields:
+            Audio and error frames. In TOKEN mode audio comes through the context instead.
+        """
+        if self._stopping:
+            return  # leftover text that comes behind the EndFrame: nobody would hear it
+        speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
+        await self.start_tts_usage_metrics(text)
+        if self._is_streaming_tokens:
+            frames = self._take_words(context_id, speech, text)
+        else:
+            frames = self._say_sentence(context_id, speech, text)
+        async for frame in frames:
+            yield frame
+
+    async def _say_sentence(
+        self, context_id: str, speech: ContextSpeech, text: str
+    ) -> AsyncGenerator[Frame, None]:
+        timer = WordTimer(self._pace, speech.audio_s)
+        timer.add(text)
+        if unspeakable(text):
+            yield self._silence(context_id, speech)
+            await self._tell_words(context_id, timer.finish(speech.audio_s))
+            return
+        try:
+            speech.stream = self._open_stream(text)
+        except Exception as error:  # run_tts must not raise: that would leave the context open
+            for frame in await self._failure(context_id, speech, error):
+                yield frame
+            return
+        async for frame in self._say_stream(context_id, speech, timer):
+            yield frame
+
+    async def _take_words(
+        self, context_id: str, speech: ContextSpeech, text: str
+    ) -> AsyncGenerator[Frame | None, None]:
+        """Give words to the request of their turn; the first one opens it."""
+        if speech.text_ended.is_set():
+            return  # the turn has failed
+        try:
+            if speech.task is None:
+                speech.unspoken += text
+                if unspeakable(speech.unspoken):
+                    return
+                text = speech.unspoken
+                self._begin_turn(context_id, speech)
+            await speech.feed(text)
+        except Exception as error:  # run_tts must not raise, see above
+            await speech.end_text()
+            for frame in await self._failure(context_id, speech, error):
+                yield frame
+        yield None  # the audio comes through the context
+
+    def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
+        if self._needs_whole_sentences:
+            speech.sentences = SimpleTextAggregator(language=self.text_aggregation_language)
+            frames = self._say_requests(context_id, speech)
+        else:
+            speech.timer = WordTimer(self._pace)
+            speech.stream = self._open_stream(None)
+            frames = self._say_stream(context_id, speech, speech.timer)
+        speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
+
+    async def _speak_turn(
+        self, context_id: str, speech: ContextSpeech, frames: AsyncIterator[Frame]
+    ) -> None:
+        async for frame in frames:
+            await self.append_to_audio_context(context_id, frame)
+        # Speech may end before its text does (a limit, an error). Text in a closed context would
+        # open it again.
+        await speech.text_ended.wait()
+        await self.remove_audio_context(context_id)
+
+    async def _say_requests(
+        self, context_id: str, speech: ContextSpeech
+    ) -> AsyncGenerator[Frame, None]:
+        while (text := await speech.requests.get()) is not None:
+            async for frame in self._say_sentence(context_id, speech, text):
+                yield frame
+
+    async def _say_stream(
+        self, context_id: str, speech: ContextSpeech, timer: WordTimer
+    ) -> AsyncGenerator[Frame, None]:
+        """Frames of the speech's request, while it runs; tells the context its words."""
+        stream, is_silent = speech.stream, True
+        try:
+            while (chunk := await speech.next_chunk()) is not None:
+                if not len(chunk.samples):
+                    continue  # a last chunk may carry only the reason
+                await self.stop_ttfb_metrics()
+                duration_s = len(chunk.samples) / chunk.sample_rate
+                if is_silent:  # the first word begins where something can be heard
+                    silence_s = leading_silence_ms(chunk.samples, chunk.sample_rate) / 1000
+                    timer.start_s = speech.audio_s + silence_s
+                    is_silent = silence_s >= duration_s
+                speech.audio_s += duration_s
+                yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
+                due = timer.due(speech.audio_s, self._heard_s(context_id))
+                await self._tell_words(context_id, due)
+            if stream.finish_reason == "cancelled" and not speech.is_cancelled:
+                raise EngineClosed("The engine was closed while it spoke.")
+        except Exception as error:  # run_tts must not raise, see above
+            for frame in await self._failure(context_id, speech, error):
+                yield frame
+            return
+        finally:
+            stream.close()
+        await self._tell_words(context_id, timer.finish(speech.audio_s))
+        self._pace = timer.learned_pace(speech.audio_s)
+        if stream.finish_reason != "eos":
+            logger.warning(
+                f"{self}: speech ended without an end token ({stream.finish_reason}), "
+                f"seed {stream.seed}"
+            )
+        await self._call_event_handler("on_speech_ended", context_id, stream)
+
+    async def _failure(
+        self, context_id: str, speech: ContextSpeech, error: Exception
+    ) -> Sequence[Frame]:
+        """What a context holds instead of audio that could not be made."""
+        frames: list[Frame] = []
+        if isinstance(error, EngineClosed):
+            await self.push_error(str(error), error, force_treat_as_permanent=True)
+        else:
+            frames.append(ErrorFrame(error=str(error), exception=error, processor=self))
+        if not speech.audio_s:
+            await self.cancel_ttfb_metrics()
+            frames.append(self._silence(context_id, speech))
+        return frames
+
+    def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
+        rate = self._engine.sample_rate
+        speech.audio_s += SILENCE_S
+        return TTSAudioRawFrame(bytes(2 * int(rate * SILENCE_S)), rate, 1, context_id=context_id)
+
+    async def _tell_words(self, context_id: str, words: Sequence[WordTime]) -> None:
+        for word in words:
+            await self.add_word_timestamps(
+                [(word.word, word.seconds)],
+                context_id,
+                includes_inter_frame_spaces=word.unspaced,
+            )
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    async def flush_audio(self, context_id: str | None = None) -> None:
+        """No more text comes in this context: let it end.
+
+        The base class ends a context itself only where the last sentence had audio of its own.
+
+        Args:
+            context_id: The context; default: the one that plays, or the turn's.
+        """
+        context_id = context_id or self.get_active_audio_context_id()
+        speech = self._speeches.get(context_id)
+        if speech and speech.task:
+            await speech.end_text()
+        elif context_id and self.audio_context_available(context_id):
+            if speech and speech.unspoken and not speech.audio_s:
+                await self.append_to_audio_context(context_id, self._silence(context_id, speech))
+            await self.remove_audio_context(context_id)
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        """Stop the engine's work for an interrupted context.
+
+        A cancelled `run_tts` has done so already; but there is none where it has returned (TOKEN
+        mode), or while a frame is processed that cannot be interrupted.
+        """
+        await self._drop_speech(context_id)
+        await super().on_audio_context_interrupted(context_id)
+
+    async def on_audio_context_completed(self, context_id: str) -> None:
+        """Forget a context that has played out, or was given up after `stop_frame_timeout_s`."""
+        await self._drop_speech(context_id)
+        await super().on_audio_context_completed(context_id)
+
+    async def _drop_speech(self, context_id: str) -> None:
+        speech = self._speeches.pop(context_id, None)
+        if speech:
+            speech.cancel()
+            if speech.task:
+                await self.cancel_task(speech.task)
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Stop at once.
+
+        Args:
+            frame: The cancel frame.
+        """
+        for speech in self._speeches.values():
+            speech.cancel()
+        await super().cancel(frame)
+
+    async def cleanup(self) -> None:
+        """Release everything."""
+        for context_id in list(self._speeches):
+            await self._drop_speech(context_id)
+        await super().cleanup()
