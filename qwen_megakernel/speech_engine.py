@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import codes_file
-from qwen_megakernel.errors import OutputError, QwenTTSError
+from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
+from qwen_megakernel.languages import AUTO
 from qwen_megakernel.speech_stream import (
     PART_CHARS,
     Speech,
@@ -27,13 +29,15 @@ from qwen_megakernel.speech_stream import (
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
 from qwen_megakernel.text import TextStream
-from qwen_megakernel.utterance import AudioChunk, SpeechRequest, TextIds
+from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest, TextIds
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
 
 # The seed's users know this variable: codes of every utterance, one row a frame, appended there.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Files(Protocol):
@@ -61,6 +65,7 @@ class SpeechEngine(ABC):
     dtype: torch.dtype
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
+    _sampling: Sampling  # of requests that say nothing else
     reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
     def __init__(
@@ -93,14 +98,74 @@ class SpeechEngine(ABC):
         """Who `voice=` means; raises `UnknownVoice` for anybody else."""
 
     @abstractmethod
-    def stream(self, text: str | None = None, **options: Any) -> SpeechStream:
-        """Start speaking; returns at once. The options are those of `TTSEngine.stream`."""
+    def _begin(self, request: SpeechRequest) -> SpeechStream:
+        """Refuse what the model cannot do, make ids of the text, `_start`.
+
+        Args:
+            request: its voice is found; no text: it comes through `feed`.
+        """
 
     @abstractmethod
     def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:
         """Clone a voice, or raise `TaskError` where the model cannot."""
 
     # ---- what they share -------------------------------------------------------------------------
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        voice: str | Voice | None = None,
+        language: str = AUTO,
+        instruct: str | None = None,
+        seed: int | None = None,
+        max_frames: int | None = None,
+        text_feed: str = "auto",
+        split: str = "auto",
+        first_chunk_frames: int = 1,
+        chunk_frames: int = 10,
+        text_open: bool = False,
+        **sampling: Any,
+    ) -> SpeechStream:
+        """Start speaking; returns at once.
+
+        Args:
+            text: what to say (a trained voice may want its phonemes); None with `text_open=True`,
+                whose text comes through `feed`.
+            voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
+                `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
+            language: name, BCP-47 code or "auto".
+            instruct: how to speak, where the model takes it.
+            seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
+            max_frames: stop after this many frames (of 80 ms), over the whole utterance.
+            text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the
+                prompt, "auto" is the official choice for the checkpoint.
+            split: "auto" cuts long text at sentences; "off" never.
+            first_chunk_frames, chunk_frames: chunks double from the first to the second.
+            sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
+                subtalker_ forms; None or absent: generation_config.json.
+        Raises:
+            UsageError: something in the request can never work; nothing was started.
+            EnvironmentError_: a trained voice's text needs espeak-ng, which is not installed.
+            EngineClosed: the engine is closed.
+        """
+        if (text is None) != text_open:
+            raise UsageError("Give either a text or text_open=True, not both and not neither.")
+        return self._begin(
+            SpeechRequest(
+                text=text,
+                voice=self.find_voice(voice),
+                language=language,
+                instruct=instruct,
+                sampling=self._sampling.override(**sampling),
+                seed=secrets.randbits(63) if seed is None else seed,
+                max_frames=max_frames,
+                text_feed=text_feed,
+                split=split,
+                first_chunk_frames=first_chunk_frames,
+                chunk_frames=chunk_frames,
+            )
+        )
 
     def _start(
         self,
@@ -168,6 +233,17 @@ class SpeechEngine(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """The dtype a caller asks for; None: the engine's choice.
+
+    Raises:
+        UsageError: no engine computes in it.
+    """
+    if name is not None and name not in DTYPES:
+        raise UsageError(f"dtype is {name!r}; known: {', '.join(DTYPES)}.")
+    return None if name is None else DTYPES[name]
 
 
 def _dump_codes(state: StreamState) -> None:

@@ -5,7 +5,7 @@ loop and many callers share one model.
 """
 
 import logging
-import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from qwen_megakernel import checkpoint
-from qwen_megakernel.errors import UsageError
 from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
-from qwen_megakernel.speech_engine import SpeechEngine
+from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.text import TextTokenizer, validate
@@ -29,8 +28,6 @@ from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Voices
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
@@ -66,8 +63,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         voices: str | Path | None = None,
         warmup: bool = True,
     ):
-        if dtype is not None and dtype not in DTYPES:
-            raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
+        asked_dtype = dtype_of(dtype)
         chosen = choose_backend(backend, device, weights)
         self.config = loaded.config
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
@@ -81,7 +77,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 chosen,
                 num_slots=num_slots,
                 max_frames=max_frames,
-                dtype=DTYPES[dtype] if dtype else None,
+                dtype=asked_dtype,
                 weights=weights,
             )
             on_gpu = chosen.device.type == "cuda"
@@ -161,70 +157,21 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Languages `language=` accepts, "auto" first."""
         return self._prompts.languages
 
-    def stream(
-        self,
-        text: str | None = None,
-        *,
-        voice: str | Voice | None = None,
-        language: str = "auto",
-        instruct: str | None = None,
-        seed: int | None = None,
-        max_frames: int | None = None,
-        text_feed: str = "auto",
-        split: str = "auto",
-        first_chunk_frames: int = 1,
-        chunk_frames: int = 10,
-        text_open: bool = False,
-        **sampling: Any,
-    ) -> SpeechStream:
-        """Start speaking; returns at once.
-
-        Args:
-            text: what to say; None with `text_open=True`, whose text comes through `feed`.
-            voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
-                `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
-            language: name, BCP-47 code or "auto".
-            instruct: how to speak, where the checkpoint takes it.
-            seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
-            max_frames: stop after this many frames of 80 ms, over the whole utterance.
-            text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the
-                prompt, "auto" is the official choice for the checkpoint.
-            split: "auto" cuts long text at sentences; "off" never.
-            first_chunk_frames, chunk_frames: chunks double from the first to the second.
-            sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
-                subtalker_ forms; None or absent: generation_config.json.
-        Raises:
-            UsageError: something in the request can never work; nothing was started.
-            EngineClosed: the engine is closed.
-        """
-        if text_open and text_feed == "auto":
-            text_feed = "stepwise"  # however much of the text is there when its prompt is built
-        voice = self.find_voice(voice)
-        request = SpeechRequest(
-            text=text,
-            voice=voice,
-            language=language,
-            instruct=instruct,
-            sampling=self._sampling.override(**sampling),
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_frames=max_frames,
-            text_feed=text_feed,
-            split=split,
-            first_chunk_frames=first_chunk_frames,
-            chunk_frames=chunk_frames,
-        )
-        if (text is None) != text_open:
-            raise UsageError("Give either a text or text_open=True, not both and not neither.")
+    def _begin(self, request: SpeechRequest) -> SpeechStream:
+        text, instruct, voice = request.text, request.instruct, request.voice
+        if text is None and request.text_feed == "auto":
+            # However much of the text is there when its prompt is built.
+            request = replace(request, text_feed="stepwise")
         self._prompts.check(request)
         transcript = voice.transcript if isinstance(voice, Voice) else None
-        if text_open:
+        if text is None:
             parts, nothing = [], torch.empty(0, dtype=torch.int64)
             prompt_ids = self._tokenizer.encode_open(nothing, instruct=instruct)
         else:
             spoken = validate(text)
             parts = [
                 self._tokenizer.encode(part, instruct=instruct, transcript=transcript)
-                for part in ([spoken] if split == "off" else split_text(spoken))
+                for part in ([spoken] if request.split == "off" else split_text(spoken))
             ]
             prompt_ids = parts[0]
         bodies = [part.body for part in parts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
 from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_ids
-from qwen_megakernel.speech_engine import SpeechEngine
+from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.utterance import Sampling, SpeechRequest
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -78,8 +76,7 @@ class SheenEngine(SpeechEngine):
         voices: str | Path | None = None,
         warmup: bool = True,
     ):
-        if dtype is not None and dtype not in DTYPES:
-            raise UsageError(f"dtype is {dtype!r}; known: {', '.join(DTYPES)}.")
+        asked_dtype = dtype_of(dtype)
         if voices is not None:
             raise self._one_voice("A folder of voices", files)
         chosen = _choose_backend(backend, device)
@@ -87,7 +84,8 @@ class SheenEngine(SpeechEngine):
         self.files, self.num_slots = files, num_slots
         self.config = model_folder.read_config(files.folder)
         self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
-        self.dtype = DTYPES[dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
+        on_gpu = self.device.type == "cuda"
+        self.dtype = asked_dtype or (torch.bfloat16 if on_gpu else torch.float32)
         self._sampling = _read_sampling(files.folder)
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)
@@ -167,55 +165,15 @@ class SheenEngine(SpeechEngine):
             raise UnknownVoice(f'Unknown voice "{voice}". This model has: {self.default_voice}.')
         return self.default_voice
 
-    def stream(
-        self,
-        text: str | None = None,
-        *,
-        voice: str | Voice | None = None,
-        language: str = AUTO,
-        instruct: str | None = None,
-        seed: int | None = None,
-        max_frames: int | None = None,
-        text_feed: str = "auto",
-        split: str = "auto",
-        first_chunk_frames: int = 1,
-        chunk_frames: int = 10,
-        text_open: bool = False,
-        **sampling: Any,
-    ) -> SpeechStream:
-        """Start speaking; returns at once.
-
-        Args:
-            text: what to say, or its phonemes where the voice was trained on given ones.
-            voice, language: the ones it has, or none.
-            instruct, text_feed: what other families have; only None and "auto" or "full" fit here.
-            text_open: the text comes through `feed`, and is spoken in parts as they get whole.
-            others: as in `TTSEngine.stream`.
-        Raises:
-            UsageError: something in the request can never work; nothing was started.
-            EnvironmentError_: the text needs espeak-ng, which is not installed.
-            EngineClosed: the engine is closed.
-        """
-        if (text is None) != text_open:
-            raise UsageError("Give either a text or text_open=True, not both and not neither.")
-        if instruct:
+    def _begin(self, request: SpeechRequest) -> SpeechStream:
+        if request.instruct:
             raise TaskError("Voices of this family take no instruct; they speak as they learned.")
-        if text_feed == "stepwise":
+        if request.text_feed == "stepwise":
             raise TaskError('text_feed is "stepwise"; voices of this family read the text first.')
-        resolve_language(language, self.languages)
-        request = SpeechRequest(
-            text=text,
-            voice=self.find_voice(voice),
-            language=language,
-            sampling=self._sampling.override(**sampling),
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_frames=max_frames,
-            text_feed=text_feed,
-            split=split,
-            first_chunk_frames=first_chunk_frames,
-            chunk_frames=chunk_frames,
-        )
-        parts = [] if text_open else self._text.parts(text, split_text=split != "off")
+        resolve_language(request.language, self.languages)
+        parts = []
+        if request.text is not None:
+            parts = self._text.parts(request.text, split_text=request.split != "off")
         return self._start(request, prompt_ids(NO_IDS), parts, self._text.stream, MAX_PART_CHARS)
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
