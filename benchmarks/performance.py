@@ -8,18 +8,18 @@ python benchmarks/performance.py --plot FILE draw floors and measured frames (ne
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from benchmarks import roofline
-from benchmarks.tables import ROOT, load_results, machine_of, model_of
+from benchmarks import roofline, tables
+from benchmarks.tables import RESULTS, ROOT, load_results, machine_of, model_of, source_of
 from qwen_megakernel.config import ModelConfig, parse_codec_config, parse_model_config
 from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
 
 PAGE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "benchmarks" / "results"
 FRAME_MS = 80
 PROMPTS = (10, 110, 200)
 BATCH, POSITION = (1, 4, 16, 64), 250
@@ -65,19 +65,9 @@ def value(row: dict[str, Any], column: str) -> Any:
     return found
 
 
-def cell(found: Any) -> str:
-    """A value as a person reads it."""
-    if found is None:
-        return "–"
-    if isinstance(found, float):
-        return f"{found:.3f}" if abs(found) < 10 else f"{found:.1f}"
-    return str(found)
-
-
-def table(columns: list[str], rows: list[list[Any]]) -> list[str]:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return lines + [f"| {' | '.join(cell(each) for each in row)} |" for row in rows] + [""]
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A Markdown table and the empty line behind it."""
+    return [*tables.table(columns, rows), ""]
 
 
 # ---- measured
@@ -96,7 +86,7 @@ def measured_cpu() -> list[str]:
                 f"{result['floor_ms_per_frame']:.1f} ms",
                 f"{result['summary']['decode_ms_per_frame']['p50']:.1f} ms",
                 f"{result['times_the_floor']:.2f}",
-                f"{result['commit']}, `{result['file']}`",
+                ", ".join(source_of(result)),
             ]
         )
     columns = ["model", "machine", "weights a frame", "memory reads", "floor", "measured, p50"]
@@ -273,17 +263,9 @@ def page() -> str:
 
 def plot(path: str) -> None:
     """Floors of a bf16 frame by GPU, and what was measured."""
-    from qwen_megakernel.errors import MissingPackageError
+    from benchmarks import common  # brings torch, which the page does not need
 
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingPackageError(
-            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = common.load_pyplot()
     figure, axis = pyplot.subplots(figsize=(9, 4))
     places = range(len(roofline.GPUS))
     for offset, (size, config) in zip((-0.2, 0.2), configs().items(), strict=True):

@@ -7,8 +7,9 @@ python benchmarks/tables.py --check    exit 1 if that would change one
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,87 +37,128 @@ def model_of(result: dict) -> str:
     return result["model"] + (" (random weights)" if result["is_synthetic"] else "")
 
 
-def speech_table() -> str:
+def cell(value: Any) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]
+
+
+def source_of(result: dict) -> list[str]:
+    """The last two cells of a row: the commit that was measured, and the result file."""
+    return [result["commit"], f"`{result['file']}`"]
+
+
+def median_of(result: dict) -> dict[str, float]:
+    """p50 of every figure."""
+    return {name: values["p50"] for name, values in result["summary"].items()}
+
+
+def busy_machine_of(result: dict) -> str:
+    """The machine, and how busy it was: what else ran counts in wall time."""
+    return f"{machine_of(result)}, load average {result['machine']['load_1min']:.1f}"
+
+
+def speech_table() -> list[str]:
     """One row a result file of benchmark.py: what ran where, and its p50 figures."""
-    lines = [
-        "| model | backend | machine | first frame | first samples | RTF | commit | file |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["model", "backend", "machine", "first frame", "first samples", "RTF"]
+    rows = []
     for result in load_results("benchmark_*.json"):
-        p50 = {name: values["p50"] for name, values in result["summary"].items()}
-        lines.append(
-            f"| {model_of(result)} | {result['backend']}, {result['dtype']} "
-            f"| {machine_of(result)} "
-            f"| {p50['first_frame_ms']:.0f} ms | {p50['first_chunk_ms']:.0f} ms "
-            f"| {p50['rtf']:.2f} | {result['commit']} | `{result['file']}` |"
+        p50 = median_of(result)
+        rows.append(
+            [
+                model_of(result),
+                f"{result['backend']}, {result['dtype']}",
+                machine_of(result),
+                f"{p50['first_frame_ms']:.0f} ms",
+                f"{p50['first_chunk_ms']:.0f} ms",
+                f"{p50['rtf']:.2f}",
+                *source_of(result),
+            ]
         )
-    return "\n".join(lines)
+    return table([*columns, "commit", "file"], rows)
 
 
-def voices_table() -> str:
+def voices_table() -> list[str]:
     """One row a result file of measure_voices.py, p50."""
-    lines = [
-        "| model | machine | x-vector | codes | a remembered voice | commit | file |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["model", "machine", "x-vector", "codes", "a remembered voice"]
+    rows = []
     for result in load_results("voices_*.json"):
-        p50 = {name: values["p50"] for name, values in result["summary"].items()}
-        lines.append(
-            f"| {model_of(result)} | {machine_of(result)} | {p50['x_vector_ms']:.0f} ms "
-            f"| {p50['codec_ms']:.0f} ms | {p50['cached_voice_ms']:.1f} ms "
-            f"| {result['commit']} | `{result['file']}` |"
+        p50 = median_of(result)
+        rows.append(
+            [
+                model_of(result),
+                machine_of(result),
+                f"{p50['x_vector_ms']:.0f} ms",
+                f"{p50['codec_ms']:.0f} ms",
+                f"{p50['cached_voice_ms']:.1f} ms",
+                *source_of(result),
+            ]
         )
-    return "\n".join(lines)
+    return table([*columns, "commit", "file"], rows)
 
 
-def pipecat_table() -> str:
+def pipecat_table() -> list[str]:
     """One row a result file of measure_pipecat.py."""
-    lines = [
-        "| mode | pipelines | machine | chunk to frame, p95 | event loop held | barge-in to engine "
-        "told, p95 | commit | file |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["mode", "pipelines", "machine", "chunk to frame, p95", "event loop held"]
+    columns += ["barge-in to engine told, p95", "commit", "file"]
+    rows = []
     for result in load_results("pipecat_*.json"):
         settings, summary = result["settings"], result["summary"]
-        lines.append(
-            f"| {'TOKEN' if settings['token'] else 'SENTENCE'} | {settings['pipelines']} "
-            f"| {machine_of(result)} | {summary['overhead_ms']['p95']:.1f} ms "
-            f"| {summary['loop_held_ms']['max']:.1f} ms CPU, "
-            f"{summary['loop_held_wall_ms']['max']:.1f} ms by the clock "
-            f"| {summary['quiet_ms']['p95']:.2f} ms | {result['commit']} | `{result['file']}` |"
+        rows.append(
+            [
+                "TOKEN" if settings["token"] else "SENTENCE",
+                settings["pipelines"],
+                machine_of(result),
+                f"{summary['overhead_ms']['p95']:.1f} ms",
+                f"{summary['loop_held_ms']['max']:.1f} ms CPU, "
+                f"{summary['loop_held_wall_ms']['max']:.1f} ms by the clock",
+                f"{summary['quiet_ms']['p95']:.2f} ms",
+                *source_of(result),
+            ]
         )
-    return "\n".join(lines)
+    return table(columns, rows)
 
 
-def load_table() -> str:
+def load_table() -> list[str]:
     """One row a level of a result file of bench_server.py."""
-    lines = [
-        "| model | load | machine | first byte | first audible | end to end "
-        "| underrun, with 100 ms | xRT | commit | file |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["model", "load", "machine", "first byte", "first audible", "end to end"]
+    columns += ["underrun, with 100 ms", "xRT", "commit", "file"]
+    rows = []
     for result in load_results("load_*.json"):
-        busy = f", load average {result['machine']['load_1min']:.1f}"
         for level in result["levels"]:
             unit = "requests/s" if level["mode"] == "open" else "listeners"
             times = [
                 " / ".join(f"{level['summary'][name][rank]:.0f}" for rank in ("p50", "p95", "p99"))
                 for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
             ]
-            lines.append(
-                f"| {result['model']} | {level['load']:g} {unit} | {machine_of(result)}{busy} "
-                f"| {' | '.join(times)} | {level['underrun_share']:.0%}, "
-                f"{level['underrun_100ms_share']:.0%} | {level['xrt']:.2f} "
-                f"| {result['commit']} | `{result['file']}` |"
+            rows.append(
+                [
+                    result["model"],
+                    f"{level['load']:g} {unit}",
+                    busy_machine_of(result),
+                    *times,
+                    f"{level['underrun_share']:.0%}, {level['underrun_100ms_share']:.0%}",
+                    f"{level['xrt']:.2f}",
+                    *source_of(result),
+                ]
             )
-    return "\n".join(lines)
+    return table(columns, rows)
 
 
-def server_table() -> str:
+def server_table() -> list[str]:
     """One row a figure of each result file of measure_server.py."""
-    lines = ["| | p50 | p95 | longest | machine | commit | file |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for result in load_results("server_*.json"):
-        settings, busy = result["settings"], f"load average {result['machine']['load_1min']:.1f}"
+        settings = result["settings"]
         names = {
             "first_byte_overhead_ms": "first byte",
             "real_first_byte_overhead_ms": f"first byte, {settings['model']}",
@@ -130,14 +172,11 @@ def server_table() -> str:
                 figures = [
                     f"{result['summary'][name][key]:.1f}{unit}" for key in ("p50", "p95", "max")
                 ]
-                lines.append(
-                    f"| {title} | {' | '.join(figures)} | {machine_of(result)}, {busy} "
-                    f"| {result['commit']} | `{result['file']}` |"
-                )
-    return "\n".join(lines)
+                rows.append([title, *figures, busy_machine_of(result), *source_of(result)])
+    return table(["figure", "p50", "p95", "longest", "machine", "commit", "file"], rows)
 
 
-DOCUMENTS: dict[str, Callable[[], str]] = {
+DOCUMENTS: dict[str, Callable[[], list[str]]] = {
     "README.md": speech_table,
     "docs/voices.md": voices_table,
     "docs/pipecat.md": pipecat_table,
@@ -152,12 +191,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     stale = []
-    for name, table in DOCUMENTS.items():
+    for name, lines in DOCUMENTS.items():
         document = ROOT / name
         text = document.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN)
         after = rest.split(END)[1]
-        new = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+        new = "\n".join([f"{before}{BEGIN}", *lines(), f"{END}{after}"])
         if new != text:
             stale.append(name)
             if not args.check:
