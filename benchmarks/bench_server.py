@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 import psutil
 
 from benchmarks import common, server_plot
-from benchmarks.load import PROMPTS, arrivals, prompt_order
+from benchmarks.load import PROMPTS, arrivals, numbers, prompt_order
 from benchmarks.speech_client import PLAYABLE_GAP_MS, Heard, SpeechClient
 from qwen_megakernel import options
 from qwen_megakernel.errors import EnvironmentError_, UsageError
@@ -234,19 +234,6 @@ def print_level(level: dict[str, Any], is_first: bool) -> None:
 # ---- command line ------------------------------------------------------------------------------
 
 
-def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
-    """For argparse: a list of positive numbers with commas."""
-
-    def parse(text: str) -> list[float]:
-        found = [kind(part) for part in text.split(",")]
-        if min(found) <= 0:
-            raise ValueError(text)
-        return found
-
-    parse.__name__ = f"list of {kind.__name__}"  # which argparse tells
-    return parse
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     root = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -269,7 +256,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--api-key")
     root.add_argument("--label", help="what is measured (default: the model the server lists)")
     root.add_argument("--pid", type=int, help="of the server, to tell its memory")
-    root.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(root)
     root.add_argument("--plot", metavar="FILE", help="draw it (needs the [plots] extra)")
     options.add_verbosity(root)
     return root

@@ -13,17 +13,20 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from qwen_megakernel import TTSEngine, audio, options
 from qwen_megakernel.doctor import report
-from qwen_megakernel.errors import OutputError
+from qwen_megakernel.errors import MissingPackageError, OutputError
+from qwen_megakernel.speech_engine import Files
 
 SCHEMA = 1
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
@@ -49,12 +52,25 @@ METRICS = {
 }
 
 
+def add_result_option(parser: argparse.ArgumentParser) -> None:
+    """--json FILE, which `write_json` takes."""
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+
+
+def model_parser(description: str) -> argparse.ArgumentParser:
+    """The command line of a script about one model: --json, and which engine to load."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    add_result_option(parser)
+    options.add_model_options(parser)
+    return parser
+
+
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """--text, --runs, --warmup, --json, --plot and the options of every script."""
     parser.add_argument("--text", default=TEXT)
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--warmup", type=int, default=warmup, help="runs that are not counted")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    add_result_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
     parser.add_argument("--first-chunk-frames", type=int, default=1)
     parser.add_argument("--chunk-frames", type=int, default=10)
@@ -64,14 +80,22 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine, run, and return a result object."""
-    started = time.perf_counter()
-    with options.load_engine(args, warmup=False) as tts:
-        load_s = time.perf_counter() - started
+    with timed_engine(args, warmup=False) as (tts, load_s):
         for index in range(args.warmup):
             run_once(tts, args, index)
         runs = [run_once(tts, args, index) for index in range(args.runs)]
         settings = {"text": args.text, "warmup": args.warmup}
         return result(tts, runs, settings) | {"load_s": load_s}
+
+
+@contextmanager
+def timed_engine(
+    args: argparse.Namespace, **engine_options: Any
+) -> Iterator[tuple[TTSEngine, float]]:
+    """The engine of the command line, and the seconds it took to load."""
+    started = time.perf_counter()
+    with options.load_engine(args, **engine_options) as tts:
+        yield tts, time.perf_counter() - started
 
 
 def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, Any]:
@@ -120,12 +144,7 @@ def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, 
 def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
     """A result object from runs that have the figures of `METRICS`, or some of them."""
     names = [name for name in METRICS if name in runs[0]]
-    return header() | {
-        "model": tts.files.name,
-        "is_synthetic": tts.files.is_synthetic,
-        "backend": tts.backend,
-        "device": str(tts.device),
-        "dtype": str(tts.dtype).removeprefix("torch."),
+    return engine_header(tts) | {
         "settings": settings,
         "peak_memory_mb": peak_memory_mb(),
         "summary": {name: spread([run[name] for run in runs]) for name in names},
@@ -146,6 +165,23 @@ def header() -> dict[str, Any]:
     }
 
 
+def model_header(files: Files, **facts: Any) -> dict[str, Any]:
+    """`header`, the model and whether its weights are random, and other facts of what ran."""
+    return header() | {"model": files.name, "is_synthetic": files.is_synthetic} | facts
+
+
+def engine_header(tts: TTSEngine) -> dict[str, Any]:
+    """`model_header` with what decodes, where and in what precision."""
+    return model_header(
+        tts.files, backend=tts.backend, device=str(tts.device), dtype=name_of(tts.dtype)
+    )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "float32" or "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def commit() -> str:
     """The commit of this checkout; "-dirty" when tracked files differ from it."""
     folder = Path(__file__).parent
@@ -164,8 +200,6 @@ def commit() -> str:
 
 def peak_memory_mb() -> dict[str, float]:
     """Largest resident size of this process and, on a GPU, most memory torch held."""
-    import torch
-
     scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
     peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}
     if torch.cuda.is_available():
@@ -178,6 +212,18 @@ def spread(values: list[float], percentiles: Sequence[int] = (50, 95)) -> dict[s
     ordered = sorted(values)
     nearest = {p: ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in percentiles}
     return {"mean": float(np.mean(values))} | {f"p{p}": float(nearest[p]) for p in percentiles}
+
+
+def summarize(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """`spread` of each figure, its largest value, and how many there are."""
+    return {
+        name: spread(each) | {"max": max(each), "count": len(each)} for name, each in values.items()
+    }
+
+
+def tell(figures: dict[str, float]) -> str:
+    """One row of `summarize` as a person reads it."""
+    return "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
 
 
 def write_json(path: str | None, found: dict[str, Any]) -> None:
@@ -215,8 +261,6 @@ def load_pyplot() -> ModuleType:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    from qwen_megakernel.errors import MissingPackageError
-
     try:
         import matplotlib
     except ImportError as error:

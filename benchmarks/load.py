@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 
 PROMPTS = (
@@ -49,3 +49,16 @@ def num_frames(seed: int, index: int) -> int:
     normal = NormalDist(math.log(MEAN_FRAMES) - SIGMA**2 / 2, SIGMA)
     drawn = math.exp(normal.inv_cdf(uniform(seed, "frames", index)))
     return round(min(max(drawn, SHORTEST), LONGEST))
+
+
+def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
+    """For argparse: a list of positive numbers with commas."""
+
+    def parse(text: str) -> list[float]:
+        found = [kind(part) for part in text.split(",")]
+        if min(found) <= 0:
+            raise ValueError(text)
+        return found
+
+    parse.__name__ = f"list of {kind.__name__}"  # which argparse tells
+    return parse

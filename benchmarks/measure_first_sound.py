@@ -102,12 +102,7 @@ def main(args: argparse.Namespace) -> int:
             "request 10": requests[9:10],
         }
         rows = [{"stage": name, "ms": common.spread(values)} for name, values in found.items()]
-        result = common.header() | {
-            "model": loaded.files.name,
-            "is_synthetic": loaded.files.is_synthetic,
-            "backend": tts.backend,
-            "device": str(tts.device),
-            "dtype": str(tts.dtype).removeprefix("torch."),
+        result = common.engine_header(tts) | {
             "settings": {"runs": args.runs, "text": TEXT},
             "rows": rows,
         }
@@ -118,9 +113,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.model_parser(__doc__)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
-    options.add_model_options(parser)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

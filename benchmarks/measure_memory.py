@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
@@ -13,9 +12,7 @@ from qwen_megakernel import options
 
 def main(args: argparse.Namespace) -> int:
     """Load, speak on every slot, report."""
-    started = time.perf_counter()
-    with options.load_engine(args, num_slots=args.streams) as tts:
-        load_s = time.perf_counter() - started
+    with common.timed_engine(args, num_slots=args.streams) as (tts, load_s):
         streams = [
             tts.stream("Hello.", voice=tts.default_voice, seed=index, max_frames=args.max_frames)
             for index in range(args.streams)
@@ -23,12 +20,7 @@ def main(args: argparse.Namespace) -> int:
         for stream in streams:
             list(stream)
         peaks = common.peak_memory_mb()
-        found = common.header() | {
-            "model": tts.files.name,
-            "is_synthetic": tts.files.is_synthetic,
-            "backend": tts.backend,
-            "device": str(tts.device),
-            "dtype": str(tts.dtype).removeprefix("torch."),
+        found = common.engine_header(tts) | {
             "settings": {"streams": args.streams, "max_frames": args.max_frames},
             "rows": [{"streams": args.streams, "load_s": load_s, "peak_memory_mb": peaks}],
         }
@@ -38,10 +30,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.model_parser(__doc__)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--max-frames", type=int, default=20)
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
-    options.add_model_options(parser)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

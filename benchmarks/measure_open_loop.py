@@ -139,12 +139,7 @@ def main(args: argparse.Namespace) -> int:
                 f"{found['times_real_time']:.1f} times real time",
                 flush=True,
             )
-        found = common.header() | {
-            "model": loaded.files.name,
-            "is_synthetic": loaded.files.is_synthetic,
-            "backend": tts.backend,
-            "device": str(tts.device),
-            "dtype": str(tts.dtype).removeprefix("torch."),
+        found = common.engine_header(tts) | {
             "settings": {"streams": args.streams, "duration_s": args.duration, "seed": args.seed},
             "peak_memory_mb": common.peak_memory_mb(),
             "rows": rows,
@@ -153,22 +148,17 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def numbers(kind: type) -> Any:
-    """A comma-separated list of numbers."""
-    return lambda text: [kind(each) for each in text.split(",")]
-
-
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rps", type=numbers(float), default=[], help="requests a second, a list")
-    parser.add_argument("--listeners", type=numbers(int), default=[], help="at once, a list")
+    parser = common.model_parser(__doc__)
+    parser.add_argument(
+        "--rps", type=load.numbers(float), default=[], help="requests a second, a list"
+    )
+    parser.add_argument("--listeners", type=load.numbers(int), default=[], help="at once, a list")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of each load")
     parser.add_argument("--streams", type=int, default=64, help="slots of the engine")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
     parser.add_argument("--max-frames", type=int, help="cut longer requests")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
-    options.add_model_options(parser)
     args = parser.parse_args()
     if not args.rps and not args.listeners:
         parser.error("give --rps, --listeners or both")
@@ -176,5 +166,4 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parse_args()))

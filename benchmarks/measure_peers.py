@@ -97,11 +97,8 @@ def main(args: argparse.Namespace) -> int:
     best = min(row["ms_per_frame"]["p50"] for row in measured)
     for row in measured:
         row["times_the_best"] = row["ms_per_frame"]["p50"] / best
-    found = common.header() | {
-        "model": loaded.files.name,
-        "is_synthetic": loaded.files.is_synthetic,
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
+    ran = {"device": str(device), "dtype": common.name_of(dtype)}
+    found = common.model_header(loaded.files, **ran) | {
         "settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS},
         "rows": rows,
     }
@@ -118,9 +115,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.model_parser(__doc__)
     parser.add_argument("--frames", type=int, default=80)
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
-    options.add_model_options(parser)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

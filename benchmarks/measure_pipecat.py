@@ -128,10 +128,7 @@ def main(args: argparse.Namespace) -> int:
     # The first run is the warm-up.
     runs = [asyncio.run(asyncio.wait_for(run_once(args), 120)) for _ in range(args.runs + 1)][1:]
     values = {name: [value for run in runs for value in run[name]] for name in METRICS}
-    summary = {
-        name: common.spread(each) | {"max": max(each), "count": len(each)}
-        for name, each in values.items()
-    }
+    summary = common.summarize(values)
     found = {
         **common.header(),
         "settings": {
@@ -141,8 +138,7 @@ def main(args: argparse.Namespace) -> int:
         "summary": summary,
     }
     for name, (unit, meaning) in METRICS.items():
-        row = "".join(f"{key} {summary[name][key]:7.3f}  " for key in ("p50", "p95", "max"))
-        print(f"{name:18}{row}{unit:4}{meaning}")
+        print(f"{name:18}{common.tell(summary[name])}{unit:4}{meaning}")
     common.write_json(args.json, found)
     missed = [name for name, limit in LIMITS.items() if summary[name]["p95"] > limit]
     for name in missed:
@@ -158,12 +154,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rtf", type=float, default=0.25, help="pace of the chunks")
     parser.add_argument("--token", action="store_true", help="TOKEN mode")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(quiet=True)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parse_args()))

@@ -153,10 +153,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, report, hold against the limits."""
     spare_what_is_loaded()  # a pause of ours would count as one of the server's
     values = asyncio.run(measure(args))
-    summary = {
-        name: common.spread(each) | {"max": max(each), "count": len(each)}
-        for name, each in values.items()
-    }
+    summary = common.summarize(values)
     names = ("requests", "streams", "crowd", "rtf", "frames", "model")
     found = {
         **common.header(),
@@ -165,8 +162,7 @@ def main(args: argparse.Namespace) -> int:
         "summary": summary,
     }
     for name, figures in summary.items():
-        row = "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
-        print(f"{name:28}{row} {METRICS[name]}")
+        print(f"{name:28}{common.tell(figures)} {METRICS[name]}")
     common.write_json(args.json, found)
     missed = [name for name, (key, limit) in LIMITS.items() if summary[name][key] > limit]
     for name in missed:
@@ -184,12 +180,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rtf", type=float, default=0.4, help="pace of the engine")
     parser.add_argument("--frames", type=int, default=125, help="of each speech, 80 ms each")
     parser.add_argument("--model", help="measure the first byte over this engine too")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(quiet=True)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parse_args()))

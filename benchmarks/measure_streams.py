@@ -53,5 +53,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     common.add_arguments(parser)
     parser.add_argument("--streams", type=int, default=8)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

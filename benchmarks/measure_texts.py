@@ -68,20 +68,13 @@ def system_voice(text: str, runs: int) -> dict[str, Any] | None:
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     rows = []
-    started = time.perf_counter()
-    with options.load_engine(args) as tts:
-        load_s = time.perf_counter() - started
+    with common.timed_engine(args) as (tts, load_s):
         for name, text in TEXTS.items():
             for first in FIRST_PACKETS:
                 runs = [speak(tts, args, text, first, index) for index in range(args.runs)]
                 figures = {key: common.spread([run[key] for run in runs]) for key in runs[0]}
                 rows.append({"system": tts.backend, "text": name, "first_frames": first} | figures)
-        found = common.header() | {
-            "model": tts.files.name,
-            "is_synthetic": tts.files.is_synthetic,
-            "backend": tts.backend,
-            "device": str(tts.device),
-            "dtype": str(tts.dtype).removeprefix("torch."),
+        found = common.engine_header(tts) | {
             "settings": {"runs": args.runs, "texts": TEXTS, "max_frames": args.max_frames},
             "load_s": load_s,
             "peak_memory_mb": common.peak_memory_mb(),
@@ -99,10 +92,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.model_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--max-frames", type=int, default=400)
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
-    options.add_model_options(parser)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

@@ -69,9 +69,7 @@ def main(args: argparse.Namespace) -> int:
     for index in range(args.warmup):
         run_once(voices, args.seconds, args.runs + index)
     runs = [run_once(voices, args.seconds, index) for index in range(args.runs)]
-    found = common.header() | {
-        "model": loaded.files.name,
-        "is_synthetic": loaded.files.is_synthetic,
+    found = common.model_header(loaded.files) | {
         "settings": {
             "seconds": args.seconds,
             "threads": args.threads,
@@ -98,7 +96,6 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2, help="runs that are not counted")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     options.add_verbosity(parser)
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     found = {
         **common.header(),
         "model": loaded.files.name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": common.name_of(dtype),
         "frames": NUM_FRAMES,
         "total_ms_per_frame": total / 1000 / NUM_FRAMES,
         "operations": [
@@ -66,8 +66,7 @@ def main(args: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="random-0.6b-base")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     parser.add_argument("--quiet", action="store_true", help="errors only")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(options.run(main, parser.parse_args()))
