@@ -72,3 +72,33 @@ def official_model(
 ) -> Callable[[str], Any]:
     """official_model(name): the official `Qwen3TTSModel` of a built-in checkpoint, fp32, eager."""
     return functools.cache(lambda name: official.load(model_folder(name)))
+
+
+# ---- toys for prompts ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def make_toy(
+    tmp_path_factory: pytest.TempPathFactory, official_package: ModuleType
+) -> Callable[..., Any]:
+    """make_toy(model_type, model_size): a new `prompt_toys.Toy`."""
+    from prompt_toys import Toy, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("bytes")
+    write_tokenizer(folder)
+    return functools.partial(Toy, folder)
+
+
+@pytest.fixture(scope="session")
+def base_toy(make_toy: Callable[..., Any]) -> Any:
+    return make_toy("base", "0b6")
+
+
+@pytest.fixture(scope="session")
+def custom_voice_toy(make_toy: Callable[..., Any]) -> Any:
+    return make_toy("custom_voice")
+
+
+@pytest.fixture(scope="session")
+def voice_design_toy(make_toy: Callable[..., Any]) -> Any:
+    return make_toy("voice_design")
