@@ -24,7 +24,7 @@ FLOORS = [
         "quantized",
     },
     {"synthetic", "hub", "weights", "vocoder_layers", "word_times"},
-    {"checkpoint"},
+    {"checkpoint", "vocoder_transformer"},
     {"embeddings"},
     {"kernel_buffers"},
     {"kernel_launch"},
