@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import CodecConfig
 from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.vocoder_transformer import rotate
 
 # Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s in one go, because
 # more of the work stays in the cache, and 60 s take no more memory than 3 s do.
@@ -149,8 +150,8 @@ class CodecEncoder:
             for part in "qkv"
         )
         heads = F.scaled_dot_product_attention(
-            _rotate(q, *rotary),
-            _rotate(k, *rotary),
+            rotate(q, *rotary),
+            rotate(k, *rotary),
             v,
             is_causal=True,
             enable_gqa=config["num_attention_heads"] != config["num_key_value_heads"],
@@ -184,12 +185,6 @@ def _reach(config: dict[str, Any]) -> int:
 def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
     """Left, all the layer looks back; right, up to a whole number of strides."""
     return dilation * (kernel - 1) + 1 - stride, -length % stride
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the split-half form; x [..., num_steps, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def _quantize(x: Tensor, input_proj: Tensor | None, codebooks: list[Tensor]) -> Tensor:

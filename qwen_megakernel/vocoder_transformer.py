@@ -95,8 +95,8 @@ class _TransformerLayer:
         q, kv = qkv[..., : self.q_size], qkv[..., self.q_size :]
         k, v = self.history.extend(kv, batch).split(self.kv_size, dim=-1)
         cos, sin = rotary
-        q = _rotate(self._heads(q), cos[-len(x) :], sin[-len(x) :])
-        k = _rotate(self._heads(k), cos, sin)
+        q = rotate(self._heads(q), cos[-len(x) :], sin[-len(x) :])
+        k = rotate(self._heads(k), cos, sin)
         heads = F.scaled_dot_product_attention(
             q, k, self._heads(v), attn_mask=mask, enable_gqa=self.q_size != self.kv_size
         )
@@ -111,7 +111,7 @@ class _TransformerLayer:
         return x.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in the split-half form; x [..., num_positions, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
