@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from qwen_megakernel.config import CodecConfig, ModelConfig, StackConfig, parse_model_config
+from qwen_megakernel.codec_config import CodecConfig
+from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.inventory import CODEC_DECODER_PREFIX, codec_tensors
 from qwen_megakernel.synthetic_config import model_config
 

@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import hub, weights
-from qwen_megakernel.config import (
-    CodecConfig,
-    ModelConfig,
-    parse_codec_config,
-    parse_model_config,
-    read_json,
-)
+from qwen_megakernel.codec_config import CodecConfig, parse_codec_config
+from qwen_megakernel.config import ModelConfig, parse_model_config, read_json
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
 from qwen_megakernel.inventory import (
     CODEC_DECODER_PREFIX,

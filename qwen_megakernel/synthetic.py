@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel.config import parse_codec_config, parse_model_config
+from qwen_megakernel.codec_config import parse_codec_config
+from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.inventory import Shape, codec_tensors, model_tensors
 from qwen_megakernel.synthetic_config import (
     FEATURE_EXTRACTOR,

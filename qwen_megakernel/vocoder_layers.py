@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.config import CodecDecoderConfig
+from qwen_megakernel.codec_config import CodecDecoderConfig
 
 # Literals of the official classes; no config file holds them.
 CLUSTER_USAGE_MIN = 1e-5

@@ -5,8 +5,8 @@ import pytest
 import signals
 import torch
 
+from qwen_megakernel.codec_config import parse_codec_config
 from qwen_megakernel.codec_encoder import CodecEncoder
-from qwen_megakernel.config import parse_codec_config
 from qwen_megakernel.errors import ReferenceError_
 from qwen_megakernel.synthetic_config import speech_tokenizer_config
 

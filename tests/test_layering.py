@@ -12,6 +12,7 @@ FLOORS = [
     {"errors"},
     {"voice"},
     {"config", "utterance", "audio", "languages", "sentences"},
+    {"codec_config"},
     {"inventory", "synthetic_config", "sampling", "guard", "codes_file", "reference_audio"},
     {
         "build_tts",
