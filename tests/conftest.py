@@ -1,4 +1,4 @@
-"""Session fixtures: the built-in tiny checkpoints, our loader's view of them and the oracle's."""
+"""Fixtures: the built-in tiny checkpoints, our loader's view of them and the oracle's; toys."""
 
 import functools
 import os
@@ -72,6 +72,28 @@ def official_model(
 ) -> Callable[[str], Any]:
     """official_model(name): the official `Qwen3TTSModel` of a built-in checkpoint, fp32, eager."""
     return functools.cache(lambda name: official.load(model_folder(name)))
+
+
+# ---- engine and server that hum ------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine() -> Any:
+    """An engine that hums (`fake_engine`), a thousand times as fast as it sounds."""
+    from fake_engine import FakeEngine
+
+    return FakeEngine(rtf=0.001)
+
+
+@pytest.fixture
+def live(engine: Any) -> Iterator[Any]:
+    """A `live_server.LiveServer` over `engine`, which is silent when the test is over."""
+    from live_server import serving
+
+    with serving(engine) as server:
+        yield server
+        server.settle()
+        assert not engine.speaking
 
 
 # ---- toys for prompts ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from qwen_megakernel.word_times import count_letters
 SAMPLE_RATE = 24000
 FRAME_S = 0.08
 FRAME_SAMPLES = 1920
+STORY = "Once upon a time there was a very small house at the edge of a wood. "
 
 
 class FakeEngine:

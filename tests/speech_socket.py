@@ -10,7 +10,6 @@ from live_server import LiveServer
 from websockets.asyncio.client import ClientConnection, connect
 
 STREAM = "/v1/audio/speech/stream"
-STORY = "Once upon a time there was a very small house at the edge of a wood. "
 
 
 @contextlib.asynccontextmanager

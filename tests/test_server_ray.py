@@ -26,7 +26,7 @@ import psutil
 import pytest
 import signals
 import soundfile
-from fake_engine import FakeEngine, FakeStream
+from fake_engine import STORY, FakeEngine, FakeStream
 from live_server import sse, wait_until
 from websockets.sync.client import connect
 
@@ -39,7 +39,6 @@ serve = pytest.importorskip("ray.serve")
 from qwen_megakernel import server_ray  # noqa: E402 - needs Ray
 
 ROOT = Path(__file__).parent.parent
-STORY = "Once upon a time there was a very small house at the edge of a wood. "
 NUM_SLOTS = 4
 
 

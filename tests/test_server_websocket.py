@@ -5,27 +5,13 @@ import struct
 
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import STORY, FakeEngine
 from live_server import serving, wait_until
-from speech_socket import STORY, hear, hear_until, say, session, speak
+from speech_socket import hear, hear_until, say, session, speak
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import TaskError
-
-
-@pytest.fixture
-def engine():
-    return FakeEngine(rtf=0.001)
-
-
-@pytest.fixture
-def live(engine):
-    with serving(engine) as server:
-        yield server
-        server.settle()
-        assert not engine.speaking
-
 
 # ---- speaking ------------------------------------------------------------------------------------
 

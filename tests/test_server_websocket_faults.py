@@ -6,25 +6,12 @@ import signal
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import STORY, FakeEngine
 from live_server import serving, wait_until
-from speech_socket import STORY, STREAM, hear, hear_until, say, session, speak
+from speech_socket import STREAM, hear, hear_until, say, session, speak
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
-
-
-@pytest.fixture
-def engine():
-    return FakeEngine(rtf=0.001)
-
-
-@pytest.fixture
-def live(engine):
-    with serving(engine) as server:
-        yield server
-        server.settle()
-        assert not engine.speaking
 
 
 @pytest.mark.parametrize(

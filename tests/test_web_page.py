@@ -4,8 +4,6 @@ The browser says what it plays: every buffer and the time it starts at are writt
 way into Web Audio.
 """
 
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,39 +12,27 @@ import numpy as np
 import pytest
 import signals
 import soundfile
-from fake_engine import FakeEngine
+from fake_engine import STORY, FakeEngine
 from live_server import LiveServer, serving, wait_until
+from page_driver import (
+    CHROMIUM,
+    FLAGS,
+    WRITE_DOWN,
+    download,
+    expect,
+    figure,
+    finished,
+    pcm,
+    pixels,
+    played,
+    playwright,
+    speak,
+    waveform_width,
+)
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineBusy, GenerationError
 from qwen_megakernel.server import PAGE
-
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
-expect.set_options(timeout=20_000)
-
-STORY = "Once upon a time there was a very small house at the edge of a wood. "
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-# Nothing but the page: no profile, no updates, no look-ups of other hosts.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-WRITE_DOWN = """
-window.played = [];
-const start = AudioBufferSourceNode.prototype.start;
-AudioBufferSourceNode.prototype.start = function (when) {
-  const samples = Array.from(this.buffer.getChannelData(0), (x) => Math.round(x * 32768));
-  window.played.push({ when, rate: this.context.sampleRate, samples, at: performance.now() });
-  return start.call(this, when);
-};
-"""
-SOURCE = PAGE.read_text(encoding="utf-8")
 
 Open = Callable[..., Any]
 
@@ -92,53 +78,6 @@ def open_page(browser: Any) -> Iterator[Open]:
         context.close()
     # A refused request is the browser's to report; everything else is ours.
     assert not [line for line in complaints if "Failed to load resource" not in line]
-
-
-def speak(page: Any, text: str = STORY) -> None:
-    page.get_by_label("Text", exact=True).fill(text)
-    page.get_by_role("button", name="Speak", exact=True).click()
-
-
-def finished(page: Any) -> None:
-    expect(page.locator("#download")).to_be_visible()
-
-
-def played(page: Any) -> list[dict[str, Any]]:
-    return page.evaluate("window.played")
-
-
-def pcm(pieces: list[dict[str, Any]]) -> bytes:
-    return np.concatenate([np.array(piece["samples"], "<i2") for piece in pieces]).tobytes()
-
-
-def download(page: Any) -> np.ndarray:
-    with page.expect_download() as waiting:
-        page.get_by_role("link", name="Download WAV").click()
-    assert waiting.value.suggested_filename == "speech.wav"
-    samples, rate = soundfile.read(Path(waiting.value.path()), dtype="int16")
-    assert rate == 24000
-    return samples
-
-
-def figure(page: Any, name: str) -> float:
-    return float(page.inner_text(f"#{name}").split()[0])
-
-
-def pixels(page: Any, canvas: str, share: float) -> np.ndarray:
-    """[width, 4]: one row of what is drawn, at `share` of the height."""
-    row = page.evaluate(
-        """([id, share]) => {
-          const canvas = document.getElementById(id), y = Math.floor(share * canvas.height);
-          return Array.from(canvas.getContext("2d").getImageData(0, y, canvas.width, 1).data);
-        }""",
-        [canvas, share],
-    )
-    return np.array(row).reshape(-1, 4)
-
-
-def waveform_width(page: Any) -> int:
-    """The last column whose bar is higher than silence."""
-    return int(pixels(page, "waveform", 0.45)[:, 3].nonzero()[0].max(initial=0))
 
 
 # ---- hearing -----------------------------------------------------------------------------------
@@ -397,32 +336,4 @@ def test_a_screen_reader_is_told_everything(open_page: Open) -> None:
         'status: "Finished: 0.6 seconds',
     ):
         assert line in tree, tree
-    assert 'lang="en"' in SOURCE
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(scheme: str) -> None:
-    blocks = re.findall(r":root \{(.*?)\}", SOURCE, re.DOTALL)
-    colours = dict(re.findall(r"--([\w-]+): (#\w+)", blocks[("light", "dark").index(scheme)]))
-
-    def luminance(name: str) -> float:
-        digits = colours[name].lstrip("#")
-        digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
-        shares = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
-        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
-
-    def contrast(one: str, other: str) -> float:  # WCAG 2
-        light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-        return (light + 0.05) / (dark + 0.05)
-
-    grounds = ("page", "card", "field")
-    pairs = [("on-accent", "accent"), ("bad", "bad-page")]
-    pairs += [(ink, ground) for ink in ("ink", "muted") for ground in grounds]
-    assert all(contrast(*pair) >= 4.5 for pair in pairs)
-    assert all(contrast(edge, "card") >= 3 for edge in ("strong-line", "accent"))
-
-
-def test_the_page_is_one_file_that_names_no_other_host() -> None:
-    assert not re.findall(r'(?:src|href)="(?!data:,")[^"]+"', SOURCE)
-    assert "://" not in SOURCE and "import " not in SOURCE
+    assert 'lang="en"' in PAGE.read_text(encoding="utf-8")

@@ -1,0 +1,170 @@
+"""Wyoming: engines that fail or hang, clients that are silent, too many or make no sense."""
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+import pytest
+from fake_engine import STORY, FakeEngine
+from wyoming.audio import AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.event import Event
+from wyoming.info import Describe
+from wyoming.ping import Ping, Pong
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
+from wyoming_client import connected, error_of, events_until, serving
+
+from qwen_megakernel import wyoming_server
+from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.server_service import Service
+from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.wyoming_server import WyomingServer
+
+
+async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
+    engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "cure"))
+    async with connected(engine) as client:
+        await client.write_event(Synthesize(STORY).event())
+        error = await error_of(client)  # no audio-stop: nobody takes half for the whole
+    assert error.text == "The grid broke.\nwhy\ncure" and error.code == "GenerationError"
+
+
+async def test_an_unexpected_failure_ends_the_connection() -> None:
+    async with connected(FakeEngine(fail_after=2, error=RuntimeError("a bug"))) as client:
+        await client.write_event(Synthesize(STORY).event())
+        while await client.read_event():
+            pass
+
+
+async def test_an_engine_that_hangs_is_given_up() -> None:
+    engine = FakeEngine(stall_after=1)
+    async with connected(engine, deadline_s=0.3) as client:
+        await client.write_event(Synthesize(STORY).event())
+        assert (await error_of(client)).code == "DeadlineExceeded"
+    assert engine.streams[0].cancelled
+
+
+@pytest.mark.parametrize("opening", [(), (SynthesizeStart(), SynthesizeChunk("Once upon "))])
+async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
+    engine = FakeEngine()
+    async with connected(engine, idle_timeout_s=0.3) as client:
+        for event in opening:
+            await client.write_event(event.event())
+        assert "Nothing was sent" in (await error_of(client)).text
+    assert not engine.speaking
+
+
+async def test_a_client_that_listens_may_be_silent() -> None:
+    async with connected(FakeEngine(first_delay_s=0.5), idle_timeout_s=0.2) as client:
+        await client.write_event(Synthesize("Hello.").event())
+        await events_until(client, AudioStop)
+
+
+async def test_one_client_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wyoming_server, "MAX_CLIENTS", 1)
+    async with serving(FakeEngine()) as port, AsyncTcpClient("127.0.0.1", port) as first:
+        await first.write_event(Ping().event())
+        await first.read_event()
+        async with AsyncTcpClient("127.0.0.1", port) as second:
+            assert (await error_of(second)).code == "EngineBusy"
+        await first.write_event(Ping().event())
+        assert await first.read_event()
+
+
+async def test_a_long_text_is_refused_whole_and_in_pieces() -> None:
+    engine = FakeEngine()
+    async with serving(engine, max_chars=20) as port:
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(Synthesize("x" * 21).event())
+            assert (await error_of(client)).code == "TextTooLong"
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(SynthesizeStart().event())
+            for _ in range(3):
+                await client.write_event(SynthesizeChunk("seven s").event())
+            assert (await error_of(client)).code == "TextTooLong"
+    assert not engine.speaking
+
+
+def event(kind: str, **data: Any) -> bytes:
+    return json.dumps({"type": kind, "data": data}).encode() + b"\n"
+
+
+BAD = {
+    "no text": event("synthesize"),
+    "empty text": event("synthesize", text=" ... "),
+    "text of numbers": event("synthesize", text=[1, 2]),
+    "markup": event("synthesize", text="<speak>Hi</speak>", text_format="ssml"),
+    "voice of the wrong type": event("synthesize", text="Hi.", voice="aiden"),
+    "voice of numbers": event("synthesize", text="Hi.", voice={"name": 7}),
+    "speaker": event("synthesize", text="Hi.", voice={"name": "aiden", "speaker": "loud"}),
+    "language": event("synthesize", text="Hi.", voice={"language": "tlh"}),
+    "chunk before start": event("synthesize-chunk", text="Hi."),
+    "stop before start": event("synthesize-stop"),
+    "two starts": event("synthesize-start") * 2,
+    "no words": event("synthesize-start") + event("synthesize-stop"),
+    "list": b"[1]\n",
+    "data is a list": b'{"type": "synthesize", "data": [1]}\n',
+    "no type": b'{"data": {}}\n',
+    "type is a number": b'{"type": 3}\n',
+    "length is a word": b'{"type": "synthesize", "data_length": "a"}\n',
+    "deep": b"[" * 30000 + b"\n",
+}
+HANG_UP = {
+    "not JSON": b"GET / HTTP/1.1\r\n\r\n",
+    "not UTF-8": b"\xff\n",
+    "endless line": b"x" * 100_000,
+    "endless data": b'{"type": "synthesize", "data_length": 999999999999}\n',
+    "endless payload": b'{"type": "synthesize", "payload_length": 999999999999}\n',
+}
+
+
+@pytest.mark.parametrize("sent", BAD.values(), ids=BAD)
+async def test_what_cannot_be_understood_is_refused(sent: bytes) -> None:
+    engine = FakeEngine()
+    async with connected(engine) as client:
+        client._writer.write(sent)
+        assert (await error_of(client)).text
+        assert not engine.speaking
+
+
+@pytest.mark.parametrize("sent", HANG_UP.values(), ids=HANG_UP)
+async def test_who_speaks_another_protocol_is_hung_up_on(sent: bytes) -> None:
+    async with connected(FakeEngine()) as client:
+        client._writer.write(sent)
+        with contextlib.suppress(ConnectionResetError):  # what was not read is answered so
+            assert await client.read_event() is None
+
+
+async def test_an_event_that_is_cut_off_ends_the_connection() -> None:
+    async with connected(FakeEngine()) as client:
+        client._writer.write(b'{"type": "synthesize", "data_length": 50}\n{"te')
+        client._writer.write_eof()
+        assert (await error_of(client)).text
+
+
+async def test_events_of_other_services_are_ignored() -> None:
+    async with connected(FakeEngine()) as client:
+        await client.write_event(Event(type="transcribe", data={"language": "en"}))
+        await client.write_event(Ping().event())
+        assert Pong.is_type((await client.read_event()).type)
+
+
+async def test_the_queue_is_the_servers() -> None:
+    engine = FakeEngine(num_slots=1, rtf=1.0)
+    async with serving(engine, max_queue=0) as port, AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Synthesize(STORY).event())
+        await events_until(client, AudioStart)
+        async with AsyncTcpClient("127.0.0.1", port) as second:
+            await second.write_event(Synthesize("Hello.").event())
+            assert (await error_of(second)).code == "EngineBusy"
+
+
+async def test_a_model_that_is_still_loading_is_told() -> None:
+    service = Service(lambda: FakeEngine(), ServerSettings())  # never started
+    server = WyomingServer(service, listener := socket.create_server(("127.0.0.1", 0)))
+    await server.start()
+    async with AsyncTcpClient(*listener.getsockname()) as client:
+        await client.write_event(Describe().event())
+        assert (await error_of(client)).code == "NotReady"
+    await server.close()
