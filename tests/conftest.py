@@ -74,6 +74,15 @@ def official_model(
     return functools.cache(lambda name: official.load(model_folder(name)))
 
 
+@pytest.fixture(scope="module")
+def tts(cache_folder: Path) -> Iterator[Any]:
+    """A `TTSEngine` of the smallest checkpoint on three slots, for the tests of one file."""
+    from qwen_megakernel import TTSEngine
+
+    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as engine:
+        yield engine
+
+
 # ---- engine and server that hum ------------------------------------------------------------------
 
 

@@ -5,11 +5,11 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+from waiting import wait_until
 
 from qwen_megakernel import server
 from qwen_megakernel.server_service import Service
@@ -75,14 +75,6 @@ def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Poll; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ import threading
 import httpx
 import pytest
 from fake_engine import FakeEngine
-from live_server import serving, wait_until
+from live_server import serving
+from waiting import wait_until
 
 from qwen_megakernel import cli, options, server
 from qwen_megakernel.errors import UnknownVoice

@@ -10,7 +10,8 @@ import threading
 
 import httpx
 from fake_engine import FakeEngine
-from live_server import SPEECH, assert_error, http_post, serving, wait_until
+from live_server import SPEECH, assert_error, http_post, serving
+from waiting import wait_until
 
 from qwen_megakernel.errors import EngineClosed, KernelTimeout
 

@@ -2,8 +2,9 @@
 
 import pytest
 from fake_engine import FRAME_SAMPLES, FakeEngine
-from live_server import serving, wait_until
+from live_server import serving
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.server_admission import Admission, FinishedRequests

@@ -27,7 +27,8 @@ import pytest
 import signals
 import soundfile
 from fake_engine import STORY, FakeEngine, FakeStream
-from live_server import sse, wait_until
+from live_server import sse
+from waiting import wait_until
 from websockets.sync.client import connect
 
 from qwen_megakernel.errors import UsageError

@@ -4,8 +4,9 @@ import pytest
 import schemathesis
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, Phase, settings
-from live_server import serving, wait_until
+from live_server import serving
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from waiting import wait_until
 
 from qwen_megakernel import server
 

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 from fake_engine import FRAME_SAMPLES, FakeEngine
-from live_server import SPEECH, http_post, serving, sse, wait_until
+from live_server import SPEECH, http_post, serving, sse
+from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import GenerationError, KernelTimeout, OutOfMemory

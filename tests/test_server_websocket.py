@@ -6,8 +6,9 @@ import struct
 import numpy as np
 import pytest
 from fake_engine import STORY, FakeEngine
-from live_server import serving, wait_until
+from live_server import serving
 from speech_socket import hear, hear_until, say, session, speak
+from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import TTSEngine

@@ -7,8 +7,9 @@ import signal
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
-from live_server import serving, wait_until
+from live_server import serving
 from speech_socket import STREAM, hear, hear_until, say, session, speak
+from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_speech import TEXT, VOICE
+from waiting import wait_until
 
 from qwen_megakernel import TTSEngine, chunk_delivery, guard
 from qwen_megakernel.errors import GenerationError
@@ -21,9 +23,7 @@ from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
 from qwen_megakernel.utterance import SpeechRequest, StepResult, TextIds
 
-TEXT = "Hello there, how are you today?"
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
-VOICE = "vivian"
 SAMPLES_PER_FRAME = 4
 
 
@@ -259,10 +259,7 @@ def test_closing_a_stream_delivers_nothing_more_and_frees_its_slot(overlapping):
     stream = overlapping.stream(TEXT, voice=VOICE, seed=1)
     next(iter(stream))
     stream.close()
-    deadline = time.monotonic() + 20
-    while overlapping.num_active:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: not overlapping.num_active)
     assert stream.finish_reason == "cancelled"
 
 

@@ -13,7 +13,7 @@ import pytest
 import signals
 import soundfile
 from fake_engine import STORY, FakeEngine
-from live_server import LiveServer, serving, wait_until
+from live_server import LiveServer, serving
 from page_driver import (
     CHROMIUM,
     FLAGS,
@@ -29,6 +29,7 @@ from page_driver import (
     speak,
     waveform_width,
 )
+from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineBusy, GenerationError

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
-from live_server import wait_until
+from waiting import wait_until
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.event import Event

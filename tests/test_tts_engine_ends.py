@@ -1,0 +1,202 @@
+"""The engine: streams that are closed, dropped or fail; engines that are, and those that hang."""
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+from tiny_speech import TEXT, VOICE, speak
+from waiting import wait_until
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import EngineClosed, GenerationError, KernelTimeout, OutOfMemory
+from qwen_megakernel.step_loop import StepLoop
+
+# ---- closing -------------------------------------------------------------------------------------
+
+
+def test_close_stops_the_stream_and_frees_its_slot(tts):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=200)
+    next(stream)
+    stream.close()
+    rest = list(stream)
+    assert rest[-1].finish_reason == "cancelled" == stream.finish_reason
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+@pytest.fixture
+def gated(tts, monkeypatch):
+    """Lets the plain decoder draw frames one by one: (entered, let_go, frames drawn by slot)."""
+    decoder, entered, let_go = (
+        tts._loop._decoder._decoder,
+        threading.Semaphore(0),
+        threading.Event(),
+    )
+    frames, frame = [], decoder._frame
+
+    def gated_frame(slot, forced):
+        frames.append(slot)
+        entered.release()
+        assert let_go.wait(30)
+        return frame(slot, forced)
+
+    monkeypatch.setattr(decoder, "_frame", gated_frame)
+    yield entered, let_go, frames
+    let_go.set()
+
+
+def test_close_frees_the_slot_after_the_frame_that_is_being_drawn(tts, gated):
+    entered, let_go, frames = gated
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, first_chunk_frames=4, max_frames=200)
+    assert entered.acquire(timeout=30)  # in the first of the four frames of a step
+    stream.close()
+    let_go.set()
+    assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+    assert frames == [0]
+
+
+@pytest.fixture
+def alone(tts):
+    """What seed 1 gives when nobody else speaks."""
+    return speak(tts, seed=1)
+
+
+def test_a_neighbour_of_a_closed_stream_loses_nothing(tts, alone, gated):
+    entered, let_go, _ = gated
+    options = {"voice": VOICE, "max_frames": 24, "chunk_frames": 4}
+    keep, drop = tts.stream(TEXT, seed=1, **options), tts.stream(TEXT, seed=2, **options)
+    assert entered.acquire(timeout=30)
+    drop.close()
+    let_go.set()
+    list(keep)
+    assert np.array_equal(keep.codes, alone.codes)
+
+
+def test_closing_a_finished_stream_interrupts_nobody(tts, monkeypatch):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2)
+    list(stream)
+    interrupted = []
+    monkeypatch.setattr(tts._loop._decoder, "cancel", lambda: interrupted.append(True))
+    stream.close()
+    assert not interrupted
+
+
+def test_a_dropped_stream_frees_its_slot(tts):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=200)
+    next(stream)
+    del stream
+    gc.collect()
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+def test_a_waiting_stream_can_be_cancelled(tts):
+    busy = [tts.stream(text_open=True, voice=VOICE) for _ in range(3)]
+    waiting = tts.stream(TEXT, voice=VOICE)
+    waiting.close()
+    assert [chunk.finish_reason for chunk in waiting] == ["cancelled"]
+    for stream in busy:
+        stream.close()
+    wait_until(lambda: tts._loop.num_active == 0)
+
+
+async def test_leaving_an_async_stream_cancels_it(tts):
+    async for _ in tts.astream(TEXT, voice=VOICE, max_frames=200):
+        break
+    gc.collect()
+    for _ in range(1000):  # the event loop closes the generator when it gets to it
+        await asyncio.sleep(0.01)
+        if tts._loop.num_active == 0:
+            return
+    raise AssertionError("the slot was never freed")
+
+
+def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
+    engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
+    speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
+    waiting = engine.stream(TEXT, voice=VOICE)
+    next(speaking)
+    engine.close()
+    engine.close()
+    assert list(speaking)[-1].finish_reason == "cancelled"
+    assert [chunk.finish_reason for chunk in waiting] == ["cancelled"]
+    with pytest.raises(EngineClosed):
+        engine.stream(TEXT, voice=VOICE)
+
+
+def test_two_hundred_streams_leave_nothing_behind(tts):
+    before = threading.active_count()
+    for index in range(200):
+        stream = tts.stream("Hi.", voice=VOICE, seed=index, max_frames=1)
+        if index % 3:
+            list(stream)
+        else:
+            stream.close()
+    wait_until(lambda: tts._loop.num_active == 0)
+    assert threading.active_count() == before
+
+
+def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
+    stream = TTSEngine.from_pretrained("tiny-random", warmup=False).stream(
+        TEXT, voice=VOICE, seed=1, max_frames=12
+    )
+    gc.collect()
+    assert list(stream)[-1].finish_reason == "length"
+    thread = stream._engine._loop._thread
+    del stream
+    gc.collect()
+    wait_until(lambda: not thread.is_alive())
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["prefill", "step", "vocoder"])
+def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage):
+    owner = tts._loop._vocoder if stage == "vocoder" else tts._loop._decoder
+    name = "step" if stage == "vocoder" else stage
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
+        with pytest.raises(GenerationError, match="planted"):
+            list(stream)
+        assert stream.finish_reason == "error"
+    assert len(speak(tts, seed=1, max_frames=8).codes) == 8
+
+
+def test_three_hangs_in_a_row_are_enough(monkeypatch):
+    def hang(*args, **kwargs):
+        raise KernelTimeout("planted hang")
+
+    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+
+        def hang_once():
+            with monkeypatch.context() as patch:
+                patch.setattr(tts._loop._decoder, "step", hang)
+                with pytest.raises(KernelTimeout, match="planted hang"):
+                    list(tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2))
+
+        hang_once()
+        hang_once()
+        assert len(speak(tts, seed=1, max_frames=2).codes) == 2  # and the count begins again
+        for _ in range(3):
+            assert tts.failure is None
+            hang_once()
+        assert "3 launches in a row hung" in tts.failure.what
+        with pytest.raises(KernelTimeout, match=r"takes no more requests.*\n.*planted hang"):
+            tts.stream(TEXT, voice=VOICE, seed=1)
+
+
+def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():
+    before = threading.active_count()
+
+    def fail():
+        raise OutOfMemory("planted")
+
+    with pytest.raises(OutOfMemory, match="planted"):
+        StepLoop(fail, sample_rate=24000, on_finished=lambda state: None)
+    wait_until(lambda: threading.active_count() == before)

@@ -1,0 +1,92 @@
+"""The engine: text that arrives while audio flows out."""
+
+import time
+
+import numpy as np
+import pytest
+from tiny_speech import TEXT, VOICE, speak
+from waiting import wait_until
+
+from qwen_megakernel.errors import (
+    EmptyText,
+    UsageError,
+)
+from qwen_megakernel.speech_stream import PART_CHARS
+
+
+@pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
+def test_fed_text_gives_the_codes_of_whole_text(tts, pieces):
+    whole = speak(tts, seed=6, text_feed="stepwise", max_frames=40)
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=40)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.end_text()
+    list(stream)
+    assert np.array_equal(stream.codes, whole.codes)
+
+
+@pytest.fixture(scope="module")
+def stepwise(tts):
+    """A whole text fed stepwise that neither ends at once nor within 24 frames."""
+    for seed in range(100):
+        speech = speak(tts, seed=seed, text_feed="stepwise")
+        if speech.finish_reason == "length":
+            return speech
+    raise AssertionError("every seed ends early")
+
+
+def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
+    stream = tts.stream(text_open=True, voice=VOICE, seed=stepwise.seed, max_frames=24)
+    stream.feed("Hello there, how are ")
+    assert next(stream).num_frames == 1
+    wait_until(lambda: not tts._loop._runnable())
+    drawn = tts._loop._table.active()[0].num_frames
+    time.sleep(0.1)
+    assert tts._loop._table.active()[0].num_frames == drawn  # stalled: no pad was added
+    stream.feed("you today?")
+    stream.end_text()
+    list(stream)
+    assert np.array_equal(stream.codes, stepwise.codes)
+
+
+def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
+    early = next(
+        speech
+        for speech in (speak(tts, seed=seed, text_feed="stepwise") for seed in range(100))
+        if speech.finish_reason == "eos" and len(speech.codes) < 5
+    )
+    stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
+    stream.feed("Hello there, how are ")
+    wait_until(lambda: stream.num_parts and tts._loop._table.active()[0].part is None)
+    stream.feed("you today?")
+    stream.end_text()
+    list(stream)
+    assert stream.num_parts == 2
+    assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
+    assert len(stream.codes) > len(early.codes)
+
+
+def test_a_long_open_text_is_cut_at_sentences(tts):
+    sentence = "This is one of many sentences that follow each other without an end. "
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=60)
+    for _ in range(3 * PART_CHARS // len(sentence)):
+        stream.feed(sentence)
+    parts = len(stream._state.parts)
+    stream.end_text()
+    assert parts >= 2
+    list(stream)
+    assert stream.finish_reason in ("eos", "length")
+
+
+def test_an_open_text_without_a_word_is_an_error_of_the_stream(tts):
+    stream = tts.stream(text_open=True, voice=VOICE)
+    stream.feed(" ... ")
+    stream.end_text()
+    with pytest.raises(EmptyText):
+        list(stream)
+    assert stream.finish_reason == "error"
+
+
+def test_feeding_a_complete_text_is_refused(tts):
+    with tts.stream(TEXT, voice=VOICE, max_frames=2) as stream, pytest.raises(UsageError):
+        stream.feed("more")
