@@ -57,6 +57,15 @@ def add_result_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result file")
 
 
+def plain_parser(description: str) -> argparse.ArgumentParser:
+    """The command line of a script that loads no model of its own: --json, --debug."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    add_result_option(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(quiet=True)
+    return parser
+
+
 def model_parser(description: str) -> argparse.ArgumentParser:
     """The command line of a script about one model: --json, and which engine to load."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])

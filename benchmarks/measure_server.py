@@ -173,16 +173,13 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.plain_parser(__doc__)
     parser.add_argument("--requests", type=int, default=200, help="one after the other")
     parser.add_argument("--streams", type=int, default=32, help="side by side, for the chunks")
     parser.add_argument("--crowd", type=int, default=200, help="side by side, for the gaps")
     parser.add_argument("--rtf", type=float, default=0.4, help="pace of the engine")
     parser.add_argument("--frames", type=int, default=125, help="of each speech, 80 ms each")
     parser.add_argument("--model", help="measure the first byte over this engine too")
-    common.add_result_option(parser)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.set_defaults(quiet=True)
     return parser.parse_args()
 
 

@@ -67,6 +67,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="random-0.6b-base")
     common.add_result_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="errors only")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    options.add_verbosity(parser)
     sys.exit(options.run(main, parser.parse_args()))

@@ -13,8 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
+from benchmarks import common, tables
 from qwen_megakernel import codes_file, options
-from qwen_megakernel.errors import MissingPackageError
 
 MAX_FRAMES = 200  # 16 s, where the seed's table stops
 SENTENCES = (
@@ -70,31 +70,26 @@ def examine(name: str, text: str, speech: Any) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown, with the columns of the seed's table."""
-    lines = [
-        "| Text | Chars | Steps | EOS? | Duration | CB0 repeat | Entropy drop | Synth time |",
-        "|---|---|---|---|---|---|---|---|",
+    columns = ["Text", "Chars", "Steps", "EOS?", "Duration", "CB0 repeat", "Entropy drop"]
+    cells = [
+        [
+            row["text"],
+            row["chars"],
+            row["steps"],
+            "yes" if row["finish_reason"] == "eos" else f"no ({row['finish_reason']})",
+            f"{row['duration_s']:.1f} s",
+            f"{100 * row['cb0_repeat']:.1f} %",
+            f"{row['entropy_drop_bits']:+.2f} b",
+            f"{row['synth_s']:.1f} s",
+        ]
+        for row in rows
     ]
-    for row in rows:
-        ended = "yes" if row["finish_reason"] == "eos" else f"no ({row['finish_reason']})"
-        lines.append(
-            f"| {row['text']} | {row['chars']} | {row['steps']} | {ended} "
-            f"| {row['duration_s']:.1f} s | {100 * row['cb0_repeat']:.1f} % "
-            f"| {row['entropy_drop_bits']:+.2f} b | {row['synth_s']:.1f} s |"
-        )
-    return "\n".join(lines)
+    return "\n".join(tables.table([*columns, "Synth time"], cells))
 
 
 def plot(path: str, figures: dict[str, Any]) -> None:
     """Repeats and entropy fall over the steps."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingPackageError(
-            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = common.load_pyplot()
     steps = [row["steps"] for row in figures["rows"]]
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3))
     for axis, name in zip(axes, ("cb0_repeat", "entropy_drop_bits"), strict=True):
