@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
+from tolerances import PROMPT_F32
 
 from qwen_megakernel import official
 from qwen_megakernel.config import parse_model_config
@@ -171,7 +172,7 @@ def handed_over(call, *args, **kwargs) -> dict:
 
 
 def assert_same_prompt(prefill, inputs: dict) -> None:
-    close = {"atol": 1e-6, "rtol": 0}
+    close = {"atol": PROMPT_F32, "rtol": 0}
     assert inputs["attention_mask"].all()
     torch.testing.assert_close(prefill.embeds, inputs["inputs_embeds"][0], **close)
     torch.testing.assert_close(prefill.pad_embed, inputs["tts_pad_embed"][0, 0], **close)

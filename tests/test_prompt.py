@@ -16,6 +16,7 @@ from prompt_toys import (
     clone,
     handed_over,
 )
+from tolerances import PROMPT_F32
 
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.errors import (
@@ -206,8 +207,8 @@ def test_an_open_text_ends_up_as_the_whole_one(request, toy, num_first):
     )
     late = toy.builder.text_rows(ids.body[num_first:])
     trailing = torch.cat([begun.trailing_text, late, toy.builder.end_rows()])
-    torch.testing.assert_close(begun.embeds, whole.embeds, atol=1e-6, rtol=0)
-    torch.testing.assert_close(trailing, whole.trailing_text, atol=1e-6, rtol=0)
+    torch.testing.assert_close(begun.embeds, whole.embeds, atol=PROMPT_F32, rtol=0)
+    torch.testing.assert_close(trailing, whole.trailing_text, atol=PROMPT_F32, rtol=0)
 
 
 def test_open_text_is_refused_where_all_of_it_is_needed(base_toy, custom_voice_toy):

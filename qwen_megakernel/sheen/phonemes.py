@@ -1,7 +1,6 @@
 """Text to phonemes with espeak-ng, a program of the system."""
 
 import re
-import shutil
 import subprocess
 
 from qwen_megakernel.errors import EnvironmentError_, UsageError
@@ -13,11 +12,6 @@ TIMEOUT_SECONDS = 20.0
 # "3.5" and "Mr" keep theirs to themselves. The marks tell the model of pauses and questions.
 _CLAUSE = re.compile(r"([,;:.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 _LANGUAGE_SWITCH = re.compile(r"\([a-z-]+\)")  # "(fr)", where espeak-ng reads a foreign word
-
-
-def is_installed() -> bool:
-    """Whether espeak-ng is on the path."""
-    return shutil.which(PROGRAM) is not None
 
 
 def phonemise(text: str, voice: str) -> str:

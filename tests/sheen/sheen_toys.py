@@ -3,6 +3,11 @@
 Codebooks have their real 4096 codes, so token counts are the real ones.
 """
 
+import shutil
+
+import pytest
+
+from qwen_megakernel.sheen import phonemes
 from qwen_megakernel.sheen.train import TrainOptions
 
 CODEBOOK_SIZE = 4096
@@ -16,6 +21,9 @@ BY_HEART = TrainOptions(
     epochs=120,
     warmup_steps=5,
     weight_decay=0.0,
+)
+needs_espeak = pytest.mark.skipif(
+    shutil.which(phonemes.PROGRAM) is None, reason="espeak-ng is not installed"
 )
 TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
 SNAC_CONFIG = {

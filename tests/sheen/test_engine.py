@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from sheen_toys import CODEBOOK_SIZE, TEXTS
+from sheen_toys import CODEBOOK_SIZE, TEXTS, needs_espeak
 from test_codec import CHUNK_TOLERANCE
 
 from qwen_megakernel import families
@@ -23,7 +23,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.sheen import model_folder, phonemes
+from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.sheen.tokens import text_ids
 from qwen_megakernel.tts_engine import TTSEngine
@@ -290,7 +290,7 @@ def english_folder(voice_folder):
     return voice_folder
 
 
-@pytest.mark.skipif(not phonemes.is_installed(), reason="espeak-ng is not installed")
+@needs_espeak
 def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
     with SheenEngine.from_pretrained(str(english_folder), warmup=False) as english:
         assert english.languages == ["auto", "english"]

@@ -8,13 +8,11 @@ import pytest
 import signals
 import soundfile
 from sheen_toys import CODEBOOK_SIZE as SIZE
-from sheen_toys import TEXTS
+from sheen_toys import TEXTS, needs_espeak
 
 from qwen_megakernel.errors import DatasetError, EnvironmentError_, UsageError
 from qwen_megakernel.sheen import codes, dataset, phonemes
 from qwen_megakernel.sheen.prepare import prepare, read_metadata
-
-needs_espeak = pytest.mark.skipif(not phonemes.is_installed(), reason="espeak-ng is not installed")
 
 
 @pytest.fixture
