@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import CommandsHere
 
 from qwen_megakernel import checkpoint, official
 from qwen_megakernel.errors import MissingPackageError
@@ -43,6 +44,12 @@ def one_thread() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandsHere:
+    """run_here("demo_tts.py", "Hello."): exit code, stdout and stderr of a command."""
+    return CommandsHere(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -1,36 +1,26 @@
 """The commands a new user types, run as they are typed: files, output, exit codes."""
 
+import functools
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from commands import ROOT, run
 
-ROOT = Path(__file__).parent.parent
 SHORT = ("--max-frames", "6", "--seed", "3")
 TINY = ("--model", "tiny-random")
+SPEAK = ("-m", "qwen_megakernel", "speak")
 
 
-def run(*command, cwd=ROOT, stdin=None, **environment):
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )
-
-
-def speak(*arguments, **options):
-    return run("-m", "qwen_megakernel", "speak", *arguments, **options)
+@pytest.fixture
+def speak(run_here):
+    """speak(*arguments): the command in this process."""
+    return functools.partial(run_here, *SPEAK)
 
 
 def test_demo_tts_writes_the_file_and_says_what_it_did(tmp_path):
@@ -42,7 +32,7 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(tmp_path):
     assert "seed 3" in done.stdout and "RANDOM" in done.stderr
 
 
-def test_speak_writes_a_file_a_dump_and_chunk_lines(tmp_path):
+def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
     out, dump = tmp_path / "a.flac", tmp_path / "codes.tsv"
     done = speak("Hello there.", "--output", out, "--dump-codes", dump, "--stream", *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
@@ -52,17 +42,18 @@ def test_speak_writes_a_file_a_dump_and_chunk_lines(tmp_path):
     assert done.stdout == "" and "frames 0..0" in done.stderr
 
 
-def test_the_dump_option_and_the_variable_give_the_same_file(tmp_path):
+def test_the_dump_option_and_the_variable_give_the_same_file(speak, tmp_path, monkeypatch):
     option, variable = tmp_path / "option.tsv", tmp_path / "variable.tsv"
     common = ("Hello.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
     assert speak(*common, "--dump-codes", option).returncode == 0
-    assert speak(*common, TTS_DUMP_CODES=str(variable)).returncode == 0
+    monkeypatch.setenv("TTS_DUMP_CODES", str(variable))
+    assert speak(*common).returncode == 0
     assert variable.read_text().endswith(option.read_text())
 
 
 def test_speak_reads_standard_input_and_writes_raw_samples():
     done = subprocess.run(
-        [sys.executable, "-m", "qwen_megakernel", "speak", "-", "--stdout", *TINY, *SHORT],
+        [sys.executable, *SPEAK, "-", "--stdout", *TINY, *SHORT],
         cwd=ROOT,
         input=b"Hello there.",
         capture_output=True,
@@ -72,9 +63,9 @@ def test_speak_reads_standard_input_and_writes_raw_samples():
     assert len(done.stdout) > 0 and len(done.stdout) % (2 * 1920) == 0
 
 
-def test_the_same_seed_gives_the_same_file_in_another_process(tmp_path):
-    for name in ("a.wav", "b.wav"):
-        assert speak("Hi.", "--output", tmp_path / name, *TINY, *SHORT).returncode == 0
+def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
+    for command, name in ((speak, "a.wav"), (functools.partial(run, *SPEAK), "b.wav")):
+        assert command("Hi.", "--output", tmp_path / name, *TINY, *SHORT).returncode == 0
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
@@ -93,23 +84,24 @@ def test_the_same_seed_gives_the_same_file_in_another_process(tmp_path):
     ],
 )
 def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
-    tmp_path, arguments, code, message
+    speak, tmp_path, monkeypatch, arguments, code, message
 ):
-    done = speak(*arguments, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    done = speak(*arguments)
     assert done.returncode == code, done.stderr
     assert message.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_debug_shows_the_traceback():
-    assert "Traceback" in speak("", "--debug", *TINY).stderr
+    assert "Traceback" in run(*SPEAK, "", "--debug", *TINY).stderr
 
 
 def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     out = tmp_path / "partial.wav"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "qwen_megakernel", "speak", "Hello there. " * 300, "--stream"),
+            *(sys.executable, *SPEAK, "Hello there. " * 300, "--stream"),
             *("--output", str(out), "--seed", "1", "--greedy", *TINY),
         ],
         cwd=ROOT,
@@ -129,27 +121,29 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     assert "Traceback" not in rest
 
 
-def test_doctor_tells_what_is_here():
-    facts = json.loads(run("-m", "qwen_megakernel", "doctor", "--json").stdout)
+def test_doctor_tells_what_is_here(run_here):
+    facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("torch", "kernel")
-    assert "torch" in run("-m", "qwen_megakernel", "doctor").stdout
+    assert "torch" in run_here("-m", "qwen_megakernel", "doctor").stdout
 
 
-def test_codes_compare_prints_figures_and_overlaps(tmp_path):
+def test_codes_compare_prints_figures_and_overlaps(run_here, tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.tsv", "b.tsv"):
         np.savetxt(tmp_path / name, rng.integers(0, 9, (20, 4)), fmt="%d", delimiter="\t")
-    done = run("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", tmp_path / "b.tsv")
+    done = run_here(
+        "-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", tmp_path / "b.tsv"
+    )
     assert done.returncode == 0 and "entropy_bits" in done.stdout and "overlap" in done.stdout
     narrow = tmp_path / "c.tsv"
     narrow.write_text("1\t2\n")
-    done = run("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", narrow)
+    done = run_here("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", narrow)
     assert done.returncode == 2
 
 
-def test_benchmark_reports_and_keeps_its_figures(tmp_path):
+def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
     result = tmp_path / "result.json"
-    done = run("benchmark.py", "--runs", 2, "--warmup", 0, "--json", result, *TINY, *SHORT)
+    done = run_here("benchmark.py", "--runs", 2, "--warmup", 0, "--json", result, *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
     assert len(found["runs"]) == 2 and found["model"] == "tiny-random" and found["is_synthetic"]
@@ -159,26 +153,28 @@ def test_benchmark_reports_and_keeps_its_figures(tmp_path):
     assert found["summary"]["first_frame_ms"]["mean"] <= found["summary"]["first_chunk_ms"]["mean"]
 
 
-def test_benchmark_fails_when_a_limit_is_missed():
-    done = run("benchmark.py", "--runs", 1, "--warmup", 0, "--max-rtf", 1e-6, *TINY, *SHORT)
+def test_benchmark_fails_when_a_limit_is_missed(run_here):
+    done = run_here("benchmark.py", "--runs", 1, "--warmup", 0, "--max-rtf", 1e-6, *TINY, *SHORT)
     assert done.returncode == 1 and "rtf" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["ttfc", "rtf", "tok_s", "e2e"])
-def test_each_measure_script_writes_the_common_schema(tmp_path, name):
+def test_each_measure_script_writes_the_common_schema(run_here, tmp_path, name):
     result = tmp_path / "result.json"
     script = f"benchmarks/measure_{name}.py"
-    done = run(script, "--runs", 1, "--warmup", 0, "--json", result, *TINY, *SHORT)
+    done = run_here(script, "--runs", 1, "--warmup", 0, "--json", result, *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
     assert found["schema"] == 1 and found["runs"][0]["frames"] <= 6
 
 
 @pytest.mark.parametrize("mode", [(), ("--token",)])
-def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits(tmp_path, mode):
+def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits(
+    run_here, tmp_path, mode
+):
     result = tmp_path / "result.json"
     amount = ("--pipelines", 2, "--turns", 1, "--runs", 1, "--rtf", 0.05)
-    done = run("benchmarks/measure_pipecat.py", *amount, *mode, "--json", result)
+    done = run_here("benchmarks/measure_pipecat.py", *amount, *mode, "--json", result)
     found = json.loads(result.read_text())
     summary, limits = found["summary"], found["limits"]
     assert found["schema"] == 1 and summary["overhead_ms"]["count"] >= 14  # 7 chunks each
@@ -194,50 +190,50 @@ def test_the_end_to_end_check_passes_with_the_demonstration_voice(tmp_path):
     assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]
 
 
-def test_the_end_to_end_check_fails_on_noise_and_says_where_it_cannot_run():
-    noise = run("test_e2e.py", *TINY, "--device", "cpu", "--runs", 1)
+def test_the_end_to_end_check_fails_on_noise_and_says_where_it_cannot_run(run_here):
+    noise = run_here("test_e2e.py", *TINY, "--device", "cpu", "--runs", 1)
     assert noise.returncode == 1 and "FAILED" in noise.stdout
-    nowhere = run("test_e2e.py", "--device", "cpu", "--model", "/no/such/folder")
+    nowhere = run_here("test_e2e.py", "--device", "cpu", "--model", "/no/such/folder")
     assert nowhere.returncode == 77
     no_gpu = run("test_e2e.py", "--model", "demo-voice", CUDA_VISIBLE_DEVICES="")
     assert no_gpu.returncode == 77 and "no GPU" in no_gpu.stderr
 
 
-def test_a_plot_is_drawn(tmp_path):
+def test_a_plot_is_drawn(run_here, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "runs.png"
-    done = run("benchmark.py", "--runs", 1, "--warmup", 0, "--plot", picture, *TINY, *SHORT)
+    done = run_here("benchmark.py", "--runs", 1, "--warmup", 0, "--plot", picture, *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_validation_passes_against_the_official_package_and_from_a_recording(
-    tmp_path, official_package
+    run_here, tmp_path, official_package
 ):
     recording = tmp_path / "golden.safetensors"
     plain = ("validate_kernel.py", "--backend", "torch", "--steps", 6)
-    done = run(*plain, "--save-reference", recording)
+    done = run_here(*plain, "--save-reference", recording)
     assert done.returncode == 0, done.stdout + done.stderr
-    again = run(*plain, "--reference", recording)
+    again = run_here(*plain, "--reference", recording)
     assert again.returncode == 0 and "talker logits" in again.stdout
-    other = run(*plain, "--model", "tiny-random-design", "--reference", recording)
+    other = run_here(*plain, "--model", "tiny-random-design", "--reference", recording)
     assert other.returncode == 1 and "DIFFERS" in other.stdout
-    assert run(*plain, "--reference", tmp_path / "none").returncode == 2
+    assert run_here(*plain, "--reference", tmp_path / "none").returncode == 2
 
 
-def test_validation_compares_the_emulated_kernel_layer_by_layer(tmp_path):
-    (tmp_path / "qwen_tts.py").write_text("raise ImportError('hidden by the test')")
+def test_validation_compares_the_emulated_kernel_layer_by_layer(run_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwen_tts", None)  # not installed
     script = ("validate_kernel.py", "--steps", 5, "--backend", "emulation", "--dtype", "float32")
-    done = run(*script, PYTHONPATH=str(tmp_path))
+    done = run_here(*script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "emulation against plain decoder" in done.stdout and "after layer 2" in done.stdout
-    strict = run(*script, "--tolerance", 1e-12, PYTHONPATH=str(tmp_path))
+    strict = run_here(*script, "--tolerance", 1e-12)
     assert strict.returncode == 1 and "DIFFERS" in strict.stdout
 
 
-def test_nothing_to_compare_is_its_own_exit_code(tmp_path):
-    (tmp_path / "qwen_tts.py").write_text("raise ImportError('hidden by the test')")
-    done = run("validate_kernel.py", "--backend", "torch", PYTHONPATH=str(tmp_path))
+def test_nothing_to_compare_is_its_own_exit_code(run_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwen_tts", None)
+    done = run_here("validate_kernel.py", "--backend", "torch")
     assert done.returncode == 77 and "pip install" in done.stderr
 
 
@@ -249,7 +245,7 @@ def test_the_projection_check_needs_no_torch(tmp_path, model_folder, name):
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr
 
 
-def test_the_projection_check_fails_on_a_planted_fault(tmp_path, model_folder):
+def test_the_projection_check_fails_on_a_planted_fault(run_here, tmp_path, model_folder):
     from safetensors.torch import load_file, save_file
 
     for name, spoil in {
@@ -265,5 +261,5 @@ def test_the_projection_check_fails_on_a_planted_fault(tmp_path, model_folder):
         tensors = load_file(source / "model.safetensors")
         spoil(tensors["talker.code_predictor.small_to_mtp_projection.weight"])
         save_file(tensors, folder / "model.safetensors")
-        done = run("tools/verify_mtp_projection.py", folder)
+        done = run_here("tools/verify_mtp_projection.py", folder)
         assert done.returncode == 1, name

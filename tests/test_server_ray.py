@@ -199,7 +199,7 @@ class Listener:
 
 def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None:
     bodies = [
-        {"input": STORY * 2, "response_format": "pcm"}
+        {"input": STORY * 3, "response_format": "pcm"}  # nobody is done before the last begins
         | ({"stream_format": "sse"} if index % 2 else {})
         for index in range(6)
     ]
@@ -207,6 +207,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
     wait_until(lambda: all(listener.heard for listener in listeners), 20)
     pids = {listener.replica for listener in listeners}
     assert pids == set(replicas())  # both are at it
+    assert all(listener.thread.is_alive() for listener in listeners)
     victim = listeners[0].replica
     replicas()[victim].kill()
     # New requests are answered at once, by the other one, and none of them fails.
@@ -222,7 +223,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
         elif listener.body.get("stream_format"):
             assert sse(listener.heard.decode())[-1]["type"] == "speech.audio.done"
         else:
-            assert len(listener.heard) == 2 * num_samples(STORY * 2) and listener.error is None
+            assert len(listener.heard) == 2 * num_samples(STORY * 3) and listener.error is None
 
     def are_two() -> bool:
         return len({int(speak(url, "Hi.").headers["x-seed"]) for _ in range(4)} - {victim}) == 2

@@ -1,0 +1,50 @@
+"""Commands as a user types them: in a process of their own, or sooner, in this one."""
+
+import io
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python command`, in any folder, with the package of this checkout."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+
+
+class CommandsHere:
+    """The same without a new process and the seconds in which it imports torch.
+
+    Messages of `logging` are pytest's here: where they matter, a test uses `run`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *command: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """command: a script of the checkout or `-m` and a module, then its arguments."""
+        name, *arguments = map(str, command)
+        if is_module := name == "-m":
+            name = arguments.pop(0)
+        self._monkeypatch.setattr(sys, "argv", [name, *arguments])
+        self._monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            if is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / name), run_name="__main__")
+        code = ended.value.code or 0
+        return subprocess.CompletedProcess(command, code, *self._capsys.readouterr())
