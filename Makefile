@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 # Most of what is installed is never imported: bytecode is made of what is, when it is.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
+# Some tests wait for sound to be played; one more of them than there are cores keeps the cores busy.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + os.cpu_count()))")
+
 .PHONY: demo test test-slow lint clean
 
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
 	$(BIN)/python demo_pipeline.py --model demo-voice --text "$(TEXT)" --output out.wav
 
 test: lint  ## linters and the whole default test suite
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow
@@ -22,21 +25,26 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff format --check .
 	git ls-files csrc | grep -E '\.(cu|cuh|h|cpp)$$' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
+# What came with Python may be an old pip, which takes twice as long.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
 
 # torch first and by itself: its pin decides which build the rest resolves against.
-$(VENV)/.demo-ready: requirements.txt setup.py | $(BIN)/python
+$(VENV)/.torch-ready: requirements.txt | $(BIN)/python
 	$(PIP) "$$(grep ^torch requirements.txt)"
+	@touch $@
+
+$(VENV)/.demo-ready: $(VENV)/.torch-ready setup.py
 	$(PIP) -r requirements.txt --editable .[pipecat]
 	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
-$(VENV)/.test-ready: $(VENV)/.demo-ready
-	$(PIP) --editable .[dev,reference,plots]
+$(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
+	$(PIP) -r requirements.txt --editable .[pipecat,dev,reference,plots]
 	$(PIP) --no-deps qwen-tts==0.1.1
-	@touch $@
+	@touch $@ $(VENV)/.demo-ready
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -3,6 +3,7 @@
 import io
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,20 @@ def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.Co
         text=True,
         timeout=200,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+
+
+def start(*command: object) -> subprocess.Popen[str]:
+    """The same, to be interrupted while it runs."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

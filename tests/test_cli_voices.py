@@ -155,21 +155,13 @@ def test_speaking_with_a_sample_a_file_and_a_name_is_the_same(recordings, tmp_pa
 
 
 @pytest.mark.parametrize("script", ["demo_tts.py", "demo_pipeline.py"])
-def test_the_demos_clone_too(recordings, tmp_path, script):
+def test_the_demos_clone_too(run_here, recordings, tmp_path, script):
     if script == "demo_pipeline.py":
         pytest.importorskip("pipecat")
     text = ["--text"] if script == "demo_pipeline.py" else []
-    done = subprocess.run(
-        [
-            *(sys.executable, script, *text, "Hello.", "--max-frames", "3", *BASE[:-1]),
-            *("--voice-sample", recordings / "mario.wav", "--ref-text", TRANSCRIPT),
-            *("--output", tmp_path / "a.wav"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    sample = ("--voice-sample", recordings / "mario.wav", "--ref-text", TRANSCRIPT)
+    output = ("--output", tmp_path / "a.wav")
+    done = run_here(script, *text, "Hello.", "--max-frames", 3, *BASE[:-1], *sample, *output)
     assert done.returncode == 0, done.stderr
     assert len(soundfile.read(tmp_path / "a.wav")[0]) > 0
 

@@ -1,38 +1,30 @@
 """demo_pipeline.py as a user runs it: the file, the figures, the exit codes, Ctrl-C."""
 
-import io
 import json
-import os
 import re
-import runpy
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from commands import CommandsHere, run, start
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import to_int16
 
-SCRIPT = Path(__file__).parent.parent / "demo_pipeline.py"
 TEXT = "Hello there, friend. How are you?"
 TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-frames", "8")
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
-    """demo(*arguments): run the script in this process; exit code, stdout, stderr."""
+def demo(run_here: CommandsHere) -> Callable:
+    """demo(*arguments): the script in this process; exit code, stdout, stderr."""
 
     def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        return ended.value.code, *capsys.readouterr()
+        done = run_here("demo_pipeline.py", *arguments, stdin=stdin)
+        return done.returncode, done.stdout, done.stderr
 
     return run
 
@@ -84,13 +76,7 @@ def test_a_voice_is_cloned_from_a_sample(demo: Callable, tmp_path: Path) -> None
 def test_control_c_leaves_a_whole_file_of_what_was_spoken(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     text = "This is a long text about a house at the edge of a wood. " * 8
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, "--text", text, "--output", path, "--model", "demo-voice"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+    process = start("demo_pipeline.py", "--text", text, "--output", path, "--model", "demo-voice")
     assert process.stdout.readline().startswith("chunk   1")
     assert process.stdout.readline().startswith("chunk   2")
     process.send_signal(signal.SIGINT)
@@ -126,14 +112,7 @@ def test_errors_of_the_catalogue_are_told_without_a_traceback(
 def test_a_missing_package_is_named_with_its_cure(tmp_path: Path) -> None:
     blocked = tmp_path / "pipecat.py"
     blocked.write_text("raise ImportError('blocked')")
-    process = subprocess.run(
-        [sys.executable, SCRIPT, "--text", "Hi.", *TINY],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        cwd=SCRIPT.parent,
-        check=False,
-    )
+    process = run("demo_pipeline.py", "--text", "Hi.", *TINY, PYTHONPATH=str(tmp_path))
     assert process.returncode == 3
     assert 'pip install "qwen_megakernel[pipecat]"' in process.stderr
 
@@ -159,14 +138,8 @@ def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path: Path) -> None:
         pytest.skip("no ALSA to stand in for a sound card")
     played, card, wav = tmp_path / "played.raw", tmp_path / "asound.conf", tmp_path / "a.wav"
     card.write_text(SOUND_CARD.format(played=played))
-    arguments = ["--text", TEXT, "--play", "--output", str(wav), *TINY]
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env=os.environ | {"ALSA_CONFIG_PATH": str(card)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
+    arguments = ("--text", TEXT, "--play", "--output", wav, *TINY)
+    done = run("demo_pipeline.py", *arguments, ALSA_CONFIG_PATH=str(card))
+    assert done.returncode == 0, done.stderr
     samples, _ = soundfile.read(wav, dtype="int16")
     np.testing.assert_array_equal(np.fromfile(played, dtype="<i2"), samples)

@@ -1,17 +1,13 @@
 """docs/voices.md is followed to the letter, with random weights in place of the model."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import signals
 import soundfile
+from commands import ROOT, run
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
 MODEL = "tiny-random-base"
 
@@ -28,24 +24,17 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(command, folder):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=200, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_every_command_runs(folder):
+def test_every_command_runs(run_here, monkeypatch, folder):
+    monkeypatch.chdir(folder)
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     assert len(commands) == 4
     for command in commands:
         words = shlex.split(command.replace("MODEL", MODEL))
         assert words[0] == "python"
-        out = run([sys.executable, *words[1:]], folder)
+        done = run_here(*words[1:])
+        assert done.returncode == 0, done.stderr
         if "show" in words:
-            assert "It is cold today" in out
+            assert "It is cold today" in done.stdout
     assert soundfile.info(folder / "out.wav").duration > 0
 
 
@@ -53,7 +42,9 @@ def test_every_command_runs(folder):
 def test_every_example_runs(folder, block):
     if "pipecat" in block:
         pytest.importorskip("pipecat")
-    out = run([sys.executable, "-c", f"MODEL = {MODEL!r}\n{block}"], folder)
+    done = run("-c", f"MODEL = {MODEL!r}\n{block}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     if "in_context" in block:
         assert out.splitlines() == ["1", "mario True It is cold today, and we are late."]
     if "num_bytes" in block:

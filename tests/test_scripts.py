@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import soundfile
-from commands import ROOT, run
+from commands import ROOT, run, start
 
 SHORT = ("--max-frames", "6", "--seed", "3")
 TINY = ("--model", "tiny-random")
@@ -99,17 +99,8 @@ def test_debug_shows_the_traceback():
 
 def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     out = tmp_path / "partial.wav"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, *SPEAK, "Hello there. " * 300, "--stream"),
-            *("--output", str(out), "--seed", "1", "--greedy", *TINY),
-        ],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    text = "Hello there. " * 300
+    process = start(*SPEAK, text, "--stream", "--output", out, "--seed", "1", "--greedy", *TINY)
     for line in process.stderr:
         if "frames" in line:
             break
