@@ -1,7 +1,8 @@
-"""Commands as a user types them: in a process of their own, or sooner, in this one."""
+"""Commands, as users type them and pages tell them: in a process of their own, or sooner, here."""
 
 import io
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -11,6 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a Markdown page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def lines(page: str) -> list[str]:
+    """The commands in a page's bash blocks."""
+    return [line for block in blocks(page, "bash") for line in block.splitlines()]
 
 
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

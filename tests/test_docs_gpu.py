@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT, lines
 
-ROOT = Path(__file__).parents[1]
 PAGES = ("gpu-setup", "kernel-adaptation", "performance-journey", "insights")
 SETUP = (ROOT / "docs" / "gpu-setup.md").read_text(encoding="utf-8")
 NEEDS_GPU, NO_GPU = 3, 77  # exit codes: no GPU for --backend kernel; for gpu_check
@@ -18,11 +18,6 @@ NEEDS_GPU, NO_GPU = 3, 77  # exit codes: no GPU for --backend kernel; for gpu_ch
 
 def text_of(page: str) -> str:
     return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-
-
-def commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", SETUP, re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
 
 
 def expected(command: str) -> int:
@@ -33,7 +28,7 @@ def expected(command: str) -> int:
     return NEEDS_GPU if "--backend kernel" in command else 0
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", lines(SETUP))
 def test_every_command_of_the_setup_runs_as_the_page_says(command: str, tmp_path: Path):
     if command.startswith("tools/gpu_check.sh") and torch.cuda.is_available():
         pytest.skip("nine minutes of a GPU")

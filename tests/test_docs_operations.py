@@ -2,20 +2,15 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from commands import ROOT, lines
 
 from benchmarks import bench_server
 from qwen_megakernel import cli, server
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.splitlines()
-]
+COMMANDS = lines(PAGE)
 
 
 def test_commands_have_options_that_exist() -> None:

@@ -1,29 +1,22 @@
 """docs/serving.md is followed to the letter, against a live server with random weights."""
 
 import argparse
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import signals
 import soundfile
+from commands import ROOT, blocks, lines, run
 from live_server import serving
 
 from qwen_megakernel import TTSEngine, cli, options, server
 from qwen_megakernel.server_requests import SpeechBody
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:8090"
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +38,26 @@ def address(folder):
         yield live.url.removeprefix("http://")
 
 
-def run(command, folder):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=100, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"error"' not in done.stdout, done.stdout
-    return done.stdout
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_every_curl_command_works(folder, address):
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    commands = [line for line in lines if line.startswith("curl")]
+    commands = [line for line in lines(PAGE) if line.startswith("curl")]
     assert len(commands) == 6
-    outputs = [
-        run(["curl", "-sS", *shlex.split(line.replace(ADDRESS, address))[1:]], folder)
-        for line in commands
-    ]
+    outputs = []
+    for line in commands:
+        words = ["curl", "-sS", *shlex.split(line.replace(ADDRESS, address))[1:]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0 and '"error"' not in done.stdout, done
+        outputs.append(done.stdout)
     assert outputs[1].endswith("data: [DONE]\n\n")
     for name in ("out.wav", "mario-says.wav"):
         assert (folder / name).read_bytes().startswith(b"RIFF")
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=["websocket", "openai"])
+@pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["websocket", "openai"])
 def test_every_example_runs(folder, address, block):
-    out = run([sys.executable, "-c", block.replace(ADDRESS, address)], folder)
-    assert len(re.findall(r"^\d+ bytes", out, re.MULTILINE)) >= 1
+    done = run("-c", block.replace(ADDRESS, address), cwd=folder)
+    assert done.returncode == 0 and '"error"' not in done.stdout, done
+    assert re.search(r"^\d+ bytes", done.stdout, re.MULTILINE)
 
 
 def test_the_page_names_every_field_option_and_endpoint():

@@ -1,19 +1,14 @@
 """docs/voices.md is followed to the letter, with random weights in place of the model."""
 
-import re
 import shlex
 
 import pytest
 import signals
 import soundfile
-from commands import ROOT, run
+from commands import ROOT, blocks, lines, run
 
 PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
 MODEL = "tiny-random-base"
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +21,7 @@ def folder(tmp_path_factory):
 
 def test_every_command_runs(run_here, monkeypatch, folder):
     monkeypatch.chdir(folder)
-    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    commands = lines(PAGE)
     assert len(commands) == 4
     for command in commands:
         words = shlex.split(command.replace("MODEL", MODEL))
@@ -38,7 +33,7 @@ def test_every_command_runs(run_here, monkeypatch, folder):
     assert soundfile.info(folder / "out.wav").duration > 0
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=["engine", "agent", "compat"])
+@pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["engine", "agent", "compat"])
 def test_every_example_runs(folder, block):
     if "pipecat" in block:
         pytest.importorskip("pipecat")

@@ -3,22 +3,16 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from commands import ROOT, blocks, lines, run
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
 def commands():
     """Every line of a bash block that starts Python; `make` builds environments and is CI's."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [line for line in lines if line.startswith("python")]
+    return [line for line in lines(README) if line.startswith("python")]
 
 
 @pytest.mark.parametrize("command", commands())
@@ -41,22 +35,14 @@ def test_the_first_screen_has_the_two_commands():
     assert "demo:" in makefile and "test:" in makefile
 
 
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", blocks(README, "python"))
 def test_the_python_example_runs(block, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**__import__("os").environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run("-c", block, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_measured_table_is_generated_from_the_result_files():
-    done = subprocess.run([sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, timeout=60)
-    assert done.returncode == 0, "run python benchmarks/tables.py"
+    assert run("benchmarks/tables.py", "--check").returncode == 0, "run benchmarks/tables.py"
 
 
 def test_every_linked_file_exists():

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from commands import ROOT, blocks, lines
 
 from qwen_megakernel import cli
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sheen.md").read_text(encoding="utf-8")
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "sheen.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def small(base_folder, snac_folder):
 
 
 def test_every_command_runs(reader, small, capsys):
-    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    commands = lines(PAGE)
     assert len(commands) == 10
     for command in commands:
         words = shlex.split(command)
@@ -61,7 +58,7 @@ def test_every_command_runs(reader, small, capsys):
     assert Path("my-voice", "loss.png").is_file()
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=["engine", "agent"])
+@pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["engine", "agent"])
 async def test_every_example_runs(voice_folder, monkeypatch, block):
     monkeypatch.chdir(voice_folder.parent)
     names = {}
