@@ -1,8 +1,7 @@
-"""The trainer of the demonstration voice: texts, frames, codes, prompts, updates, packaging."""
+"""The trainer of the demonstration voice: prompts, network, updates, packaging."""
 
 import dataclasses
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,23 +15,17 @@ from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.utterance import Sampling
 from tools.demo_voice import (
     batches,
-    codebooks,
     decode,
-    espeak,
-    features,
     package,
     recipe,
     shards,
     talker_net,
-    texts,
     tokenizer,
     train_talker,
-    word_accuracy,
 )
 from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.evaluate import REFERENCES, Reader
 from tools.demo_voice.optimizer import orthogonalize
-from tools.demo_voice.speech import LOOKAHEAD_CHARS, Speaker, schedule
 
 LAYOUTS = [
     Layout(full, auto, speaker)
@@ -56,126 +49,6 @@ def reader() -> Reader:
 def weights(reader: Reader) -> talker_net.Weights:
     """The shipped voice's talker, float32."""
     return {name: tensor.float() for name, tensor in reader.checkpoint.talker.items()}
-
-
-# ---- texts ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def grammar() -> texts.Grammar:
-    return texts.Grammar(texts.FOLDER / "grammar.txt")
-
-
-def test_the_grammar_speaks_in_whole_sentences(grammar: texts.Grammar) -> None:
-    rng = random.Random(3)
-    drawn = [texts.finish(grammar.draw("sentence", rng), rng) for _ in range(3000)]
-    assert not [text for text in drawn if set(text) & set("{}|*^_\n") or "  " in text]
-    assert len(set(drawn)) > 2500
-    assert drawn == [
-        texts.finish(grammar.draw("sentence", rng), rng)
-        for rng in [random.Random(3)]
-        for _ in range(3000)
-    ]
-
-
-def test_no_test_sentence_is_trained_on(
-    grammar: texts.Grammar, references: list[shards.Utterance]
-) -> None:
-    tests = texts.test_sets(grammar, seed=12)
-    banned = {texts.normalize(text) for row in tests.values() for text in row}
-    assert {texts.normalize(u.text) for u in references} == banned and len(banned) == 300
-    drawn = [text for _, text in texts.training_texts(grammar, banned, 9000, seed=11)]
-    assert len(set(drawn)) == 9000
-    sentences = {texts.normalize(part) for text in drawn for part in text.split(". ")}
-    assert not sentences & banned
-    assert max(map(len, drawn)) > texts.MAX_SENTENCE_CHARS  # paragraphs are among them
-
-
-# ---- speech --------------------------------------------------------------------------------------
-
-
-def test_silence_and_a_vowel_come_back_from_their_frames() -> None:
-    silent = features.silence()
-    assert features.synthesize(np.repeat(silent, 3, axis=0)).std() < 5e-3
-    frame = silent.reshape(features.SUBFRAMES, -1).copy()
-    frame[:, 10:20], frame[:, features.NUM_BANDS :] = -4.0, 1.0  # one band of sound, voiced
-    sound = features.synthesize(np.repeat(frame.reshape(1, -1), 4, axis=0))
-    assert len(sound) == 4 * recipe.SAMPLES_PER_FRAME and sound.std() > 0.01
-    middle = sound[recipe.SAMPLES_PER_FRAME :][: 2 * recipe.SAMPLES_PER_FRAME]
-    np.testing.assert_allclose(middle[: -features.HOP], middle[features.HOP :], atol=1e-3)
-
-
-def test_fitted_codebooks_come_closer_with_each_codebook() -> None:
-    rng = np.random.default_rng(0)
-    basis = rng.standard_normal((12, features.NUM_FEATURES))
-    frames = (rng.standard_normal((1500, 12)) @ basis).astype(np.float32)
-    fitted = codebooks.fit(frames)
-    codes = fitted.encode(frames[:200])
-    exact = codebooks._project(torch.from_numpy(frames[:200]), fitted.mean, fitted.components)
-    errors = []
-    for count in range(1, recipe.NUM_CODEBOOKS + 1):
-        part = dataclasses.replace(fitted, books=fitted.books[:count])
-        errors.append(np.linalg.norm(exact.numpy() - part.latents(codes[:, :count])))
-    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.3 * errors[0]
-
-
-def test_no_word_is_spoken_before_its_letters_are_there() -> None:
-    text = "an orange"
-    words = np.array([0, 0, 1, 1, 1])
-    frames = features.Frames(np.zeros((5, features.NUM_FEATURES)), words, [0, 3])
-    order = schedule(frames, text, lambda num_chars: num_chars - 1)  # a token a letter
-    spoken = [index for index in order if index != shards.SILENCE]
-    assert spoken == list(range(5))
-    assert order.index(2) == min(3 + LOOKAHEAD_CHARS, len(text) + 1) - 1
-    assert len(order) >= len(text) - 1 and order[-2:] == [shards.SILENCE] * 2
-
-
-def test_espeak_says_the_references_again(references: list[shards.Utterance]) -> None:
-    try:
-        speaker = Speaker(codebooks.SHIPPED)
-    except OSError as error:
-        pytest.skip(f"{espeak.LIBRARY}: {error}")
-    first = references[:6]
-    made = speaker.utterances([(u.kind, u.text) for u in first])
-    for ours, kept in zip(made, first, strict=True):
-        np.testing.assert_array_equal(ours.ids, kept.ids)
-        np.testing.assert_array_equal(ours.words, kept.words)
-        assert (ours.codes == kept.codes)[:, :2].mean() > 0.95
-    codes, sound = speaker.pair(first[0].text)
-    assert len(sound) == len(codes) * recipe.SAMPLES_PER_FRAME
-    assert np.abs(sound).max() > 0.1
-
-
-def test_a_shard_comes_back(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    kept = [
-        shards.Utterance(
-            kind,
-            text,
-            np.arange(num_tokens),
-            rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS)),
-            rng.integers(-1, 3, num_frames),
-        )
-        for kind, text, num_tokens, num_frames in (("train", "Né.", 3, 7), ("written", "b", 1, 2))
-    ]
-    shards.write(tmp_path / "a.npz", kept)
-    for ours, wanted in zip(shards.read_folder(tmp_path), kept, strict=True):
-        assert (ours.kind, ours.text) == (wanted.kind, wanted.text)
-        for name in ("ids", "codes", "words"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(wanted, name))
-
-
-def test_words_are_right_only_where_they_were_said(references: list[shards.Utterance]) -> None:
-    books = codebooks.Codebooks.load()
-    reference = references[2]
-    codes, words = reference.codes, reference.words
-    count = len(set(words.tolist()) - {shards.SILENCE})
-    assert word_accuracy.words_right(codes, codes, words, books) == (count, count)
-    slow = np.repeat(codes, 2, axis=0)
-    assert word_accuracy.words_right(slow, codes, words, books) == (count, count)
-    without = codes[words != words.max()]
-    assert word_accuracy.words_right(without, codes, words, books)[0] < count
-    assert word_accuracy.words_right(codes[:0], codes, words, books) == (0, count)
 
 
 # ---- prompts and network -------------------------------------------------------------------------

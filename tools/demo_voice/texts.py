@@ -1,34 +1,39 @@
-"""What is said: training sentences and two sets of test sentences, in files of "kind<TAB>text".
+"""What is said, in files of "kind<TAB>text": sentences to learn from, to choose by, and to test.
 
-python -m tools.demo_voice.texts --output DATA        writes DATA/train.tsv and DATA/test.tsv
+python -m tools.demo_voice.texts --output DATA     writes train.tsv, development.tsv and test.tsv
 
 Sentences come from the grammar beside this file, alone and as paragraphs, and from words drawn at
-random, so that every word of the list is learned outside its usual company too.
+random, so that every word of the list is learned outside its usual company too. No text for
+training has a sentence of the other two sets in it, nor one that is nearly the same.
 """
 
 import argparse
 import random
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
 FOLDER = Path(__file__).parent
 TRAINING = "train"
-TEMPLATE, WRITTEN = "template", "written"  # test sets: from the grammar, and by hand
+TEMPLATE, WRITTEN = "template", "written"  # kinds of test sentences: from the grammar, and by hand
 
 NUM_TEMPLATE = 200  # test sentences from the grammar
+NUM_DEVELOPMENT = 100  # as many to choose settings by
 TEST_WORDS = (3, 14)
 MAX_SENTENCE_CHARS = 120
 MAX_PARAGRAPH_CHARS = 280
 PARAGRAPH_SENTENCES = (2, 5)
 
 # Kinds of training text and their shares.
-SHARES = {"sentence": 0.62, "common": 0.14, "rare": 0.14, "paragraph": 0.10}
+SHARES = {"everyday": 0.40, "sentence": 0.24, "common": 0.10, "rare": 0.14, "paragraph": 0.12}
+RULES = ("everyday", "sentence")  # whole sentences; test sentences are drawn from the second
 NUM_COMMON = 1200  # words
 SALAD_WORDS = (2, 7)
 SHARE_OF_COMMAS = 0.07
+NEARLY_THE_SAME = 0.75  # of the words of two sentences are in both: more is a copy
 
 ENDINGS = (".", ".", ".", ".", ".", ".", "!", "?", "")  # where a sentence has none
 QUESTION = re.compile(
@@ -90,6 +95,11 @@ def written() -> list[str]:
     return (FOLDER / "written.txt").read_text(encoding="utf-8").splitlines()
 
 
+def written_for_development() -> list[str]:
+    """Sentences by hand to choose settings and states by, so that the test's are left alone."""
+    return (FOLDER / "development.txt").read_text(encoding="utf-8").splitlines()
+
+
 def normalize(text: str) -> str:
     """What makes two texts the same sentence."""
     return re.sub(r"[^a-z0-9 ]", "", text.lower()).strip()
@@ -104,32 +114,72 @@ def finish(text: str, rng: random.Random) -> str:
     return text + ("?" if QUESTION.match(text) and rng.random() < 0.85 else rng.choice(ENDINGS))
 
 
+class Withheld:
+    """Sentences that training must not see: finds them, and what is nearly the same, in texts."""
+
+    def __init__(self, sentences: Iterable[str]):
+        self.normalized = {normalize(sentence) for sentence in sentences}
+        self._words = [Counter(sentence.split()) for sentence in sorted(self.normalized)]
+        self._having: dict[str, list[int]] = {}  # a word -> sentences
+        for index, words_of in enumerate(self._words):
+            for word in words_of:
+                self._having.setdefault(word, []).append(index)
+
+    def is_in(self, text: str) -> bool:
+        """The text, or a sentence of it, is one of these or shares most of its words with one."""
+        parts = {normalize(part) for part in (text, *re.split(r"(?<=[.?!]) ", text))}
+        return any(part in self.normalized or self._is_copy(part) for part in parts)
+
+    def _is_copy(self, sentence: str) -> bool:
+        words_of = Counter(sentence.split())
+        near = Counter(index for word in words_of for index in self._having.get(word, ()))
+        for index, _ in near.most_common(5):
+            other = self._words[index]
+            longer = max(words_of.total(), other.total())
+            if (words_of & other).total() > NEARLY_THE_SAME * longer:
+                return True
+        return False
+
+
+def development_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
+    """Sentences to choose settings by, of the kinds of the test's and none of them."""
+    tests = Withheld(text for texts in test_sets(grammar, seed + 1).values() for text in texts)
+    drawn = _template_sentences(grammar, seed + 2, NUM_TEMPLATE + NUM_DEVELOPMENT)
+    template = [text for text in drawn if not tests.is_in(text)][:NUM_DEVELOPMENT]
+    return {TEMPLATE: template, WRITTEN: written_for_development()}
+
+
 def test_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
-    """Sentences that training must not see."""
+    """Sentences to test with, which nothing else must use."""
+    return {TEMPLATE: _template_sentences(grammar, seed, NUM_TEMPLATE), WRITTEN: written()}
+
+
+def _template_sentences(grammar: Grammar, seed: int, number: int) -> list[str]:
+    """Different sentences of the grammar, of usual length."""
     rng = random.Random(seed)
     drawn: dict[str, str] = {}
     phrases = {normalize(option) for option in grammar._options["phrase"]}
     taken = phrases | {normalize(text) for text in written()}
-    while len(drawn) < NUM_TEMPLATE:
+    while len(drawn) < number:
         text = finish(grammar.draw("sentence", rng), rng)
         key = normalize(text)
         fits = TEST_WORDS[0] <= len(text.split()) <= TEST_WORDS[1]
         if fits and len(text) <= MAX_SENTENCE_CHARS and key not in taken:
             drawn.setdefault(key, text)
-    return {TEMPLATE: list(drawn.values()), WRITTEN: written()}
+    return list(drawn.values())
 
 
 def training_texts(
-    grammar: Grammar, banned: set[str], number: int, seed: int
+    grammar: Grammar, withheld: Withheld, number: int, seed: int
 ) -> Iterator[tuple[str, str]]:
-    """(kind of text, text), all different, none of them a test sentence."""
+    """(kind of text, text), all different, none with a sentence that is withheld."""
     rng = random.Random(seed)
     vocabulary = words()
     weights = {
         "common": [(rank + 40) ** -0.5 for rank in range(NUM_COMMON)],
         "rare": [(rank + 30) ** -0.6 for rank in range(len(vocabulary))],
     }
-    seen = set(banned)
+    seen: set[str] = set()
     alone = [word if rng.random() < 0.3 else word.capitalize() + "." for word in vocabulary]
     count = 0
     while count < number:
@@ -139,13 +189,12 @@ def training_texts(
             kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
             if kind == "paragraph":
                 text = _paragraph(grammar, rng)
-            elif kind == "sentence":
-                text = finish(grammar.draw("sentence", rng), rng)
+            elif kind in RULES:
+                text = finish(grammar.draw(kind, rng), rng)
             else:
                 text = finish(_salad(vocabulary, weights[kind], rng), rng)
         limit = MAX_PARAGRAPH_CHARS if kind == "paragraph" else MAX_SENTENCE_CHARS
-        sentences = {normalize(part) for part in re.split(r"(?<=[.?!]) ", text)}
-        if len(text) > limit or text in seen or sentences & banned or normalize(text) in banned:
+        if len(text) > limit or text in seen or withheld.is_in(text):
             continue
         seen.add(text)
         count += 1
@@ -163,7 +212,7 @@ def _salad(vocabulary: list[str], weights: list[float], rng: random.Random) -> s
 def _paragraph(grammar: Grammar, rng: random.Random) -> str:
     sentences = []
     for _ in range(rng.randint(*PARAGRAPH_SENTENCES)):
-        text = finish(grammar.draw("sentence", rng), rng)
+        text = finish(grammar.draw(rng.choice(RULES), rng), rng)
         text = text[0].upper() + text[1:]
         sentences.append(text if text[-1] in ".?!" else text + ".")
     return " ".join(sentences)
@@ -177,15 +226,19 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the two files, training in random order."""
+    """Write the three files, training in random order."""
     grammar = Grammar(FOLDER / "grammar.txt")
+    development = development_sets(grammar, args.seed)
     tests = test_sets(grammar, args.seed + 1)
-    banned = {normalize(text) for texts in tests.values() for text in texts}
-    drawn = training_texts(grammar, banned, args.number, args.seed)
+    withheld = Withheld(
+        text for sets in (development, tests) for texts in sets.values() for text in texts
+    )
+    drawn = training_texts(grammar, withheld, args.number, args.seed)
     training = [text for _, text in tqdm(drawn, total=args.number, unit=" texts")]
     random.Random(args.seed).shuffle(training)
     args.output.mkdir(parents=True, exist_ok=True)
-    for name, sets in (("train", {TRAINING: training}), ("test", tests)):
+    files = {"train": {TRAINING: training}, "development": development, "test": tests}
+    for name, sets in files.items():
         lines = [f"{kind}\t{text}\n" for kind, texts in sets.items() for text in texts]
         (args.output / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
 

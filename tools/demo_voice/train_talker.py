@@ -1,6 +1,6 @@
 """Train talker and code predictor on shards.
 
-python -m tools.demo_voice.train_talker --data DATA/train --test DATA/test --output talker.pt
+python -m tools.demo_voice.train_talker --data DATA/train --test DATA/development --output talker.pt
 python -m tools.demo_voice.train_talker ... --resume           go on with --output
 python -m tools.demo_voice.train_talker ... --init FOLDER      start from a checkpoint folder
 
@@ -134,7 +134,7 @@ class Training:
         return self.args.learning_rate * fall * min(1.0, (self.step + 1) / WARMUP_STEPS)
 
     def test(self) -> dict[str, float]:
-        """Word accuracy on a few test sentences, text with the frames and text in full."""
+        """Word accuracy on a few sentences of `--test`, text with the frames and text in full."""
         return {
             f"{kind}_{name}": word_accuracy(
                 self.weights, self.config, sentences[:NUM_SPOKEN], self.codebooks, layout

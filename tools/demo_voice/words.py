@@ -9,7 +9,7 @@ from pathlib import Path
 import pocketsphinx
 
 DICTIONARY = Path("/usr/share/dict/american-english")  # Debian package wamerican
-NUMBER = 6000
+NUMBER = 8000
 MAX_CHARS = 12
 ONE_LETTER = {"a", "i"}
 
