@@ -27,6 +27,7 @@ from qwen_megakernel.errors import KernelTimeout
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.utterance import Sampling
+from tools.kernel_timer import PROMPT_POSITIONS
 
 KERNEL_STREAMS = (1, 2, 4, 8, 16)
 GRAPH_STREAMS = (*KERNEL_STREAMS, 32, 64)
@@ -142,7 +143,7 @@ class SiliconSteps(Steps):
                     decoder = kind(
                         loaded,
                         num_slots=streams,
-                        max_positions=gpu_steps.PROMPT_POSITIONS + 256,
+                        max_positions=PROMPT_POSITIONS + 256,
                         max_text_rows=64,
                         device=self.device,
                         dtype=dtype,
@@ -169,7 +170,7 @@ class SiliconSteps(Steps):
         top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
         generator = torch.Generator().manual_seed(1)
         for slot in slots:
-            positions = 8 if self.emulation else gpu_steps.PROMPT_POSITIONS
+            positions = 8 if self.emulation else PROMPT_POSITIONS
             kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
         times = []
         for _ in range(3 if self.emulation else 20):

@@ -29,18 +29,17 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from benchmarks import roofline  # noqa: E402
 from qwen_megakernel import build_tts, checkpoint  # noqa: E402
-from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config  # noqa: E402
+from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
 from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.synthetic_config import model_config  # noqa: E402
 from qwen_megakernel.utterance import Sampling  # noqa: E402
+from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
 BIG, SMALL = "random-1.7b", "random-0.6b-base"
 TOY, TOY_PROJECTED = "tiny-random", "tiny-random-1.7b"
-PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
 STREAM_COUNTS = (1, 4, 8, 16)
 NUM_LAUNCHES = 100_000
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
@@ -246,7 +245,8 @@ class Steps:
 
     def frame_times(self) -> dict[str, Any]:
         """Milliseconds of a frame, sampling inside, for 1 to 16 streams of every model."""
-        copy = self._copy_gb_per_s()
+        timer = KernelTimer(self.device)
+        copy = timer.copy_gb_per_s()
         rows, layers = [], {}
         for name in (TOY,) if self.emulation else (SMALL, BIG):
             loaded = self._load(name)
@@ -256,9 +256,9 @@ class Steps:
                 num_slots=max(STREAM_COUNTS),
                 max_positions=PROMPT_POSITIONS + 256,
             )
-            layers[name] = self._layer_times(decoder)
+            layers[name] = timer.layers(decoder)
             for streams in STREAM_COUNTS:
-                row = self._frame_time(decoder, streams) | {"model": name, "streams": streams}
+                row = timer.frame(decoder, streams) | {"model": name, "streams": streams}
                 row["gb_per_s"] = row["mb_per_frame"] / row["ms_per_frame"]
                 row["share_of_copy"] = row["gb_per_s"] / copy
                 print(row, flush=True)
@@ -266,90 +266,6 @@ class Steps:
             del decoder
             torch.cuda.empty_cache()
         return {"copy_gb_per_s": copy, "rows": rows, "layers": layers}
-
-    def _frame_time(self, decoder: KernelDecoder, streams: int) -> dict[str, float]:
-        """Codes are forced, so that no stream ends; they are drawn all the same."""
-        talker, slots = decoder.config.talker, list(range(streams))
-        frames, rounds = 4, 2 if self.emulation else 20
-        positions = 8 if self.emulation else PROMPT_POSITIONS
-        generator = torch.Generator().manual_seed(1)
-        top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
-        shape = (streams, frames, talker.num_code_groups)
-        for slot in slots:
-            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
-        wall = []
-        with self._timed_launches(decoder, "step") as kernel_ms:
-            for _ in range(rounds + 2):
-                forced = torch.randint(0, top, shape, generator=generator)
-                started = time.perf_counter()
-                decoder.step(slots, frames, forced)
-                wall.append(1000 * (time.perf_counter() - started))
-        # The first launches warm up; a stream's first frame has no talker step.
-        kernel, host = sorted(kernel_ms[2:]), sorted(wall[2:])
-        position = positions + frames * (rounds + 2) / 2
-        return {
-            "ms_per_frame": kernel[len(kernel) // 2] / frames,
-            "best_ms_per_frame": kernel[0] / frames,
-            "host_ms_per_frame": host[len(host) // 2] / frames,
-            "mb_per_frame": roofline.frame_bytes(
-                decoder.config, decoder.dtype.itemsize, streams, position
-            )
-            / 1e6,
-        }
-
-    def _layer_times(self, decoder: KernelDecoder) -> dict[str, float]:
-        """Microseconds of one layer, one row: the difference between all layers and one."""
-        times = {}
-        position = 8 if self.emulation else PROMPT_POSITIONS
-        for stack, place in (("talker", position), ("predictor", 8)):
-            config: StackConfig = getattr(decoder.config, stack).stack
-            x = torch.randn(1, config.hidden_size, device=self.device)
-            token = torch.full((1,), -1, dtype=torch.int32)
-            spent = []
-            for layers in (1, config.num_layers):
-                with self._timed_launches(decoder, "forward") as found:
-                    for _ in range(3 if self.emulation else 30):
-                        decoder.forward(
-                            0, token, x, first_position=place, num_layers=layers, stack=stack
-                        )
-                spent.append(sorted(found)[len(found) // 2])
-            times[f"{stack}_layer_us"] = 1000 * (spent[1] - spent[0]) / (config.num_layers - 1)
-        return times
-
-    @contextlib.contextmanager
-    def _timed_launches(self, decoder: KernelDecoder, name: str) -> Iterator[list[float]]:
-        """Milliseconds of every launch of the library's `name` within the block."""
-        found: list[float] = []
-        launch = getattr(decoder.library, name)
-
-        def timed(*arguments: Any) -> None:
-            found.append(self._timed(lambda: launch(*arguments)))
-
-        setattr(decoder.library, name, timed)
-        try:
-            yield found
-        finally:
-            setattr(decoder.library, name, launch)
-
-    def _timed(self, work: Callable[[], None]) -> float:
-        """Milliseconds of the device, without what the host does around it."""
-        if self.emulation:
-            started = time.perf_counter()
-            work()
-            return 1000 * (time.perf_counter() - started)
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last)
-
-    def _copy_gb_per_s(self) -> float:
-        """Read and written bytes of a copy, a second; the best of a few."""
-        size = 2**20 if self.emulation else 2**31
-        source = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        target = torch.empty_like(source)
-        return 2 * size / min(self._timed(lambda: target.copy_(source)) for _ in range(7)) / 1e6
 
     def benchmark(self) -> dict[str, Any]:
         """benchmark.py, and many streams: what a user of the engine sees."""

@@ -1,0 +1,113 @@
+"""How long the kernel takes, by the device's own clock: a frame, a layer, and a copy beside them.
+
+Imports only what a bare machine has.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kernel_models
+import torch
+
+from benchmarks import roofline
+from qwen_megakernel.config import StackConfig
+from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.utterance import Sampling
+
+PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
+
+
+class KernelTimer:
+    """Times launches on `device`; few and small ones where that is a CPU, by emulation."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._emulation = device, device.type == "cpu"
+
+    def frame(self, decoder: KernelDecoder, streams: int) -> dict[str, float]:
+        """Milliseconds and bytes of a frame of so many streams.
+
+        Codes are forced, so that no stream ends; they are drawn all the same.
+        """
+        talker, slots = decoder.config.talker, list(range(streams))
+        frames, rounds = 4, 2 if self._emulation else 20
+        positions = 8 if self._emulation else PROMPT_POSITIONS
+        generator = torch.Generator().manual_seed(1)
+        top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
+        shape = (streams, frames, talker.num_code_groups)
+        for slot in slots:
+            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
+        wall = []
+        with self._launches(decoder, "step") as kernel_ms:
+            for _ in range(rounds + 2):
+                forced = torch.randint(0, top, shape, generator=generator)
+                started = time.perf_counter()
+                decoder.step(slots, frames, forced)
+                wall.append(1000 * (time.perf_counter() - started))
+        # The first launches warm up; a stream's first frame has no talker step.
+        kernel, host = sorted(kernel_ms[2:]), sorted(wall[2:])
+        position = positions + frames * (rounds + 2) / 2
+        return {
+            "ms_per_frame": kernel[len(kernel) // 2] / frames,
+            "best_ms_per_frame": kernel[0] / frames,
+            "host_ms_per_frame": host[len(host) // 2] / frames,
+            "mb_per_frame": roofline.frame_bytes(
+                decoder.config, decoder.dtype.itemsize, streams, position
+            )
+            / 1e6,
+        }
+
+    def layers(self, decoder: KernelDecoder) -> dict[str, float]:
+        """Microseconds of one layer, one row: the difference between all layers and one."""
+        times = {}
+        position = 8 if self._emulation else PROMPT_POSITIONS
+        for stack, place in (("talker", position), ("predictor", 8)):
+            config: StackConfig = getattr(decoder.config, stack).stack
+            x = torch.randn(1, config.hidden_size, device=self._device)
+            token = torch.full((1,), -1, dtype=torch.int32)
+            spent = []
+            for layers in (1, config.num_layers):
+                with self._launches(decoder, "forward") as found:
+                    for _ in range(3 if self._emulation else 30):
+                        decoder.forward(
+                            0, token, x, first_position=place, num_layers=layers, stack=stack
+                        )
+                spent.append(sorted(found)[len(found) // 2])
+            times[f"{stack}_layer_us"] = 1000 * (spent[1] - spent[0]) / (config.num_layers - 1)
+        return times
+
+    @contextlib.contextmanager
+    def _launches(self, decoder: KernelDecoder, name: str) -> Iterator[list[float]]:
+        """Milliseconds of every launch of the library's `name` within the block."""
+        found: list[float] = []
+        launch = getattr(decoder.library, name)
+
+        def timed(*arguments: Any) -> None:
+            found.append(self._timed(lambda: launch(*arguments)))
+
+        setattr(decoder.library, name, timed)
+        try:
+            yield found
+        finally:
+            setattr(decoder.library, name, launch)
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        """Milliseconds of the device, without what the host does around it."""
+        if self._emulation:
+            started = time.perf_counter()
+            work()
+            return 1000 * (time.perf_counter() - started)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last)
+
+    def copy_gb_per_s(self) -> float:
+        """Read and written bytes of a copy, a second; the best of a few."""
+        size = 2**20 if self._emulation else 2**31
+        source = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+        return 2 * size / min(self._timed(lambda: target.copy_(source)) for _ in range(7)) / 1e6
