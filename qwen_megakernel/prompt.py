@@ -35,13 +35,12 @@ from qwen_megakernel.errors import (
     ModelFilesError,
     ReferenceError_,
     TaskError,
-    UnknownVoice,
     UsageError,
     VoiceMismatch,
 )
 from qwen_megakernel.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.utterance import Prefill, SpeechRequest, TextIds
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = logging.getLogger(__name__)
 
@@ -285,15 +284,7 @@ class PromptBuilder:
         name = voice.name if isinstance(voice, Voice) else voice
         if name.lower() in self._speaker_names:
             return self._speaker_names[name.lower()], None
-        known = ", ".join(sorted(self._config.talker.speakers)) or "(none)"
-        cures = {
-            "base": "Leave voice out, or clone one from a recording.",
-            "voice_design": "Leave voice out and describe it with instruct.",
-        }
-        raise UnknownVoice(
-            f'Unknown voice "{name}". This model has: {known}.',
-            cure=cures.get(self._config.model_type, ""),
-        )
+        raise unknown_voice(name, self._config.model_type, sorted(self._config.talker.speakers))
 
     def _check_clone(self, voice: Voice) -> None:
         hidden_size = self._config.talker.stack.hidden_size

@@ -201,6 +201,27 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
     _write(Path(path), data)
 
 
+def unknown_voice(
+    name: str, model_type: str, speakers: Iterable[str], presets: Iterable[str] | None = None
+) -> UnknownVoice:
+    """The error for a name that nobody has: who there is, and what to do.
+
+    Args:
+        name: as it was asked for.
+        model_type: of the checkpoint.
+        speakers: its own.
+        presets: names of voices beside them; None: they were not looked at.
+    """
+    known = f"This model has: {', '.join(speakers) or '(none)'}."
+    if presets is not None:
+        known += f" Presets: {', '.join(presets) or '(none)'}."
+    cures = {
+        "base": "Leave voice out, or clone one from a recording.",
+        "voice_design": "Leave voice out and describe it with instruct.",
+    }
+    return UnknownVoice(f'Unknown voice "{name}". {known}', cure=cures.get(model_type, ""))
+
+
 def _write(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:

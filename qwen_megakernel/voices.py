@@ -13,10 +13,10 @@ import numpy as np
 from qwen_megakernel import reference_audio
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.codec_encoder import CodecEncoder
-from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
+from qwen_megakernel.errors import TaskError, UsageError, VoiceMismatch
 from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
-from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice
+from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference, in context. The model goes on from its last frame: with the recording
 # cut in the middle of a sound, that sound would begin the new speech.
@@ -150,15 +150,7 @@ class Voices:
             return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
         if name.endswith(VOICE_SUFFIX):
             return Voice.load(name)
-        cures = {
-            "base": "Leave voice out, or clone one from a recording.",
-            "voice_design": "Leave voice out and describe it with instruct.",
-        }
-        raise UnknownVoice(
-            f'Unknown voice "{name}". This model has: {", ".join(self.speakers) or "(none)"}. '
-            f"Presets: {', '.join(presets) or '(none)'}.",
-            cure=cures.get(self._loaded.config.model_type, ""),
-        )
+        raise unknown_voice(name, self._loaded.config.model_type, self.speakers, presets)
 
     def _read_presets(self) -> dict[str, Voice]:
         presets: dict[str, Voice] = {}
