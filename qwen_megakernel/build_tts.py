@@ -47,15 +47,16 @@ SMALL_CHUNK_COLS, SMALL_ROUND_TILES = 512, 2
 EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 LOCK_POLL_SECONDS = 0.2
 
-WARNINGS = ("-Wall", "-Wextra", "-Werror")
+# A warning is a test's business: with another compiler, a kernel that spills a register is still
+# better than none.
 NVCC_FLAGS = (
-    *("-std=c++17", "-O3", "-cudart", "static", "-Werror", "all-warnings"),
+    *("-std=c++17", "-O3", "-cudart", "static"),
     *("-Xcompiler", "-fPIC,-Wall", "-Xptxas", "-v,-warn-spills,-warn-lmem-usage"),
 )
 # nvcc knows "#pragma unroll" and lets vector types alias anything, as CUDA code expects.
 CXX_FLAGS = (
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-ffp-contract=off"),
-    *("-fno-strict-aliasing", "-Wno-unknown-pragmas", *WARNINGS),
+    *("-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wall", "-Wextra"),
 )
 
 

@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--arch",
         metavar="LIST",
-        help="sm_90a,sm_120a,... or emulation (default: this machine's GPU, else emulation)",
+        help="sm_90a,sm_120,... or emulation (default: this machine's GPU, else emulation)",
     )
     command.add_argument(
         "--dtype",

@@ -59,7 +59,7 @@ def main() -> int:
     table = [
         "# What ptxas says",
         "",
-        "Written by `tools/ptxas_table.py`; bf16 weights, warnings are errors. CPU s: of the",
+        "Written by `tools/ptxas_table.py`; bf16 weights. CPU s: of the",
         "compiler, for both kernels of an architecture, which are compiled side by side.",
         "",
         "| model | arch | kernel | threads | registers | stack | spill stores/loads | CPU s |",

@@ -140,10 +140,17 @@ def test_architectures():
         build_tts.arch_of((13, 0), "X")
 
 
+WARNING = re.compile(r"\bwarning\b *[:#]")
 ENTRY = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) reg",
     re.DOTALL,
 )
+
+
+@pytest.mark.parametrize("probes", [False, True])
+def test_the_emulation_compiles_without_warnings(probes):
+    library = build_tts.build(k.small_config(), Target(None, "float32", probes=probes))
+    assert not WARNING.search((library.parent / "build.log").read_text())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,7 @@ def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, arch)
         pytest.skip("no nvcc here")
     target = Target(arch, "bfloat16")
     log = (build_tts.build(released(name), target).parent / "build.log").read_text()
+    assert not WARNING.search(log)
     entries = ENTRY.findall(log)
     assert len(entries) == 2  # step_kernel and forward_kernel
     threads = build_tts.definitions(released(name), target)["NUM_THREADS"]
