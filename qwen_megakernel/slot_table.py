@@ -71,21 +71,21 @@ class SlotTable:
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
-        for state in [state for state in self.waiting if state.cancelled]:
-            self.waiting.remove(state)
-            self._finish(state, "cancelled")
+        for state in self.waiting.copy():  # others append meanwhile
+            if state.cancelled:
+                self.waiting.remove(state)
+                self._finish(state, "cancelled")
         for slot in self.active():
             if slot.state.cancelled:
                 slot.pending.clear()
                 self.release(slot, "cancelled")
 
-    def cancel_all(self) -> None:
+    def end_all(self, reason: FinishReason, error: Exception | None = None) -> None:
         """Nobody is left waiting."""
-        for state in self.waiting:
-            self._finish(state, "cancelled")
-        self.waiting.clear()
+        while self.waiting:
+            self._finish(self.waiting.popleft(), reason, error)
         for slot in self.active():
-            self.release(slot, "cancelled")
+            self.release(slot, reason, error)
 
     # ---- ends ------------------------------------------------------------------------------------
 
@@ -150,13 +150,15 @@ class SlotTable:
             if isinstance(error, KernelTimeout):
                 self._count_timeout(error)
         except Exception as error:  # anything else is ours; the worker must outlive it
-            logger.exception("A stream failed.")
-            failure = GenerationError(f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
+            failure = _unforeseen(error)
         for slot in slots:
             if self.is_alive(slot):
                 self.release(slot, "error", failure)
         return None
+
+    def fail_all(self, error: Exception) -> None:
+        """End every stream after an error that is nobody's in particular."""
+        self.end_all("error", _unforeseen(error))
 
     def forget_timeouts(self) -> None:
         """A launch has come back, so the ones that hung before were accidents."""
@@ -171,3 +173,11 @@ class SlotTable:
                 error.what,
                 "Look at nvidia-smi and the kernel log, then restart.",
             )
+
+
+def _unforeseen(error: Exception) -> GenerationError:
+    """What a reader is told of a fault of ours."""
+    logger.error("A stream failed.", exc_info=error)
+    failure = GenerationError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -10,7 +10,7 @@ from qwen_megakernel.speech_stream import StreamState, TextPart
 from qwen_megakernel.utterance import FinishReason
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """One stream being spoken: what only the worker thread knows about it."""
 

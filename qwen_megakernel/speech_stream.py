@@ -30,7 +30,7 @@ PART_CHARS = 250
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？]")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TextPart:
     """Text of one prefill, growing while it is open. Written by the caller, read by the engine."""
 
@@ -84,9 +84,9 @@ class Outbox:
                 self._waiter = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StreamState:
-    """One utterance, seen from both sides."""
+    """One utterance, seen from both sides. Equal to none but itself."""
 
     request: SpeechRequest
     prompt_ids: TextIds  # of which each part replaces the body

@@ -139,26 +139,37 @@ class StepLoop:
             return
         while not self._closing:
             self._news = False  # before looking: what happens from here on is seen next time
-            while self._errands:
-                _settle(*self._errands.popleft())
-            self._table.drop_cancelled()
-            self._table.admit(self._vocoder)
-            self._begin_parts()
-            self._feed_text()
-            slots = self._runnable()
-            collect = self._start_step(slots) if slots else None
-            self._delivery.hand_over()
-            if collect:
-                collect()
-            self._delivery.start_due()
-            if not self._overlaps:
-                self._delivery.hand_over()
-            if not slots and not self._delivery.is_under_way:
+            try:
+                is_busy = self._turn()
+            except (
+                Exception
+            ) as error:  # ours: nobody may be left listening to a thread that is gone
+                self._table.fail_all(error)
+                is_busy = False
+            if not is_busy:
                 with self._changed:
                     self._changed.wait_for(lambda: self._news or self._closing)
         for future, _ in self._errands:
             future.set_exception(EngineClosed("The engine was closed."))
-        self._table.cancel_all()
+        self._table.end_all("cancelled")
+
+    def _turn(self) -> bool:
+        """Everything once; whether there is more to do at once."""
+        while self._errands:
+            _settle(*self._errands.popleft())
+        self._table.drop_cancelled()
+        self._table.admit(self._vocoder)
+        self._begin_parts()
+        self._feed_text()
+        slots = self._runnable()
+        collect = self._start_step(slots) if slots else None
+        self._delivery.hand_over()
+        if collect:
+            collect()
+        self._delivery.start_due()
+        if not self._overlaps:
+            self._delivery.hand_over()
+        return bool(slots) or self._delivery.is_under_way
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts

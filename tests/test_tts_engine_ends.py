@@ -3,15 +3,20 @@
 import asyncio
 import gc
 import threading
+from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
 from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, GenerationError, KernelTimeout, OutOfMemory
+from qwen_megakernel.slot_table import SlotTable
+from qwen_megakernel.speech_stream import StreamState
 from qwen_megakernel.step_loop import StepLoop
+from qwen_megakernel.utterance import SpeechRequest, TextIds
 
 # ---- closing -------------------------------------------------------------------------------------
 
@@ -100,6 +105,41 @@ def test_a_waiting_stream_can_be_cancelled(tts):
     wait_until(lambda: tts._loop.num_active == 0)
 
 
+def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
+    busy = [tts.stream(text_open=True, voice=VOICE) for _ in range(3)]
+    keep, drop = (tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24) for _ in range(2))
+    drop.close()
+    assert [chunk.finish_reason for chunk in drop] == ["cancelled"]
+    for stream in busy:
+        stream.close()
+    list(keep)
+    assert np.array_equal(keep.codes, alone.codes)
+
+
+def test_streams_may_join_the_queue_while_it_is_looked_through():
+    def state(cancelled):
+        words = TextIds(*[torch.arange(3)] * len(fields(TextIds)))
+        made = StreamState(SpeechRequest("a"), words, lambda: None, lambda: None)
+        made.cancelled = cancelled
+        return made
+
+    ended, done = [], threading.Event()
+    table = SlotTable(1, sample_rate=24000, on_finished=ended.append, look_again=lambda: None)
+
+    def join_and_leave():
+        for index in range(4000):
+            table.waiting.append(state(cancelled=index % 8 == 0))
+        done.set()
+
+    thread = threading.Thread(target=join_and_leave)
+    thread.start()
+    while not done.is_set():
+        table.drop_cancelled()
+    table.drop_cancelled()
+    thread.join()
+    assert len(ended) == 500 and len(table.waiting) == 3500
+
+
 async def test_leaving_an_async_stream_cancels_it(tts):
     async for _ in tts.astream(TEXT, voice=VOICE, max_frames=200):
         break
@@ -166,6 +206,17 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage)
             list(stream)
         assert stream.finish_reason == "error"
     assert len(speak(tts, seed=1, max_frames=8).codes) == 8
+
+
+def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(tts, monkeypatch):
+    def broken(vocoder):
+        monkeypatch.undo()
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(tts._loop._table, "admit", broken)
+    with pytest.raises(GenerationError, match="planted"):
+        list(tts.stream(TEXT, voice=VOICE, seed=1))
+    assert len(speak(tts, seed=1).codes)
 
 
 def test_three_hangs_in_a_row_are_enough(monkeypatch):
