@@ -60,8 +60,9 @@ class Outbox:
             self._items.append(item)
             self._changed.notify_all()
             waiter = self._waiter
-        if waiter and not waiter[0].is_closed():
-            waiter[0].call_soon_threadsafe(waiter[1].set)
+        if waiter:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits
+                waiter[0].call_soon_threadsafe(waiter[1].set)
 
     def get(self) -> AudioChunk | Exception:
         """Block until there is an item."""

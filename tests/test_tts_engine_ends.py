@@ -151,6 +151,15 @@ async def test_leaving_an_async_stream_cancels_it(tts):
     raise AssertionError("the slot was never freed")
 
 
+def test_a_reader_whose_event_loop_is_gone_harms_nobody(tts, alone):
+    loop = asyncio.new_event_loop()
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24)
+    stream._state.outbox._waiter = loop, asyncio.Event()
+    loop.close()
+    chunks = list(stream)
+    assert chunks[-1].finish_reason and np.array_equal(stream.codes, alone.codes)
+
+
 def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
     engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
     speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
