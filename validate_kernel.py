@@ -21,11 +21,15 @@ from qwen_megakernel.model_tts import BACKENDS, Backend, choose_backend, make_de
 NOTHING_TO_COMPARE = 77
 
 
-def decoder(loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype):
+def decoder(
+    loaded: checkpoint.Checkpoint,
+    backend: Backend,
+    dtype: torch.dtype,
+    weights: str | None = None,
+):
     """A decoder with one slot."""
-    return make_decoder(
-        loaded, backend, num_slots=1, max_positions=1024, max_text_rows=256, dtype=dtype
-    )
+    sizes = {"num_slots": 1, "max_positions": 1024, "max_text_rows": 256}
+    return make_decoder(loaded, backend, dtype=dtype, weights=weights, **sizes)
 
 
 def fast_backends(requested: str) -> list[Backend]:
@@ -67,8 +71,8 @@ def validate_fast(
     loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> tuple[str, bool]:
     """The kernel, its emulation or the graphs against the plain decoder in the same precision."""
-    plain = decoder(loaded, Backend("torch", backend.device, ""), dtype)
-    fast = decoder(loaded, backend, dtype)
+    plain = decoder(loaded, Backend("torch", backend.device, ""), dtype, args.weights)
+    fast = decoder(loaded, backend, dtype, args.weights)
     exact = dtype == torch.float32
     tolerance = args.tolerance or validation.tolerance_of(backend.name, exact=exact)
     cases = validation.plain_cases(loaded, plain, args.steps)
@@ -79,7 +83,7 @@ def validate_fast(
     rows += validation.compare_free(fast, cases, exact=exact)
     num_seeds = min(args.steps, validation.MAX_SEEDS)
     rows += validation.compare_sampling(fast, plain, cases[0], num_seeds)
-    name = str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.") + (f", {args.weights}" if args.weights else "")
     return validation.report(f"{backend.name} against plain decoder, {name}", rows)
 
 
@@ -87,7 +91,8 @@ def main(args: argparse.Namespace) -> int:
     """Compare what can be compared and print the tables."""
     loaded = checkpoint.load(checkpoint.resolve(args.model))
     print(f"{loaded.files.name}, {args.steps} frames")
-    reports = [validate_plain(loaded, args)]
+    # The official package has no int8: there only our decoders are compared with each other.
+    reports = [] if args.weights else [validate_plain(loaded, args)]
     try:
         names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
         for backend in fast_backends(args.backend):
@@ -114,6 +119,7 @@ def parse_args() -> argparse.Namespace:
         "--backend", default="auto", choices=BACKENDS, help="torch: only the plain one"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
+    parser.add_argument("--weights", choices=options.WEIGHTS, help="8-bit layers in all decoders")
     parser.add_argument("--tolerance", type=float, help="for logits, instead of the derived ones")
     parser.add_argument("--reference", metavar="FILE", help="a recording of the official package")
     parser.add_argument("--save-reference", metavar="FILE", help="keep this run as a recording")

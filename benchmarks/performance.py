@@ -34,6 +34,10 @@ STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "A frame of many streams, host included",
         ("model", "backend", "streams", "ms_per_frame", "times_real_time"),
     ),
+    "int8_frame_times": (
+        "A frame with int8 layers, beside those as they are",
+        ("model", "weights", "streams", "ms_per_frame", "mb_per_frame", "share_of_copy"),
+    ),
     "first_sound": ("From text to first sound, ms", ("model", "stage", "ms.p50", "ms.p95")),
     "open_loop": (
         "Requests that come when they like (random weights, end token masked, drawn lengths)",
@@ -239,7 +243,7 @@ def page() -> str:
     ]
     if not gpus:
         lines += [
-            "Nothing yet: no GPU was at hand. On a machine with one, three calls of less than nine "
+            "Nothing yet: no GPU was at hand. On a machine with one, four calls of less than nine "
             "minutes each leave files in",
             "`benchmarks/results/`, and this section is written from them:",
             "",
@@ -247,6 +251,7 @@ def page() -> str:
             "tools/gpu_check.sh",
             "tools/gpu_check.sh --set listeners",
             "tools/gpu_check.sh --set endurance",
+            "tools/gpu_check.sh --set int8",
             "python benchmarks/performance.py",
             "```",
             "",

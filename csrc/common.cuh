@@ -30,6 +30,14 @@ __device__ __forceinline__ float upper_bf16(unsigned pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Four int8 weights of one register (packing.py) as bf16 pairs, in units of 2^-6. Seven bits of
+// magnitude and a sign are a subnormal bf16, 2^-133 of the integer, and a product with 2^127 is
+// exact: five instructions for four weights.
+__device__ __forceinline__ uint2 widen_int8(unsigned four) {
+  const auto widen = [](unsigned pair) { return multiply_bf16x2(pair & 0x807f807fu, 0x7f007f00u); };
+  return make_uint2(widen(four), widen(four << 8 | four >> 24));
+}
+
 // Floats as unsigned integers of the same order; NaN sorts above +infinity or below -infinity.
 __device__ __forceinline__ unsigned order_key(float value) {
   const unsigned bits = __float_as_uint(value);

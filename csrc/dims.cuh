@@ -12,10 +12,16 @@ using Weight = bf16;
 #endif
 using Cache = Weight;  // keys and values
 
-// Packed weights (kernels.py, pack): tiles of 8 output rows x 32 columns, stored one after another
-// along the columns. Lane 4g+t of a warp owns row g, columns 8t..8t+7 of a tile: 16 bytes of bf16.
+// Packed weights (packing.py): tiles of 8 output rows x 32 columns, stored one after another along
+// the columns. Lane 4g+t of a warp owns row g, columns 8t..8t+7 of a tile: 16 bytes of bf16. Two
+// such tiles side by side are one of int8: the lane's 16 bytes.
 constexpr int kTileRows = 8;
 constexpr int kTileCols = 32;
+constexpr int kInt8TileCols = 64;
+
+// Stacks whose layers are int8, with an f32 scale for each output row. Heads, the projection,
+// embeddings, norms and biases stay Weight.
+constexpr bool kAnyInt8 = TALKER_INT8 || PREDICTOR_INT8;
 
 constexpr int kMaxRows = 16;  // rows (streams or prompt positions) of one weight pass
 constexpr int kNumThreads = NUM_THREADS;
@@ -24,7 +30,7 @@ static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32)
 
 // One stack of decoder layers, the talker's or the code predictor's.
 template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_,
-          bool kQkvBias_, bool kQkNorm_>
+          bool kQkvBias_, bool kQkNorm_, bool kInt8_>
 struct StackDims {
   static constexpr int kHidden = kHidden_;
   static constexpr int kIntermediate = kIntermediate_;
@@ -37,6 +43,7 @@ struct StackDims {
   static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
   static constexpr bool kQkvBias = kQkvBias_;  // Qwen2 adds one to q, k and v
   static constexpr bool kQkNorm = kQkNorm_;    // Qwen3 normalises the heads of q and k
+  static constexpr bool kInt8 = kInt8_;        // the layers' matrices
   static_assert(kHidden % kTileCols == 0 && kIntermediate % kTileCols == 0 &&
                     kQSize % kTileCols == 0,
                 "the inputs of a matrix are cut into tiles of 32 columns");
@@ -44,11 +51,12 @@ struct StackDims {
   static_assert(kNumHeads % kNumKvHeads == 0, "query heads share key/value heads evenly");
 };
 
-using Talker = StackDims<TALKER_HIDDEN_SIZE, TALKER_INTERMEDIATE_SIZE, TALKER_NUM_HEADS,
-                         TALKER_NUM_KV_HEADS, TALKER_HEAD_DIM, TALKER_QKV_BIAS, TALKER_QK_NORM>;
-using Predictor =
-    StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
-              PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM, PREDICTOR_QKV_BIAS, PREDICTOR_QK_NORM>;
+using Talker =
+    StackDims<TALKER_HIDDEN_SIZE, TALKER_INTERMEDIATE_SIZE, TALKER_NUM_HEADS, TALKER_NUM_KV_HEADS,
+              TALKER_HEAD_DIM, TALKER_QKV_BIAS, TALKER_QK_NORM, TALKER_INT8>;
+using Predictor = StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
+                            PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM, PREDICTOR_QKV_BIAS,
+                            PREDICTOR_QK_NORM, PREDICTOR_INT8>;
 
 constexpr int kTalkerVocab = TALKER_VOCAB_SIZE;
 constexpr int kPredictorVocab = PREDICTOR_VOCAB_SIZE;

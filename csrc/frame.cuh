@@ -33,8 +33,9 @@ class FrameLoop {
  public:
   __device__ FrameLoop(const StepParams& params, Context& context) : p_(params), c_(context) {}
 
-  // All threads of all blocks.
-  __device__ void run() {
+  // All threads of all blocks. Inlined whatever the compiler thinks of its size: as a call it would
+  // have a stack frame.
+  __device__ __forceinline__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
     if (thread_idx() == 0) c_.smem.num_rows = p_.num_streams;
     prime(c_.smem.rings, layer_start<Talker>(c_.model.talker, 0));
@@ -90,8 +91,7 @@ class FrameLoop {
       if (!c_.barrier.sync(Stage::kInput, frame())) return false;
       const Stack& talker = c_.model.talker;
       const auto after = [&] {
-        return Forecast{weight_slice<kTalkerVocab, Talker::kHidden>(c_.model.codec_head),
-                        after_codec_head().next};
+        return Forecast{weight_slice(codec_head()), after_codec_head().next};
       };
       if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, after, c_)) return false;
     }
@@ -162,10 +162,17 @@ class FrameLoop {
     }
   }
 
+  __device__ PackedMatrix<kTalkerVocab, Talker::kHidden> codec_head() const {
+    return {c_.model.codec_head};
+  }
+  __device__ PackedMatrix<Predictor::kHidden, Talker::kHidden> projection() const {
+    return {c_.model.projection};
+  }
+
   __device__ Forecast after_codec_head() const {
     const Forecast predictor = layer_start<Predictor>(c_.model.predictor, 0);
     if constexpr (!kHasProjection) return predictor;
-    return {weight_slice<Predictor::kHidden, Talker::kHidden>(c_.model.projection), predictor.next};
+    return {weight_slice(projection()), predictor.next};
   }
 
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
@@ -176,12 +183,11 @@ class FrameLoop {
       *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
     MatvecSmem& smem = c_.smem.stage.matvec;
-    matvec<kTalkerVocab, Talker::kHidden>(c_.model.codec_head, after_codec_head(), rows,
-                                          store_logits, smem, c_.smem.rings);
+    matvec(codec_head(), after_codec_head(), rows, store_logits, smem, c_.smem.rings);
     if constexpr (kHasProjection) {
       const float* bias = c_.model.projection_bias;
-      matvec<Predictor::kHidden, Talker::kHidden>(
-          c_.model.projection, layer_start<Predictor>(c_.model.predictor, 0), rows,
+      matvec(
+          projection(), layer_start<Predictor>(c_.model.predictor, 0), rows,
           [&](int row, int i, float2 sum) {
             float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
             *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
@@ -190,7 +196,7 @@ class FrameLoop {
     }
     if (!c_.barrier.sync(Stage::kCodecHead, frame())) return false;
 
-    prefetch_norms<Predictor>(c_.model.predictor, 0);
+    prefetch_vectors<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       uint32_t* seen = c_.slots.seen + static_cast<size_t>(stream(row).slot) * (kTalkerVocab / 32);
@@ -223,8 +229,9 @@ class FrameLoop {
     const Stack& predictor = c_.model.predictor;
     // Functions: what they give is not to lie in registers through the layers.
     const auto head = [&] {
-      const size_t head_size = size_t{kPredictorVocab} * Predictor::kHidden;
-      return static_cast<const Weight*>(c_.model.lm_heads) + (group - 1) * head_size;
+      using Head = PackedMatrix<kPredictorVocab, Predictor::kHidden>;
+      return Head{static_cast<const unsigned char*>(c_.model.lm_heads) +
+                  (group - 1) * Head::kBytes};
     };
     const auto again = [&] { return layer_start<Predictor>(predictor, 0); };
     const bool frame_ends = group + 1 == kNumCodeGroups;
@@ -246,8 +253,7 @@ class FrameLoop {
       const bool more = first + count < pass_rows;
       const auto after = [&] {
         if (more) return again();
-        return Forecast{weight_slice<kPredictorVocab, Predictor::kHidden>(head()),
-                        after_head().next};
+        return Forecast{weight_slice(head()), after_head().next};
       };
       if (!decoder_layers<Predictor>(
               c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
@@ -259,7 +265,7 @@ class FrameLoop {
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
     const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
                           static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
-    matvec<kPredictorVocab, Predictor::kHidden>(
+    matvec(
         head(), after_head(), rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
@@ -269,7 +275,7 @@ class FrameLoop {
   }
 
   __device__ bool draw_code(int group) {
-    if (group + 1 < kNumCodeGroups) prefetch_norms<Predictor>(c_.model.predictor, 0);
+    if (group + 1 < kNumCodeGroups) prefetch_vectors<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       const int code = draw(row, group, kPredictorVocab, stream(row).predictor, TokenRules{});

@@ -54,56 +54,80 @@ struct Context {
         barrier(workspace_.control, timeout_ns, &smem.barrier_verdict) {}
 };
 
-// One layer's weights, one after another in this order; matrices are packed.
+// One layer's weights, one after another in this order.
 template <class Dims>
 class LayerWeights {
  public:
-  static constexpr size_t kQkv = size_t{Dims::kQkvSize} * Dims::kHidden;
-  static constexpr size_t kO = size_t{Dims::kHidden} * Dims::kQSize;
-  static constexpr size_t kGateUp = size_t{2} * Dims::kIntermediate * Dims::kHidden;
-  static constexpr size_t kDown = size_t{Dims::kHidden} * Dims::kIntermediate;
-  static constexpr size_t kHeadNorms = Dims::kQkNorm ? 2 * Dims::kHeadDim : 0;
+  template <int kOut, int kIn>
+  using Matrix = PackedMatrix<kOut, kIn, Dims::kInt8>;
+  using Qkv = Matrix<Dims::kQkvSize, Dims::kHidden>;  // rows q, k, v
+  using O = Matrix<Dims::kHidden, Dims::kQSize>;
+  using GateUp = Matrix<2 * Dims::kIntermediate, Dims::kHidden>;  // rows gate 0, up 0, gate 1, ...
+  using Down = Matrix<Dims::kHidden, Dims::kIntermediate>;
+  static constexpr size_t kMatrixBytes = Qkv::kBytes + O::kBytes + GateUp::kBytes + Down::kBytes;
+  // f32, of the rows of all matrices, in their order
+  static constexpr size_t kScaleBytes =
+      Dims::kInt8 ? sizeof(float) * (Qkv::kOut + O::kOut + GateUp::kOut + Down::kOut) : 0;
+  static constexpr size_t kNorms = 2 * Dims::kHidden + (Dims::kQkNorm ? 2 * Dims::kHeadDim : 0);
   static constexpr size_t kBias = Dims::kQkvBias ? Dims::kQkvSize : 0;
-  static constexpr size_t kSize =
-      kQkv + kO + kGateUp + kDown + 2 * Dims::kHidden + kHeadNorms + kBias;
+  static constexpr size_t kBytes = kMatrixBytes + kScaleBytes + sizeof(Weight) * (kNorms + kBias);
+  static_assert(kBytes % 16 == 0, "the next layer is aligned, too");
 
   __device__ LayerWeights(const Stack& stack, int layer)
-      : first_(static_cast<const Weight*>(stack.layers) + layer * kSize) {}
+      : first_(static_cast<const unsigned char*>(stack.layers) + layer * kBytes) {}
 
   // Functions, not members: eight addresses kept in registers through a layer are too many.
-  __device__ const Weight* qkv_proj() const { return first_; }       // [kQkvSize, kHidden]: q, k, v
-  __device__ const Weight* o_proj() const { return first_ + kQkv; }  // [kHidden, kQSize]
-  // [2 kIntermediate, kHidden]: rows gate 0, up 0, gate 1, up 1, ...
-  __device__ const Weight* gate_up_proj() const { return o_proj() + kO; }
-  __device__ const Weight* down_proj() const { return gate_up_proj() + kGateUp; }
-  __device__ const Weight* input_norm() const { return down_proj() + kDown; }  // [kHidden]
+  __device__ Qkv qkv_proj() const { return {first_, scales()}; }
+  __device__ O o_proj() const { return {first_ + Qkv::kBytes, scales() + Qkv::kOut}; }
+  __device__ GateUp gate_up_proj() const {
+    return {first_ + Qkv::kBytes + O::kBytes, scales() + Qkv::kOut + O::kOut};
+  }
+  __device__ Down down_proj() const {
+    return {first_ + kMatrixBytes - Down::kBytes, scales() + Qkv::kOut + O::kOut + GateUp::kOut};
+  }
+  __device__ const float* scales() const {
+    return reinterpret_cast<const float*>(first_ + kMatrixBytes);
+  }
+  __device__ const Weight* input_norm() const {  // [kHidden]
+    return reinterpret_cast<const Weight*>(first_ + kMatrixBytes + kScaleBytes);
+  }
   __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
   // q, k; [2, kHeadDim], where the heads are normalised
   __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }
   // [kQkvSize], where there is one
-  __device__ const Weight* qkv_bias() const { return head_norms() + kHeadNorms; }
+  __device__ const Weight* qkv_bias() const { return input_norm() + kNorms; }
 
  private:
-  const Weight* first_;
+  const unsigned char* first_;
 };
 
 // This block's shares of the first two matrices of a layer.
 template <class Dims>
 __device__ Forecast layer_start(const Stack& stack, int layer) {
   const LayerWeights<Dims> weights(stack, layer);
-  return {weight_slice<Dims::kQkvSize, Dims::kHidden>(weights.qkv_proj()),
-          weight_slice<Dims::kHidden, Dims::kQSize>(weights.o_proj())};
+  return {weight_slice(weights.qkv_proj()), weight_slice(weights.o_proj())};
 }
 
 // A layer's norm vectors to L2. They are not in the stream of weights, and a whole stage would wait
-// for memory where they are first read. One block asks for all, and not one that draws.
+// for memory where they are first read. One block asks for all, and not one that draws. The scales
+// in front of them are ten times as much: every block asks for some.
 template <class Dims>
-__device__ void prefetch_norms(const Stack& stack, int layer) {
-  constexpr int kNorms = 2 * Dims::kHidden + 2 * Dims::kHeadDim;
-  constexpr int kLine = 128 / sizeof(Weight);
+__device__ void prefetch_vectors(const Stack& stack, int layer) {
+  constexpr int kLine = 128;
+  const auto prefetch = [](const void* first, int num_bytes, int line, int step) {
+#pragma unroll 1
+    for (int i = line * kLine; i < num_bytes; i += step * kLine) {
+      prefetch_l2(static_cast<const unsigned char*>(first) + i);
+    }
+  };
+  using Layer = LayerWeights<Dims>;
+  const Layer weights(stack, layer);
+  if constexpr (Dims::kInt8) {
+    prefetch(weights.scales(), Layer::kScaleBytes, thread_idx() * num_blocks() + block_idx(),
+             kNumThreads * num_blocks());
+  }
   if (block_idx() != num_blocks() - 1) return;
-  const Weight* norms = LayerWeights<Dims>(stack, layer).input_norm();
-  for (int i = thread_idx() * kLine; i < kNorms; i += kNumThreads * kLine) prefetch_l2(norms + i);
+  prefetch(weights.input_norm(), Layer::kNorms * sizeof(Weight), thread_idx(), kNumThreads);
 }
 
 template <class Dims>
@@ -131,17 +155,13 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
-    const auto o_slice = [&] { return weight_slice<kHidden, Dims::kQSize>(weights.o_proj()); };
-    const auto gate_up_slice = [&] {
-      return weight_slice<2 * kIntermediate, kHidden>(weights.gate_up_proj());
-    };
-    const auto down_slice = [&] {
-      return weight_slice<kHidden, kIntermediate>(weights.down_proj());
-    };
+    const auto o_slice = [&] { return weight_slice(weights.o_proj()); };
+    const auto gate_up_slice = [&] { return weight_slice(weights.gate_up_proj()); };
+    const auto down_slice = [&] { return weight_slice(weights.down_proj()); };
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
 
     const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};
-    matvec<Dims::kQkvSize, kHidden>(
+    matvec(
         weights.qkv_proj(), {o_slice(), gate_up_slice()}, normed_input,
         [&](int row, int i, float2 sum) {
           if constexpr (Dims::kQkvBias) {
@@ -157,15 +177,15 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
         .run();
     if (!c.barrier.sync(Stage::kAttention, layer)) return false;
 
-    if (!last) prefetch_norms<Dims>(stack, layer + 1);
+    if (!last) prefetch_vectors<Dims>(stack, layer + 1);
 
     const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
-    matvec<kHidden, Dims::kQSize>(weights.o_proj(), {gate_up_slice(), down_slice()}, attention_rows,
-                                  add_to_residual, smem, c.smem.rings);
+    matvec(weights.o_proj(), {gate_up_slice(), down_slice()}, attention_rows, add_to_residual, smem,
+           c.smem.rings);
     if (!c.barrier.sync(Stage::kOProj, layer)) return false;
 
     const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm(), eps};
-    matvec<2 * kIntermediate, kHidden>(
+    matvec(
         weights.gate_up_proj(), {down_slice(), following().next}, normed_middle,
         [&](int row, int i, float2 gate_up) {
           w.mlp[static_cast<size_t>(row) * kIntermediate + i / 2] = silu(gate_up.x) * gate_up.y;
@@ -174,8 +194,7 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
     if (!c.barrier.sync(Stage::kGateUpProj, layer)) return false;
 
     const Rows mlp_rows{w.mlp, kIntermediate, pass.num_rows};
-    matvec<kHidden, kIntermediate>(weights.down_proj(), following(), mlp_rows, add_to_residual,
-                                   smem, c.smem.rings);
+    matvec(weights.down_proj(), following(), mlp_rows, add_to_residual, smem, c.smem.rings);
     if (!c.barrier.sync(Stage::kDownProj, layer)) return false;
   }
   return true;

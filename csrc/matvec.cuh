@@ -12,8 +12,7 @@
 
 namespace qwen_tts {
 
-constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
-constexpr int kChunkCols = kChunkTiles * kTileCols;
+constexpr int kSegment = 4 * kWarpSize;               // columns that one warp loads at once
 constexpr int kChunkStride = kChunkCols + kTileCols;  // columns plus padding (row_stride)
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
@@ -74,9 +73,9 @@ __device__ __forceinline__ void store_activations(float* activations, float4 v, 
 }
 
 // Copies columns [begin, end) of every row to shared memory, times the norm weight, and keeps the
-// sum of squares of the columns. RMSNorm's scale is one factor per row: it is applied to the sums
-// at the end, and nobody waits for it here.
-template <class Input>
+// sum of squares of the columns. Columns that fill up tiles are zero. RMSNorm's scale is one factor
+// per row: it is applied to the sums at the end, and nobody waits for it here.
+template <class Matrix, class Input>
 __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
   const int num_segments = (end - begin + kSegment - 1) / kSegment;
   const int stride = row_stride(end - begin);
@@ -85,12 +84,13 @@ __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& sme
     const int row = item / num_segments;
     const int col = begin + item % num_segments * kSegment + 4 * lane_idx();
     const bool inside = col < end;
-    float4 v = inside ? load_activation4(rows.x + row * rows.stride + col)
+    const bool exists = inside && (Matrix::kPaddedIn == Matrix::kIn || col < Matrix::kIn);
+    float4 v = exists ? load_activation4(rows.x + row * rows.stride + col)
                       : make_float4(0.f, 0.f, 0.f, 0.f);
     if constexpr (Input::kNormed) {
       // Asked for before the sum: both loads wait for L2 together.
       const float4 weight =
-          inside ? load_weight_vector4(rows.norm_weight + col) : make_float4(0.f, 0.f, 0.f, 0.f);
+          exists ? load_weight_vector4(rows.norm_weight + col) : make_float4(0.f, 0.f, 0.f, 0.f);
       const float squares = warp_sum(v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w));
       if (lane_idx() == 0) smem.sum_squares[row][col / kSegment] = squares;
       v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
@@ -102,25 +102,40 @@ __device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& sme
 #if WEIGHTS_F32
 
 // partials[tile][row] += this warp's part of one chunk: lane 4g+t adds up columns 8t .. 8t+7 of
-// weight row g, then the four lanes of g are summed.
-template <class Stream>
+// weight row g (of int8 also 32 columns further), then the four lanes of g are summed.
+template <class Matrix, class Stream>
 __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_chunk_tiles,
                          const float* activations, int stride, int num_rows, bool first_chunk) {
   float sums[kMaxRows] = {};
 
 #pragma unroll 1
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
-    const LaneTile tile = weights.read();
-    const float* w = reinterpret_cast<const float*>(&tile);
-    const float* x = activations + col * kTileCols + lane_idx() % 4 * kLaneWeights;
+    const LaneTile<Matrix::kLaneVectors> tile = weights.template read<Matrix::kLaneVectors>();
+    const float* x = activations + col * Matrix::kTileCols + lane_idx() % 4 * kLaneWeights;
+    const auto add = [&](const float* w) {
 #pragma unroll
-    for (int row = 0; row < kMaxRows; ++row) {
-      if (row < num_rows) {
-        const float4 a = *reinterpret_cast<const float4*>(x + row * stride);
-        const float4 b = *reinterpret_cast<const float4*>(x + row * stride + 4);
-        sums[row] += w[0] * a.x + w[1] * a.y + w[2] * a.z + w[3] * a.w;
-        sums[row] += w[4] * b.x + w[5] * b.y + w[6] * b.z + w[7] * b.w;
+      for (int row = 0; row < kMaxRows; ++row) {
+        if (row < num_rows) {
+          const float4 a = *reinterpret_cast<const float4*>(x + row * stride);
+          const float4 b = *reinterpret_cast<const float4*>(x + row * stride + 4);
+          sums[row] += w[0] * a.x + w[1] * a.y + w[2] * a.z + w[3] * a.w;
+          sums[row] += w[4] * b.x + w[5] * b.y + w[6] * b.z + w[7] * b.w;
+        }
       }
+    };
+    if constexpr (Matrix::kInt8) {
+      const uint4 bytes = tile.vector[0];
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half, x += kTileCols) {
+        const uint2 a = widen_int8(half ? bytes.z : bytes.x);
+        const uint2 b = widen_int8(half ? bytes.w : bytes.y);
+        const float w[kLaneWeights] = {lower_bf16(a.x), upper_bf16(a.x), lower_bf16(a.y),
+                                       upper_bf16(a.y), lower_bf16(b.x), upper_bf16(b.x),
+                                       lower_bf16(b.y), upper_bf16(b.y)};
+        add(w);
+      }
+    } else {
+      add(reinterpret_cast<const float*>(&tile));
     }
   }
 #pragma unroll
@@ -138,8 +153,8 @@ __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_
 // The same on tensor cores. Lane 4g+t brings columns 8t .. 8t+7 of activation rows g and g+8 and of
 // weight row g; it gets the sums of rows g and g+8 with weight rows 2t and 2t+1. A dot product does
 // not care in which order its columns come, so both sides simply use the order of their 16-byte
-// pieces.
-template <class Stream>
+// pieces. A tile of int8 is widened to two of bf16.
+template <class Matrix, class Stream>
 __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_chunk_tiles,
                          const float* activations, int stride, int num_rows, bool first_chunk) {
   const int group = lane_idx() / 4, pair = lane_idx() % 4;
@@ -154,15 +169,27 @@ __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_
 
 #pragma unroll 1
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
-    const LaneTile tile = weights.read();
-    const int offset = col * kTileCols;
-    const auto piece = [&](const bf16* row, bool exists) {
-      return exists ? *reinterpret_cast<const uint4*>(row + offset) : zero;
+    const uint4 tile = weights.template read<1>().vector[0];
+    const auto add = [&](int offset, const uint4& b) {
+      const auto piece = [&](const bf16* row, bool exists) {
+        return exists ? *reinterpret_cast<const uint4*>(row + offset) : zero;
+      };
+      mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), b);
+      if (!one_product) {
+        const int lo = num_rows * stride;
+        mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower), b);
+      }
     };
-    mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), tile.vector[0]);
-    if (!one_product) {
-      const int lo = num_rows * stride;
-      mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower), tile.vector[0]);
+    const int offset = col * Matrix::kTileCols;
+    if constexpr (Matrix::kInt8) {
+      const auto widen = [](unsigned first, unsigned second) {
+        const uint2 a = widen_int8(first), b = widen_int8(second);
+        return make_uint4(a.x, a.y, b.x, b.y);
+      };
+      add(offset, widen(tile.x, tile.y));
+      add(offset + kTileCols, widen(tile.z, tile.w));
+    } else {
+      add(offset, tile);
     }
   }
   if (one_product) {
@@ -191,16 +218,17 @@ struct AddTo {
 //   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block; or AddTo.
 // All threads. No grid barrier inside: what the epilogue writes is visible to other blocks after
 // the caller's GridBarrier::sync().
-//   packed  the matrix W [kOut, kIn]
+//   matrix  W
 //   after   this block's shares of what it will multiply by next
-template <int kOut, int kIn, class Input, class Epilogue, int kSlots>
-__device__ void matvec(const void* packed, const Forecast& after, const Input& rows,
+template <class Matrix, class Input, class Epilogue, int kSlots>
+__device__ void matvec(const Matrix& matrix, const Forecast& after, const Input& rows,
                        const Epilogue& epilogue, MatvecSmem& smem, WeightRings<kSlots>& rings) {
+  constexpr int kIn = Matrix::kIn, kPaddedIn = Matrix::kPaddedIn, kColTiles = Matrix::kColTiles;
+  constexpr int kChunkTiles = Matrix::kChunkTiles;
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
-  constexpr int kColTiles = kIn / kTileCols;
-  const WeightSlice slice = weight_slice<kOut, kIn>(packed);
+  const WeightSlice slice = weight_slice(matrix);
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
-  const bool resident = rows.num_rows * row_stride(kIn) <= kMaxRows * kChunkStride;
+  const bool resident = rows.num_rows * row_stride(kPaddedIn) <= kMaxRows * kChunkStride;
   bool loaded = false;
   WeightStream<kSlots> weights(rings, slice, after);
 #pragma unroll 1
@@ -209,15 +237,15 @@ __device__ void matvec(const void* packed, const Forecast& after, const Input& r
 #pragma unroll 1
     for (int chunk = 0; chunk < kColTiles; chunk += kChunkTiles) {
       const int chunk_end = min(chunk + kChunkTiles, kColTiles);
-      const int begin = resident ? 0 : chunk * kTileCols;
-      const int end = resident ? kIn : chunk_end * kTileCols;
+      const int begin = resident ? 0 : chunk * Matrix::kTileCols;
+      const int end = resident ? kPaddedIn : chunk_end * Matrix::kTileCols;
       if (!loaded) {
         __syncthreads();  // the previous chunk has been read
-        load_rows(rows, begin, end, smem);
+        load_rows<Matrix>(rows, begin, end, smem);
         __syncthreads();
         loaded = resident;
         if constexpr (Input::kNormed) {
-          if (end == kIn && thread_idx() < rows.num_rows) {
+          if (end == kPaddedIn && thread_idx() < rows.num_rows) {
             float squares = 0;
             for (int i = 0; i < (kIn + kSegment - 1) / kSegment; ++i) {
               squares += smem.sum_squares[thread_idx()][i];
@@ -227,7 +255,7 @@ __device__ void matvec(const void* packed, const Forecast& after, const Input& r
         }
       }
       const float* activations = smem.activations;
-      const int skipped = chunk * kTileCols - begin;  // columns in front of this chunk
+      const int skipped = chunk * Matrix::kTileCols - begin;  // columns in front of this chunk
 #if WEIGHTS_F32
       activations += skipped;
 #else
@@ -235,8 +263,8 @@ __device__ void matvec(const void* packed, const Forecast& after, const Input& r
 #endif
 #pragma unroll 1
       for (int tile = 0; tile < num_tiles; ++tile) {
-        multiply(smem.partials[warp_idx()][tile], weights, chunk_end - chunk, activations,
-                 row_stride(end - begin), rows.num_rows, chunk == 0);
+        multiply<Matrix>(smem.partials[warp_idx()][tile], weights, chunk_end - chunk, activations,
+                         row_stride(end - begin), rows.num_rows, chunk == 0);
       }
     }
     __syncthreads();  // partials and norm_scale are complete
@@ -248,10 +276,13 @@ __device__ void matvec(const void* packed, const Forecast& after, const Input& r
       const int row = item / (kTileRows / 2) / num_tiles;
       const int out = (round + tile) * kTileRows + 2 * pair;
       constexpr bool kAdds = std::is_same_v<Epilogue, AddTo>;
-      [[maybe_unused]] float2 old, *target;
+      [[maybe_unused]] float2 old, *target, row_scale;
       if constexpr (kAdds) {  // on its way while the parts are summed
         target = reinterpret_cast<float2*>(epilogue.x + row * epilogue.stride + out);
         old = __ldcg(target);
+      }
+      if constexpr (Matrix::kInt8) {  // likewise
+        row_scale = __ldg(reinterpret_cast<const float2*>(matrix.scales + out));
       }
       float2 sum = make_float2(0.f, 0.f);
 #pragma unroll 4
@@ -263,6 +294,9 @@ __device__ void matvec(const void* packed, const Forecast& after, const Input& r
       if constexpr (Input::kNormed) {
         const float scale = smem.norm_scale[row];
         sum = make_float2(sum.x * scale, sum.y * scale);
+      }
+      if constexpr (Matrix::kInt8) {
+        sum = make_float2(sum.x * row_scale.x, sum.y * row_scale.y);
       }
       if constexpr (kAdds) {
         *target = make_float2(old.x + sum.x, old.y + sum.y);

@@ -125,6 +125,13 @@ __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_upper, co
       : "r"(a_upper.z), "r"(a_lower.z), "r"(a_upper.w), "r"(a_lower.w), "r"(b.z), "r"(b.w));
 }
 
+// Products of two bf16 in a register each, subnormals as they are.
+__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
+  const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                         reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const unsigned&>(product);
+}
+
 // ---- Launch
 template <class... Args>
 cudaError_t launch_cooperative(void (*kernel)(Args...), int num_blocks, int num_threads,
@@ -211,6 +218,16 @@ inline void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower, 
       {registers_of(a_upper), registers_of(a_lower)}, registers_of(b), d};
   std::memcpy(emulation::current->deposit, &operands, sizeof operands);
   emulation::warp_collective(emulation::Collective::kMma, where);
+}
+inline unsigned multiply_bf16x2(unsigned a, unsigned b) {
+  const auto product = [&](int shift) {
+    const float x = __uint_as_float(a >> shift << 16), y = __uint_as_float(b >> shift << 16);
+    const bf16 rounded = __float2bfloat16_rn(x * y);
+    uint16_t bits;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    return unsigned{bits} << shift;
+  };
+  return product(0) | product(16);
 }
 
 template <class... Args>

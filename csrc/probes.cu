@@ -7,6 +7,7 @@ namespace {
 
 struct MatvecProbe {
   const void* packed;
+  const float* scales;  // null: the matrix is Weight, else int8
   const float* x;
   const void* norm_weight;
   float* y;
@@ -15,34 +16,43 @@ struct MatvecProbe {
 };
 
 // Talker's down_proj (plain rows) or qkv_proj (normed rows), whatever the blocks own of it.
-template <int kOut, int kIn, class Input>
+template <class Matrix, class Input>
 __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
-  const WeightSlice slice = weight_slice<kOut, kIn>(p.packed);
+  const Matrix matrix{p.packed, p.scales};
+  const WeightSlice slice = weight_slice(matrix);
   const WeightSlice again = p.num_passes > 1 ? slice : WeightSlice{};
   prime(smem.rings, {slice, again});
   for (int pass = 0; pass < p.num_passes; ++pass) {
-    matvec<kOut, kIn>(
-        p.packed,
+    matvec(
+        matrix,
         {pass + 1 < p.num_passes ? slice : WeightSlice{},
          pass + 2 < p.num_passes ? slice : WeightSlice{}},
         rows,
         [&](int row, int i, float2 sum) {
-          *reinterpret_cast<float2*>(&p.y[static_cast<size_t>(row) * kOut + i]) = sum;
+          *reinterpret_cast<float2*>(&p.y[static_cast<size_t>(row) * Matrix::kOut + i]) = sum;
         },
         smem.stage.matvec, smem.rings);
   }
   copy_async_wait<0>();
 }
 
+template <int kOut, int kIn, class Input>
+__device__ void run_either(const MatvecProbe& p, const Input& rows) {
+  if constexpr (kAnyInt8) {
+    if (p.scales) return run_matvec<PackedMatrix<kOut, kIn, true>>(p, rows);
+  }
+  run_matvec<PackedMatrix<kOut, kIn>>(p, rows);
+}
+
 __global__ void __launch_bounds__(kNumThreads, 1) matvec_kernel(MatvecProbe p) {
   if (p.norm_weight) {
     const NormedRows rows{p.x, Talker::kHidden, p.num_rows,
                           static_cast<const Weight*>(p.norm_weight), 1e-6f};
-    run_matvec<Talker::kQkvSize, Talker::kHidden>(p, rows);
+    run_either<Talker::kQkvSize, Talker::kHidden>(p, rows);
   } else {
     const Rows rows{p.x, Talker::kIntermediate, p.num_rows};
-    run_matvec<Talker::kHidden, Talker::kIntermediate>(p, rows);
+    run_either<Talker::kHidden, Talker::kIntermediate>(p, rows);
   }
 }
 

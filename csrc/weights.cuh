@@ -16,24 +16,55 @@ namespace qwen_tts {
 constexpr int kLaneWeights = kTileRows * kTileCols / kWarpSize;   // of one lane in one tile
 constexpr int kLaneVectors = kLaneWeights * sizeof(Weight) / 16;  // 16-byte pieces of them
 constexpr int kRoundTiles = ROUND_TILES;                          // tiles between reductions
-constexpr int kChunkTiles = CHUNK_COLS / kTileCols;               // column tiles of one chunk
-static_assert(kLaneWeights == 8 && CHUNK_COLS % kTileCols == 0);
+constexpr int kChunkCols = CHUNK_COLS;                            // of activations held at once
+static_assert(kLaneWeights == 8 && kChunkCols % kInt8TileCols == 0);
 
+// A packed matrix [kOut, kIn]. The tiles of int8 are twice as wide; columns that fill up the last
+// one are zero.
+template <int kOut_, int kIn_, bool kInt8_ = false>
+struct PackedMatrix {
+  static constexpr int kOut = kOut_, kIn = kIn_;
+  static constexpr bool kInt8 = kInt8_;
+  static constexpr int kTileCols = kInt8 ? kInt8TileCols : qwen_tts::kTileCols;
+  static constexpr int kColTiles = (kIn + kTileCols - 1) / kTileCols;
+  static constexpr int kPaddedIn = kColTiles * kTileCols;
+  static constexpr int kChunkTiles = kChunkCols / kTileCols;
+  static constexpr int kLaneVectors = kInt8 ? 1 : qwen_tts::kLaneVectors;
+  static constexpr size_t kBytes = size_t{kOut} * kPaddedIn * (kInt8 ? 1 : sizeof(Weight));
+  static_assert(kOut % kTileRows == 0 && kIn % qwen_tts::kTileCols == 0, "whole tiles");
+
+  const void* tiles;              // 16-byte aligned
+  const float* scales = nullptr;  // [kOut], if kInt8; of units of 2^-6 (widen_int8)
+};
+
+template <int kVectors>
 struct LaneTile {  // one lane's share of a tile: row lane/4, columns 8 (lane%4) ..
-  uint4 vector[kLaneVectors];
+  uint4 vector[kVectors];
 };
 
-struct WeightSlice {  // a block's share of one packed matrix
-  const Weight* tiles = nullptr;
+// A block's share of one packed matrix.
+struct WeightSlice {
+  const void* tiles = nullptr;
   int begin = 0, end = 0;  // row tiles
-  int num_col_tiles = 0;
+  // Less than zero: of int8. A word for that alone would be a register too many.
+  int signed_num_col_tiles = 0;
+
+  __device__ bool is_int8() const { return kAnyInt8 && signed_num_col_tiles < 0; }
+  __device__ int num_col_tiles() const {
+    return is_int8() ? -signed_num_col_tiles : signed_num_col_tiles;
+  }
+  __device__ int chunk_tiles() const {  // column tiles of one chunk
+    return kChunkCols / (is_int8() ? kInt8TileCols : kTileCols);
+  }
+  __device__ int lane_vectors() const { return is_int8() ? 1 : kLaneVectors; }
 };
 
-template <int kOut, int kIn>
-__device__ WeightSlice weight_slice(const void* packed) {
-  static_assert(kOut % kTileRows == 0 && kIn % kTileCols == 0, "a matrix is whole tiles");
-  const BlockRange range = block_range(kOut / kTileRows);
-  return {static_cast<const Weight*>(packed), range.begin, range.end, kIn / kTileCols};
+template <class Matrix>
+__device__ WeightSlice weight_slice(const Matrix& matrix) {
+  static_assert(kAnyInt8 || !Matrix::kInt8);
+  const BlockRange range = block_range(Matrix::kOut / kTileRows);
+  return {matrix.tiles, range.begin, range.end,
+          Matrix::kInt8 ? -Matrix::kColTiles : Matrix::kColTiles};
 }
 
 // The tiles of a slice that one warp reads, in the order in which it reads them: rounds of
@@ -55,17 +86,18 @@ struct WeightCursor {
   }
 
   // This lane's weights of the current tile.
-  __device__ const LaneTile* address(const WeightSlice& slice) const {
-    const size_t index = static_cast<size_t>(tile) * slice.num_col_tiles + col;
-    return reinterpret_cast<const LaneTile*>(slice.tiles) + index * kWarpSize + lane_idx();
+  __device__ const uint4* address(const WeightSlice& slice) const {
+    const size_t index = static_cast<size_t>(tile) * slice.num_col_tiles() + col;
+    return static_cast<const uint4*>(slice.tiles) +
+           (index * kWarpSize + lane_idx()) * slice.lane_vectors();
   }
 
  private:
   __device__ void skip_empty(const WeightSlice& slice) {
-    while (inside(slice) && col >= min(chunk + kChunkTiles, slice.num_col_tiles)) {
+    while (inside(slice) && col >= min(chunk + slice.chunk_tiles(), slice.num_col_tiles())) {
       if (++tile == min(round + kRoundTiles, slice.end)) {
-        chunk += kChunkTiles;
-        if (chunk >= slice.num_col_tiles) {
+        chunk += slice.chunk_tiles();
+        if (chunk >= slice.num_col_tiles()) {
           chunk = 0;
           round += kRoundTiles;
         }
@@ -84,12 +116,12 @@ struct Forecast {
 
 // What a warp remembers of its stream between two matrices, in shared memory.
 struct WeightStreamState {
-  const Weight* held[2];  // the matrices that tiles were fetched of, in this order; null: none
-  WeightCursor cursor;    // the first tile that is not in the ring
-  int cursor_in;          // 0 or 1: which of them it is a tile of
-  int head;               // slot of the oldest tile
-  int num_tiles;          // in the ring
-  Forecast forecast;      // while a matrix is read
+  const void* held[2];  // the matrices that tiles were fetched of, in this order; null: none
+  WeightCursor cursor;  // the first tile that is not in the ring
+  int cursor_in;        // 0 or 1: which of them it is a tile of
+  int head;             // slot of the oldest tile
+  int num_tiles;        // in the ring
+  Forecast forecast;    // while a matrix is read
 };
 
 // One ring of tiles for every warp, in shared memory.
@@ -130,13 +162,14 @@ class WeightStream {
   }
 
   // This lane's weights of the warp's next tile; its slot is filled again at once.
-  __device__ LaneTile read() {
+  template <int kVectors>
+  __device__ LaneTile<kVectors> read() {
     // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
     // every read starts one more: behind the oldest slot there are at least kSlots - 1 groups.
     copy_async_wait<kSlots - 1>();
-    LaneTile tile;
+    LaneTile<kVectors> tile;
 #pragma unroll
-    for (int i = 0; i < kLaneVectors; ++i) tile.vector[i] = vector(head_, i);
+    for (int i = 0; i < kVectors; ++i) tile.vector[i] = vector(head_, i);
     head_ = head_ + 1 == kSlots ? 0 : head_ + 1;
     --num_tiles_;
     fetch();
@@ -172,9 +205,11 @@ class WeightStream {
     leave_finished();
     if (cursor_.inside(from_)) {
       const int slot = (head_ + num_tiles_) % kSlots;
-      const LaneTile* tile = cursor_.address(from_);
+      const uint4* tile = cursor_.address(from_);
 #pragma unroll
-      for (int i = 0; i < kLaneVectors; ++i) copy_async(&vector(slot, i), &tile->vector[i]);
+      for (int i = 0; i < kLaneVectors; ++i) {
+        if (i < from_.lane_vectors()) copy_async(&vector(slot, i), &tile[i]);
+      }
       cursor_.advance(from_);
       ++num_tiles_;
     }

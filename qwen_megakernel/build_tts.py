@@ -65,7 +65,8 @@ class Target:
     """What to build besides the model's shape."""
 
     arch: str | None  # "sm_90a"; None: emulation
-    weights: str  # "float32" | "bfloat16"
+    weights: str  # "float32" | "bfloat16", of all that is not int8
+    int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (quantized.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
 
 
@@ -139,6 +140,8 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     values |= stack_definitions("PREDICTOR", config.predictor.stack, config.predictor.vocab_size)
     values["NUM_CODE_GROUPS"] = config.talker.num_code_groups
     values["WEIGHTS_F32"] = int(target.weights == "float32")
+    values["TALKER_INT8"] = int("talker" in target.int8)
+    values["PREDICTOR_INT8"] = int("predictor" in target.int8)
     if target.arch is None:
         # Emulated shared memory is host memory: no limit worth modelling.
         tuning = (EMULATION_THREADS, CHUNK_COLS, EMULATION_ROUND_TILES)

@@ -13,7 +13,7 @@ EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
 
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
-    from qwen_megakernel import build_tts, checkpoint, config, hub, synthetic_config
+    from qwen_megakernel import build_tts, checkpoint, config, hub, quantized, synthetic_config
 
     # What is compiled and how long it took, unless --quiet or --debug has decided already.
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
@@ -31,9 +31,9 @@ def build(args: argparse.Namespace) -> int:
         path = files.folder / checkpoint.CONFIG
         model = config.parse_model_config(config.read_json(path), str(path))
     for arch in archs:
-        weights = args.dtype or ("bfloat16" if arch else "float32")
-        library = build_tts.build(model, build_tts.Target(arch, weights))
-        print(arch or EMULATION, weights, library)
+        dtype = args.dtype or ("bfloat16" if arch else "float32")
+        target = build_tts.Target(arch, dtype, int8=quantized.STACKS.get(args.weights, ()))
+        print(arch or EMULATION, args.weights or dtype, build_tts.build(model, target))
     return 0
 
 
@@ -52,6 +52,9 @@ def add_command(commands: Any) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         help="of the weights (default: bfloat16 for a GPU, float32 for emulation)",
+    )
+    command.add_argument(
+        "--weights", choices=options.WEIGHTS, help="8-bit layers, of the talker or of all"
     )
     command.add_argument("--local-files-only", action="store_true", help="never use the network")
     options.add_verbosity(command)

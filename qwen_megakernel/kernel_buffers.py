@@ -24,6 +24,7 @@ from qwen_megakernel.kernel_library import (
     Workspace,
     check_tensor,
 )
+from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.sampling import MIN_FRAMES
 
 
@@ -75,7 +76,7 @@ class KernelBuffers:
     def _check_memory(self, checkpoint: Checkpoint, num_slots: int) -> None:
         stack, size = self.config.talker.stack, self.dtype.itemsize
         needed = sum(
-            weight.numel() * size
+            weight.values.numel() if isinstance(weight, Int8Matrix) else weight.numel() * size
             for name, weight in checkpoint.talker.items()
             if "text_embedding" not in name
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel import build_tts
+from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.decoder_slots import SlotDecoder
@@ -53,7 +53,7 @@ class KernelDecoder(SlotDecoder):
     """A `SlotDecoder` with up to 16 slots in one weight pass, and more in further launches.
 
     Args:
-        checkpoint: weights and config.
+        checkpoint: weights, perhaps of `quantized.quantize`, and config.
         num_slots, max_positions, max_text_rows: as in `SlotDecoder`.
         device: a GPU runs the kernel, the CPU its emulation.
         dtype: bfloat16, or float32 (exact, for tests and small models).
@@ -89,7 +89,11 @@ class KernelDecoder(SlotDecoder):
                 torch.cuda.get_device_capability(self.device),
                 torch.cuda.get_device_name(self.device),
             )
-        target = build_tts.Target(arch, str(dtype).removeprefix("torch."))
+        target = build_tts.Target(
+            arch,
+            str(dtype).removeprefix("torch."),
+            int8=quantized.int8_stacks(checkpoint.talker),
+        )
         self.library = KernelLibrary(build_tts.build(self.config, target), self.config)
         self.library.max_blocks()  # refuses here, not at the first frame
         self._buffers = KernelBuffers(checkpoint, self.library.description, **sizes)

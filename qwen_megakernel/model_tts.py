@@ -30,7 +30,7 @@ from qwen_megakernel.utterance import Prefill, Sampling, StepResult
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = tuple(quantized.PREFIXES)  # beside None: as the checkpoint stores them
+WEIGHTS = tuple(quantized.STACKS)  # beside None: as the checkpoint stores them
 
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")
 
@@ -59,20 +59,15 @@ def choose_backend(
     Args:
         requested: one of `BACKENDS`; an explicit name never falls back to another.
         device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
-        weights: one of `WEIGHTS`, which the kernel lacks; None: as the checkpoint stores them.
+        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
     Raises:
-        UsageError: an unknown backend, or a device or weights the backend cannot use.
+        UsageError: unknown backend or weights, or a device the backend cannot use.
         NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
     """
     if requested not in BACKENDS:
         raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
     if weights not in (None, *WEIGHTS):
         raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
-    if weights and requested in ("kernel", "emulation"):
-        raise UsageError(
-            f"backend {requested} has no {weights} weights.",
-            cure="Use --backend torch or graph, or leave --weights out.",
-        )
     has_gpu = torch.cuda.is_available()
     wanted = torch.device(device) if device is not None else None
     needs_gpu = requested == "kernel" or (wanted is not None and wanted.type == "cuda")
@@ -96,8 +91,6 @@ def choose_backend(
             logger.warning("%s", error)
             why = error.what
         return Backend("torch", wanted, why)
-    if weights:
-        return Backend("graph", wanted, f"the kernel has no {weights} weights")
     try:
         import_module("qwen_megakernel.kernels").check_device(wanted)
     except EnvironmentError_ as error:

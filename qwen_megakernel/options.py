@@ -34,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
-        help="8-bit layers, of the talker or of all (docs/precision.md; not in the kernel)",
+        help="8-bit layers, of the talker or of all (docs/precision.md tells the cost)",
     )
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
     add_verbosity(parser)

@@ -3,6 +3,9 @@
 A matrix is cut into tiles of 8 rows x 32 columns, stored tile row by tile row; inside a tile the
 eight columns 8t .. 8t+7 of row g belong to lane 4g+t of a warp and lie next to each other. A layer
 is one run: four matrices, its norm vectors, and the bias of q, k and v where the model has one.
+
+An int8 tile is two of those side by side, 8 x 64, so that a lane has 16 bytes of it, too. Behind an
+int8 layer's matrices are the scales of all their rows.
 """
 
 import torch
@@ -10,10 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig, StackConfig
+from qwen_megakernel.quantized import Int8Matrix
 
 TILE_ROWS = 8
 TILE_COLS = 32
 LANE_COLS = 8
+INT8_TILE_COLS = 2 * TILE_COLS
+# A register holds four columns of int8 as magnitudes and signs: byte i the magnitude of column
+# INT8_MAGNITUDES[i] and, above it, the sign of column INT8_SIGNS[i]. With a mask the columns 0 and
+# 1 are then two bf16, with a rotation and a mask the columns 2 and 3.
+INT8_MAGNITUDES, INT8_SIGNS = [0, 3, 1, 2], [2, 0, 3, 1]
+INT8_UNIT = 2.0**-6  # what the kernel makes of an int8 of 1 (csrc/common.cuh, widen_int8)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -28,8 +38,28 @@ def pack(weight: Tensor) -> Tensor:
     return tiles.permute(0, 2, 1, 3, 4).reshape(-1)
 
 
+def pack_int8(values: Tensor) -> Tensor:
+    """[num_rows, num_cols] int8 -> the bytes of its tiles in order, columns filled up with zeros.
+
+    num_rows must be a multiple of 8; -128 has no magnitude here (`quantized.LARGEST`).
+    """
+    rows, cols = values.shape
+    values = F.pad(values, (0, -cols % INT8_TILE_COLS)).unflatten(1, (-1, 4))
+    magnitudes = values.abs().view(torch.uint8)[..., INT8_MAGNITUDES]
+    signs = (values < 0).to(torch.uint8)[..., INT8_SIGNS]
+    # A lane has eight columns of the left half of a tile and eight of the right one.
+    halves = (INT8_TILE_COLS // TILE_COLS, TILE_COLS // LANE_COLS, LANE_COLS)
+    tiles = (magnitudes | signs << 7).reshape(rows // TILE_ROWS, TILE_ROWS, -1, *halves)
+    return tiles.permute(0, 2, 1, 4, 3, 5).reshape(-1)
+
+
+def pack_scales(scales: Tensor) -> Tensor:
+    """[num_rows] float32 of an `Int8Matrix`, in the kernel's unit; a power of two, so exact."""
+    return scales / INT8_UNIT
+
+
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """[n, k], [n, k] -> [2n, k]: rows gate 0, up 0, gate 1, up 1, ...
+    """[n, ...], [n, ...] -> [2n, ...]: rows gate 0, up 0, gate 1, up 1, ...
 
     One thread of the kernel then holds both factors of a SwiGLU element.
     """
@@ -37,30 +67,45 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def pack_stack(
-    weights: dict[str, Tensor],
+    weights: dict[str, Tensor | Int8Matrix],
     prefix: str,
     config: StackConfig,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """[num_layers, layer size] of `prefix`'s layers, converted layer by layer to save memory."""
+    """[num_layers, layer size] of `prefix`'s layers, converted layer by layer to save memory.
+
+    In `dtype`; bytes where the matrices are int8.
+    """
 
     def layer(index: int) -> Tensor:
-        def load(name: str, kind: str = "weight") -> Tensor:
-            return weights[f"{prefix}layers.{index}.{name}.{kind}"].to(device=device, dtype=dtype)
+        def load(name: str, kind: str = "weight") -> Tensor | Int8Matrix:
+            weight = weights[f"{prefix}layers.{index}.{name}.{kind}"]
+            # Scales keep their precision: they are not multiplied on tensor cores.
+            is_int8 = isinstance(weight, Int8Matrix)
+            return weight.to(device=device, dtype=torch.float32 if is_int8 else dtype)
 
         q, k, v, o = (load(f"self_attn.{name}_proj") for name in "qkvo")
         gate, up, down = (load(f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-        matrices = (torch.cat((q, k, v)), o, interleave(gate, up), down)
         vectors = [load("input_layernorm"), load("post_attention_layernorm")]
         if config.qk_norm:
             vectors += [load("self_attn.q_norm"), load("self_attn.k_norm")]
         if config.qkv_bias:
             vectors += [load(f"self_attn.{name}_proj", "bias") for name in "qkv"]
-        return torch.cat([*(pack(m) for m in matrices), *vectors])
+        if not isinstance(q, Int8Matrix):
+            matrices = (torch.cat((q, k, v)), o, interleave(gate, up), down)
+            return torch.cat([*(pack(m) for m in matrices), *vectors])
+        gate_up = Int8Matrix(interleave(gate.values, up.values), interleave(gate.scales, up.scales))
+        matrices = (Int8Matrix.cat([q, k, v]), o, gate_up, down)
+        parts = (
+            [pack_int8(m.values) for m in matrices]
+            + [pack_scales(m.scales) for m in matrices]
+            + vectors
+        )
+        return torch.cat([part.view(torch.uint8) for part in parts])
 
     first = layer(0)
-    packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=dtype)
+    packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=first.dtype)
     packed[0] = first
     for index in range(1, config.num_layers):
         packed[index] = layer(index)

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# What `weights=` accepts, and the layers each makes int8.
-PREFIXES = {
-    "int8-talker": ("model.layers.",),
-    "int8": ("model.layers.", "code_predictor.model.layers."),
-}
+# Where the layers of a stack are among a checkpoint's tensors.
+PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
+# What `weights=` accepts, and the stacks whose layers each makes int8.
+STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 LARGEST = 127  # symmetric: -128 is not used
 
 
@@ -68,15 +67,23 @@ def cat(parts: list[Tensor] | list[Int8Matrix]) -> Tensor | Int8Matrix:
     return Int8Matrix.cat(parts) if isinstance(parts[0], Int8Matrix) else torch.cat(parts)
 
 
+def int8_stacks(talker: dict[str, Tensor | Int8Matrix]) -> tuple[str, ...]:
+    """The stacks whose layers `quantize` has made int8 in the tensors of `Checkpoint.talker`."""
+    return tuple(
+        stack
+        for stack, prefix in PREFIXES.items()
+        if isinstance(talker[prefix + "0.self_attn.q_proj.weight"], Int8Matrix)
+    )
+
+
 def quantize(talker: dict[str, Tensor], weights: str) -> dict[str, Tensor | Int8Matrix]:
     """The tensors of `Checkpoint.talker` with the layers' matrices as `Int8Matrix`.
 
     Args:
-        weights: one of `PREFIXES`.
+        weights: one of `STACKS`.
     """
+    prefixes = tuple(PREFIXES[stack] for stack in STACKS[weights])
     return {
-        name: Int8Matrix.of(tensor)
-        if name.startswith(PREFIXES[weights]) and tensor.ndim == 2
-        else tensor
+        name: Int8Matrix.of(tensor) if name.startswith(prefixes) and tensor.ndim == 2 else tensor
         for name, tensor in talker.items()
     }

@@ -66,6 +66,21 @@ def test_released_models_need_no_download(compiled, monkeypatch, model, hidden):
     assert f"-DTALKER_HIDDEN_SIZE={hidden} " in flags and "-DWEIGHTS_F32=1" in flags
 
 
+@pytest.mark.parametrize(
+    ("weights", "flags"),
+    [
+        ("int8-talker", "TALKER_INT8=1 -DPREDICTOR_INT8=0"),
+        ("int8", "TALKER_INT8=1 -DPREDICTOR_INT8=1"),
+    ],
+)
+def test_int8_layers_are_other_libraries(compiled, capsys, weights, flags):
+    build("--arch", "sm_90a", "--model", "tiny-random")
+    assert build("--arch", "sm_90a", "--model", "tiny-random", "--weights", weights) == 0
+    plain, int8 = capsys.readouterr().out.splitlines()
+    assert int8.split()[:2] == ["sm_90a", weights] and plain.split()[2] != int8.split()[2]
+    assert "-DTALKER_INT8=0 -DPREDICTOR_INT8=0" in compiled[0][1] and flags in compiled[1][1]
+
+
 def test_without_a_gpu_the_emulation_is_built(compiled, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert build("--model", "tiny-random") == 0

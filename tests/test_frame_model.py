@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen_megakernel import quantized
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.synthetic_config import model_config
 
@@ -35,17 +36,37 @@ def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers(tool):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_beats_the_memory_and_more_look_ahead_never_costs(tool, name):
     stages = tool.frame(parse_model_config(model_config(name)), tool.Design())
-    floor = sum(t for _, t in stages) * tool.TILE_BYTES * tool.NUM_SMS / tool.BANDWIDTH / 1000
+    num_bytes = sum(stage.tiles for stage in stages) * tool.TILE_BYTES * tool.NUM_SMS
+    floor = num_bytes / tool.BANDWIDTH / 1000
     times = [frame_ms(tool, name, forecast=n) for n in range(4)]
     assert times == sorted(times, reverse=True) and times[-1] > floor
     assert times[0] > floor + len(stages) * (tool.BARRIER + tool.ENTER) / 1000 / 2
     assert frame_ms(tool, name, ring_tiles=5) > times[2] > frame_ms(tool, name, fused_draws=True)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_int8_halves_the_tiles_of_its_stacks_and_nothing_else(tool, name):
+    config = parse_model_config(model_config(name))
+    plain = tool.frame(config, tool.Design())
+    for weights, int8 in quantized.STACKS.items():
+        stages = tool.frame(config, tool.Design(int8=int8))
+        changed = [(new, old) for new, old in zip(stages, plain, strict=True) if new != old]
+        assert all(2 * new.tiles == old.tiles for new, old in changed)
+        num_layers = config.talker.stack.num_layers
+        if weights == "int8":
+            num_passes = config.talker.num_code_groups - 1
+            num_layers += num_passes * config.predictor.stack.num_layers
+        assert len(changed) == 4 * num_layers  # a layer's products
+
+
 def test_the_page_says_what_the_tool_calculates(tool, monkeypatch):
     text = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
     small, large = (f"{frame_ms(tool, name):.2f} ms" for name in NAMES)
     assert f"{small} for 0.6B and {large} for 1.7B" in text
+    for weights, words in (("int8-talker", "an int8 talker"), ("int8", "int8 in both")):
+        int8 = quantized.STACKS[weights]
+        times = [f"{frame_ms(tool, name, int8=int8):.2f}" for name in NAMES]
+        assert f"{times[0]} and {times[1]} ms with {words}" in text
     monkeypatch.setattr(tool, "BARRIER", 1.6)
     slow = [f"{frame_ms(tool, name):.2f}" for name in NAMES]
     assert f"with barriers of 1.6 us it is {slow[0]} and {slow[1]} ms" in text

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 # What the machines that have a GPU do not have.
 ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
 
+SILICON = ("endurance", "int8", "listeners")  # sets whose steps are in gpu_silicon.py
+
 PLANTED = """
 import json, subprocess, sys, time
 step, output = sys.argv[1], sys.argv[3]
@@ -111,6 +113,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
             "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
         ),
         ("endurance", "abort,two_engines"),
+        pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
         pytest.param("endurance", "batch_curve,million", marks=SLOW),
         ("listeners", "memory"),
         pytest.param("listeners", "first_sound,peers,open_loop,texts,capacity", marks=SLOW),
@@ -160,7 +163,7 @@ def check_rows(found: dict) -> None:
 def test_every_step_of_every_set_is_known_to_its_script(gpu_check):
     for script, names in (
         (gpu_check.STEPS, gpu_check.SETS["truth"]),
-        (gpu_check.SILICON_STEPS, {**gpu_check.SETS["endurance"], **gpu_check.SETS["listeners"]}),
+        (gpu_check.SILICON_STEPS, [step for which in SILICON for step in gpu_check.SETS[which]]),
     ):
         table = re.search(r"^STEPS = \{\n(.*?)^\}", script.read_text(), re.DOTALL | re.MULTILINE)
         assert set(names) <= set(re.findall(r'"(\S+)": ', table.group(1)))

@@ -99,16 +99,18 @@ def test_they_are_the_codes_of_the_widened_weights(load_checkpoint):
     np.testing.assert_array_equal(codes, drawn(loaded, "torch", "int8"))
 
 
-def test_it_is_off_unless_asked_for_and_refused_where_it_does_not_exist(monkeypatch):
+def test_only_known_kinds_are_accepted():
     with pytest.raises(UsageError, match="int4"):
         choose_backend("torch", "cpu", "int4")
-    for backend in ("kernel", "emulation"):
-        with pytest.raises(UsageError, match="has no int8 weights"):
-            choose_backend(backend, None, "int8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chosen = choose_backend("auto", None, "int8")
-    assert chosen.name == "graph" and "no int8 weights" in chosen.why
     assert options.WEIGHTS == WEIGHTS
+
+
+@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weights):
+    talker = load_checkpoint("tiny-random").talker
+    if weights:
+        talker = quantized.quantize(talker, weights)
+    assert quantized.int8_stacks(talker) == quantized.STACKS.get(weights, ())
 
 
 def test_the_engine_speaks_with_int8_weights():

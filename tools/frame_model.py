@@ -9,8 +9,9 @@ then everybody meets. It compares designs; the first run on a GPU (tools/gpu_che
 
 import argparse
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from qwen_megakernel import build_tts
+from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.synthetic_config import model_config
 
@@ -24,6 +25,10 @@ LEAVE = 0.3  # us to add the warps' sums and to store
 ATTENTION = 1.2  # us for q and k norms, a share of the context, and the merge
 SAMPLING = 4.0  # us for one draw
 TILE_TIME = 0.05  # us to multiply one tile in each of 16 warps
+# A tile of int8 is two of bf16 to the tensor cores, and 20 instructions of each warp before: 12 of
+# them logical, at half rate, in 4 warps of a scheduler at 1.8 GHz, and none of it hidden.
+INT8_TILE_TIME = 2 * TILE_TIME + 0.07
+SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
 TILE_BYTES = 512 * build_tts.GPU_THREADS // 32  # one tile for each warp
 
 
@@ -34,14 +39,23 @@ class Design:
     ring_tiles: int = 15  # slots of a warp's ring that fit beside the stages on sm_90
     forecast: int = 2  # matrices fetched ahead of the one at hand
     norms_in_l2: bool = True  # or does every stage with a norm wait for memory?
+    int8: tuple[str, ...] = ()  # stacks whose layers are
     fused_attention: float | None = None  # us of the predictor's attention done by every block
     fused_draws: bool = False  # draws done by every block, without a barrier
+
+
+class Stage(NamedTuple):
+    """What one block does between two barriers."""
+
+    extra: float  # us besides the product
+    tiles: int = 0  # that one warp of the busiest block reads
+    tile_time: float = TILE_TIME
 
 
 class Block:
     """One block's clock and its stream of weights."""
 
-    def __init__(self, design: Design, stages: list[tuple[float, int]]):
+    def __init__(self, design: Design, stages: list[Stage]):
         self.design, self.stages = design, stages
         self.now = 0.0
         self.arrived: list[float] = []  # when each tile is there
@@ -50,7 +64,7 @@ class Block:
 
     def run(self) -> float:
         """Microseconds from the first stage to the end of the last."""
-        matrices = [tiles for _, tiles in self.stages if tiles]
+        matrices = [stage.tiles for stage in self.stages if stage.tiles]
         of_tile = [index for index, tiles in enumerate(matrices) for _ in range(tiles)]
         first_entry = [max(0, index - self.design.forecast) for index in of_tile]
         next_tile = 0
@@ -68,57 +82,71 @@ class Block:
                 next_tile += 1
 
         done = 0
-        for extra, tiles in self.stages:
-            if tiles:
+        for stage in self.stages:
+            if stage.tiles:
                 self.entered.append(self.now)
                 self.now += ENTER
-                for tile in range(done, done + tiles):
+                for tile in range(done, done + stage.tiles):
                     fetch(tile + 1)
-                    self.now = max(self.now, self.arrived[tile]) + TILE_TIME
+                    self.now = max(self.now, self.arrived[tile]) + stage.tile_time
                     self.read.append(self.now)
-                done += tiles
+                done += stage.tiles
                 self.now += LEAVE
-            self.now += extra + BARRIER
+            self.now += stage.extra + BARRIER
         return self.now
 
 
-def tiles_of(rows: int, cols: int) -> int:
+def tiles_of(rows: int, cols: int, tile_cols: int = 32) -> int:
     """Tiles that one warp of the busiest block reads of a matrix."""
-    return -(-rows // 8 // NUM_SMS) * -(-cols // 32 // (build_tts.GPU_THREADS // 32))
+    return -(-rows // 8 // NUM_SMS) * -(-cols // tile_cols // (build_tts.GPU_THREADS // 32))
 
 
 def layer(
-    stack: StackConfig, design: Design, fused_attention: float | None = None
-) -> list[tuple[float, int]]:
-    """(time besides the product, tiles) of the stages of a layer."""
-    qkv = stack.q_size + 2 * stack.kv_size
+    stack: StackConfig, design: Design, *, int8: bool, fused_attention: float | None = None
+) -> list[Stage]:
+    """The stages of a layer."""
     norm = 0.0 if design.norms_in_l2 else LATENCY - L2_LATENCY
     attention = ATTENTION if fused_attention is None else fused_attention - BARRIER
+
+    def product(extra: float, rows: int, cols: int) -> Stage:
+        if not int8:
+            return Stage(extra, tiles_of(rows, cols))
+        return Stage(extra, tiles_of(rows, cols, 64), INT8_TILE_TIME)
+
+    # Where sums are added to the residual, that is as late as the scales are.
+    scales = SCALES if int8 else 0.0
     return [
-        (norm, tiles_of(qkv, stack.hidden_size)),
-        (attention + norm, 0),
-        (0.0, tiles_of(stack.hidden_size, stack.q_size)),
-        (norm, tiles_of(2 * stack.intermediate_size, stack.hidden_size)),
-        (0.0, tiles_of(stack.hidden_size, stack.intermediate_size)),
+        product(norm + scales, stack.q_size + 2 * stack.kv_size, stack.hidden_size),
+        Stage(attention + norm),
+        product(0.0, stack.hidden_size, stack.q_size),
+        product(norm + scales, 2 * stack.intermediate_size, stack.hidden_size),
+        product(0.0, stack.hidden_size, stack.intermediate_size),
     ]
 
 
-def frame(config: ModelConfig, design: Design) -> list[tuple[float, int]]:
+def frame(config: ModelConfig, design: Design) -> list[Stage]:
     """The stages of a frame, as csrc/frame.cuh goes through them."""
     talker, predictor = config.talker.stack, config.predictor.stack
     head = tiles_of(config.talker.vocab_size, talker.hidden_size)
     if config.has_projection:
         head += tiles_of(predictor.hidden_size, talker.hidden_size)
-    lm_head = (0.0, tiles_of(config.predictor.vocab_size, predictor.hidden_size))
-    draw = (SAMPLING - BARRIER if design.fused_draws else SAMPLING, 0)
-    predictor_layer = layer(predictor, design, design.fused_attention)
+    lm_head = Stage(0.0, tiles_of(config.predictor.vocab_size, predictor.hidden_size))
+    draw = Stage(SAMPLING - BARRIER if design.fused_draws else SAMPLING)
+    talker_layer = layer(talker, design, int8="talker" in design.int8)
+    predictor_layer = layer(
+        predictor,
+        design,
+        int8="predictor" in design.int8,
+        fused_attention=design.fused_attention,
+    )
     group = predictor_layer * predictor.num_layers + [lm_head, draw]
-    start = [(SAMPLING, 0), *layer(talker, design) * talker.num_layers, (0.5, 0), (0.0, head), draw]
+    start = [Stage(SAMPLING), *talker_layer * talker.num_layers, Stage(0.5), Stage(0.0, head), draw]
     return start + group * (config.talker.num_code_groups - 1)
 
 
 VARIANTS = {
     "the kernel": Design(),
+    **{weights: Design(int8=stacks) for weights, stacks in quantized.STACKS.items()},
     "one matrix ahead": Design(forecast=1),
     "no look-ahead": Design(forecast=0),
     "norms from memory": Design(norms_in_l2=False),
@@ -134,7 +162,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]
     print(f"{'ms a frame, calculated':52}{'0.6B':>6}{'1.7B':>6}")
-    tiles = [sum(tiles for _, tiles in frame(config, Design())) for config in configs]
+    tiles = [sum(stage.tiles for stage in frame(config, Design())) for config in configs]
     floor = "".join(f"{n * TILE_BYTES * NUM_SMS / BANDWIDTH / 1000:6.2f}" for n in tiles)
     print(f"{'weights alone, as the busiest block reads them':52}{floor}")
     for name, design in VARIANTS.items():

@@ -39,6 +39,12 @@ BUDGETS = {
 }
 SILICON_BUDGETS = {
     "endurance": {"abort": 60, "two_engines": 60, "batch_curve": 150, "million": 240},
+    "int8": {
+        "int8_build": 180,
+        "int8_validate_0.6b": 90,
+        "int8_frame_times": 120,
+        "int8_validate_1.7b": 110,
+    },
     "listeners": {
         "first_sound": 90,
         "peers": 90,
@@ -122,10 +128,12 @@ def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, 
 def report(result: dict[str, Any], folder: Path) -> None:
     """The figures people ask for first, then the ends of the logs of steps that failed."""
     steps = result["steps"]
-    for row in (steps.get("frame_times", {}).get("result") or {}).get("rows", []):
+    times = steps.get("frame_times") or steps.get("int8_frame_times") or {}
+    for row in (times.get("result") or {}).get("rows", []):
         print(
-            f"{row['model']:18} {row['streams']:3} streams  {row['ms_per_frame']:8.3f} ms a frame  "
-            f"{row['gb_per_s']:7.0f} GB/s  {100 * row['share_of_copy']:5.1f} % of a copy"
+            f"{row['model']:18} {row['weights']:12}{row['streams']:3} streams  "
+            f"{row['ms_per_frame']:8.3f} ms a frame  {row['gb_per_s']:7.0f} GB/s  "
+            f"{100 * row['share_of_copy']:5.1f} % of a copy"
         )
     parts = re.split(r"^==== (\S+)\n", (folder / "log.txt").read_text(), flags=re.MULTILINE)
     for step, text in zip(parts[1::2], parts[2::2], strict=True):

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ import kernel_models
 import torch
 from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
 
+from qwen_megakernel import build_tts, quantized
+from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import KernelTimeout
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.synthetic_config import model_config
 from qwen_megakernel.utterance import Sampling
 from tools.kernel_timer import PROMPT_POSITIONS
 
@@ -181,6 +185,38 @@ class SiliconSteps(Steps):
             times.append(1000 * (time.perf_counter() - started) / frames)
         return sorted(times[1:])[len(times[1:]) // 2]
 
+    # ---- int8 layers
+
+    def int8_build(self) -> dict[str, Any]:
+        """Compile what the steps below need and write the checkpoints."""
+        names = (TOY,) if self.emulation else (SMALL, BIG)
+        dtypes = ("float32",) if self.emulation else ("float32", "bfloat16")
+        jobs = {
+            f"{name} {weights} {dtype}": (
+                parse_model_config(model_config(name)),
+                build_tts.Target(self.arch, dtype, int8=quantized.STACKS.get(weights, ())),
+            )
+            for name, weights, dtype in product(names, ("bf16", *quantized.STACKS), dtypes)
+        }
+        return self._build(names, jobs)
+
+    def int8_frame_times(self) -> dict[str, Any]:
+        """Milliseconds of a frame with int8 layers, beside those with the layers as they are."""
+        streams = (1,) if self.emulation else (1, 16)
+        return self._frame_times((None, *quantized.STACKS), streams)
+
+    def int8_validate_small(self) -> dict[str, Any]:
+        """int8 layers at the 0.6B shapes against the plain decoder's."""
+        return self._validate_int8(SMALL)
+
+    def int8_validate_big(self) -> dict[str, Any]:
+        """The 1.7B shapes."""
+        return self._validate_int8(BIG)
+
+    def _validate_int8(self, name: str) -> dict[str, Any]:
+        kinds = ("int8",) if self.emulation else tuple(quantized.STACKS)
+        return {weights: self._validate(name, weights) for weights in kinds}
+
     # ---- what a listener meets: scripts of benchmarks/, each in a process of its own
 
     def first_sound(self) -> dict[str, Any]:
@@ -243,6 +279,10 @@ STEPS = {
     "abort": SiliconSteps.abort,
     "two_engines": SiliconSteps.two_engines,
     "batch_curve": SiliconSteps.batch_curve,
+    "int8_build": SiliconSteps.int8_build,
+    "int8_frame_times": SiliconSteps.int8_frame_times,
+    "int8_validate_0.6b": SiliconSteps.int8_validate_small,
+    "int8_validate_1.7b": SiliconSteps.int8_validate_big,
     "first_sound": SiliconSteps.first_sound,
     "open_loop": SiliconSteps.open_loop,
     "capacity": SiliconSteps.capacity,

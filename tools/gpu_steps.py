@@ -16,8 +16,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +31,7 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from qwen_megakernel import build_tts, checkpoint  # noqa: E402
+from qwen_megakernel import build_tts, checkpoint, quantized  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
@@ -63,18 +65,26 @@ class Steps:
 
     def build(self) -> dict[str, Any]:
         """Compile every library the later steps need and write the random checkpoints."""
-        jobs: dict[str, tuple[ModelConfig, str]] = {}
         names = (TOY,) if self.emulation else (TOY, TOY_PROJECTED, SMALL, BIG)
         configs = {name: parse_model_config(model_config(name)) for name in names}
         shapes = {"small": {}} if self.emulation else kernel_models.SHAPES
         for name, changes in shapes.items():
             configs[name] = kernel_models.small_config(**changes)
-        for dtype in ("float32",) if self.emulation else ("float32", "bfloat16"):
-            jobs |= {f"{name} {dtype}": (config, dtype) for name, config in configs.items()}
+        dtypes = ("float32",) if self.emulation else ("float32", "bfloat16")
+        jobs = {
+            f"{name} {dtype}": (configs[name], build_tts.Target(self.arch, dtype))
+            for name, dtype in product(configs, dtypes)
+        }
+        return self._build(names, jobs)
 
-        def compile_one(job: tuple[ModelConfig, str]) -> dict[str, Any]:
+    def _build(
+        self, names: Sequence[str], jobs: dict[str, tuple[ModelConfig, build_tts.Target]]
+    ) -> dict[str, Any]:
+        """Write the checkpoints `names`, compile `jobs`, all at once."""
+
+        def compile_one(job: tuple[ModelConfig, build_tts.Target]) -> dict[str, Any]:
             started = time.monotonic()
-            library = build_tts.build(job[0], build_tts.Target(self.arch, job[1]))
+            library = build_tts.build(*job)
             log = library.with_name("build.log").read_text()
             ptxas = [line.strip() for line in log.splitlines() if "Used" in line]
             return {"seconds": round(time.monotonic() - started, 1), "ptxas": ptxas}
@@ -150,9 +160,10 @@ class Steps:
         """The 1.7B shapes."""
         return self._validate(BIG)
 
-    def _validate(self, name: str) -> dict[str, Any]:
+    def _validate(self, name: str, weights: str | None = None) -> dict[str, Any]:
         loaded = self._load(name)
-        args = SimpleNamespace(steps=3 if self.emulation else 32, tolerance=None)
+        steps = 3 if self.emulation else 32
+        args = SimpleNamespace(steps=steps, tolerance=None, weights=weights)
         dtypes = (torch.float32,) if self.emulation else (torch.float32, torch.bfloat16)
         reports, passed = {}, True
         for backend in (self.backend, Backend("graph", self.device, "")):
@@ -245,20 +256,30 @@ class Steps:
 
     def frame_times(self) -> dict[str, Any]:
         """Milliseconds of a frame, sampling inside, for 1 to 16 streams of every model."""
+        return self._frame_times((None,), STREAM_COUNTS)
+
+    def _frame_times(
+        self, kinds: Sequence[str | None], stream_counts: Sequence[int]
+    ) -> dict[str, Any]:
+        """Of every model, with the layers as they are (None) or int8."""
         timer = KernelTimer(self.device)
         copy = timer.copy_gb_per_s()
         rows, layers = [], {}
-        for name in (TOY,) if self.emulation else (SMALL, BIG):
+        for name, weights in product((TOY,) if self.emulation else (SMALL, BIG), kinds):
             loaded = self._load(name)
+            if weights:
+                loaded = replace(loaded, talker=quantized.quantize(loaded.talker, weights))
             decoder = self._decoder(
                 loaded,
                 dtype=torch.float32 if self.emulation else torch.bfloat16,
-                num_slots=max(STREAM_COUNTS),
+                num_slots=max(stream_counts),
                 max_positions=PROMPT_POSITIONS + 256,
             )
-            layers[name] = timer.layers(decoder)
-            for streams in STREAM_COUNTS:
-                row = timer.frame(decoder, streams) | {"model": name, "streams": streams}
+            layers[f"{name} {weights}" if weights else name] = timer.layers(decoder)
+            for streams in stream_counts:
+                precision = weights or ("fp32" if self.emulation else "bf16")
+                row = timer.frame(decoder, streams, precision)
+                row |= {"model": name, "streams": streams, "weights": precision}
                 row["gb_per_s"] = row["mb_per_frame"] / row["ms_per_frame"]
                 row["share_of_copy"] = row["gb_per_s"] / copy
                 print(row, flush=True)

@@ -25,10 +25,13 @@ class KernelTimer:
     def __init__(self, device: torch.device):
         self._device, self._emulation = device, device.type == "cpu"
 
-    def frame(self, decoder: KernelDecoder, streams: int) -> dict[str, float]:
+    def frame(self, decoder: KernelDecoder, streams: int, precision: str) -> dict[str, float]:
         """Milliseconds and bytes of a frame of so many streams.
 
         Codes are forced, so that no stream ends; they are drawn all the same.
+
+        Args:
+            precision: of the decoder's weights, one of `roofline.WIDTHS`.
         """
         talker, slots = decoder.config.talker, list(range(streams))
         frames, rounds = 4, 2 if self._emulation else 20
@@ -48,14 +51,14 @@ class KernelTimer:
         # The first launches warm up; a stream's first frame has no talker step.
         kernel, host = sorted(kernel_ms[2:]), sorted(wall[2:])
         position = positions + frames * (rounds + 2) / 2
+        config, itemsize = decoder.config, decoder.dtype.itemsize
+        num_bytes = roofline.weight_bytes(config, precision)
+        num_bytes += roofline.cache_bytes(config, itemsize, streams, position)
         return {
             "ms_per_frame": kernel[len(kernel) // 2] / frames,
             "best_ms_per_frame": kernel[0] / frames,
             "host_ms_per_frame": host[len(host) // 2] / frames,
-            "mb_per_frame": roofline.frame_bytes(
-                decoder.config, decoder.dtype.itemsize, streams, position
-            )
-            / 1e6,
+            "mb_per_frame": num_bytes / 1e6,
         }
 
     def layers(self, decoder: KernelDecoder) -> dict[str, float]:

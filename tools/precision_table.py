@@ -48,9 +48,11 @@ VARIANTS = {
     "mixed": "plain decoder, bf16 talker, float32 predictor",
     "int8_talker": "plain decoder, float32 arithmetic, int8 weights in the talker's layers",
     "int8": "plain decoder, float32 arithmetic, int8 weights in all layers",
-    "int8_bf16": "plain decoder, bf16 arithmetic, int8 weights in all layers: `--weights int8`",
+    "int8_bf16": "plain decoder, bf16 arithmetic, int8 weights in all layers: its `--weights int8`",
     "kernel_fp32": "kernel (emulated), float32 weights",
     "kernel_bf16": "kernel (emulated), bf16 weights, activations near float32",
+    "kernel_int8_talker": "the same, int8 weights in the talker's layers",
+    "kernel_int8": "the same, int8 weights in all layers: its `--weights int8`",
 }
 
 
@@ -151,7 +153,7 @@ def measure() -> dict[str, Any]:
         weights: SimpleNamespace(
             config=config, talker=quantized.quantize(checkpoint.talker, weights)
         )
-        for weights in quantized.PREFIXES
+        for weights in quantized.STACKS
     }
     options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
     decoders = {
@@ -163,6 +165,8 @@ def measure() -> dict[str, Any]:
         "int8_bf16": ReferenceDecoder(int8["int8"], **options, dtype=HALF),
         "kernel_fp32": KernelDecoder(checkpoint, **options, dtype=FULL),
         "kernel_bf16": KernelDecoder(checkpoint, **options, dtype=HALF),
+        "kernel_int8_talker": KernelDecoder(int8["int8-talker"], **options, dtype=HALF),
+        "kernel_int8": KernelDecoder(int8["int8"], **options, dtype=HALF),
     }
     exact: dict[int, tuple[Tensor, dict[str, Tensor], Tensor]] = {}
     for prompt in range(NUM_PROMPTS):
@@ -231,7 +235,7 @@ def table(result: dict[str, Any]) -> str:
         "Relative RMS error against the plain decoder in float32, by stage:",
         "",
     ]
-    names = [name for name in VARIANTS if name != "fp32"]
+    names = [name for name in VARIANTS if name in variants and name != "fp32"]
     lines += ["| stage | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     shown = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
     shown += ["talker hidden", "talker logits", "code_predictor after layer 1"]

@@ -8,15 +8,17 @@ import argparse
 import re
 import resource
 import sys
+from itertools import product
 from pathlib import Path
 
-from qwen_megakernel import build_tts
+from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.synthetic_config import model_config
 
 TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")
+WEIGHTS = ("bf16", *quantized.STACKS)
 REGISTERS_PER_SM = 65536
 ENTRY = re.compile(
     r"entry function '\w*?\d+(step|forward)_kernel\w*'.*?"
@@ -26,10 +28,11 @@ ENTRY = re.compile(
 )
 
 
-def rows(model: str, arch: str) -> list[list[str]]:
-    """One line for each kernel: [model, arch, kernel, threads, registers, stack, spills, CPU s]."""
+def rows(model: str, weights: str, arch: str) -> list[list[str]]:
+    """One line for each kernel: [model, weights, arch, kernel, threads, registers, stack, spills,
+    CPU s]."""
     config = parse_model_config(model_config(model))
-    target = build_tts.Target(arch, "bfloat16")
+    target = build_tts.Target(arch, "bfloat16", int8=quantized.STACKS.get(weights, ()))
     threads = build_tts.definitions(config, target)["NUM_THREADS"]
     before = compiler_seconds()
     try:
@@ -39,7 +42,7 @@ def rows(model: str, arch: str) -> list[list[str]]:
         log = (build_tts.build_cache() / "failed.log").read_text()
     seconds = f"{compiler_seconds() - before:.0f}"
     return [
-        [model, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]
+        [model, weights, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]
         for kernel, stack, stores, loads, registers in ENTRY.findall(log)
     ]
 
@@ -55,24 +58,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", default=",".join(build_tts.ARCHITECTURES))
     parser.add_argument("--model", default=",".join(MODELS))
+    parser.add_argument("--weights", default=",".join(WEIGHTS), help=f"of {', '.join(WEIGHTS)}")
     args = parser.parse_args()
     table = [
         "# What ptxas says",
         "",
-        "Written by `tools/ptxas_table.py`; bf16 weights. CPU s: of the",
-        "compiler, for both kernels of an architecture, which are compiled side by side.",
+        "Written by `tools/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
+        "CPU s: of the compiler, for both kernels of an architecture, compiled side by side.",
         "",
-        "| model | arch | kernel | threads | registers | stack | spill stores/loads | CPU s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | weights | arch | kernel | threads | registers | stack | spill stores/loads "
+        "| CPU s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     failed = False
     for model in args.model.split(","):
-        for arch in args.arch.split(","):
-            found = rows(model, arch)
+        for weights, arch in product(args.weights.split(","), args.arch.split(",")):
+            found = rows(model, weights, arch)
             failed |= len(found) != 2
             for row in found:
-                failed |= row[6] != "0/0" or row[5] != "0"
-                failed |= int(row[4]) * int(row[3]) > REGISTERS_PER_SM
+                failed |= row[7] != "0/0" or row[6] != "0"
+                failed |= int(row[5]) * int(row[4]) > REGISTERS_PER_SM
                 table.append(f"| {' | '.join(row)} |")
                 print(*row, flush=True)
     TABLE.parent.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from qwen_megakernel import quantized
 from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
 from qwen_megakernel.utterance import Sampling
@@ -89,6 +90,12 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
         weights[name.removeprefix(TALKER_PREFIX)] = values
     weights["codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
     return SimpleNamespace(config=config, talker=weights)
+
+
+def with_int8(checkpoint: Any, weights: str) -> Any:
+    """The same model with int8 layers, as `weights` of `quantized.STACKS` says."""
+    talker = quantized.quantize(checkpoint.talker, weights)
+    return SimpleNamespace(config=checkpoint.config, talker=talker)
 
 
 def start(decoder: Any, slot: int, sampling: Sampling, *, seed: int, positions: int = 7) -> None:

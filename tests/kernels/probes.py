@@ -14,7 +14,7 @@ from qwen_megakernel.kernel_library import SamplingParams, Stack, Workspace, fie
 
 class MatvecProbe(ctypes.Structure):
     _fields_ = [
-        *fields(c_void_p, "packed x norm_weight y"),
+        *fields(c_void_p, "packed scales x norm_weight y"),
         *fields(c_int32, "num_rows num_passes"),
     ]
 
@@ -60,7 +60,9 @@ class Probes:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32):
         self.config, self.dtype = config, dtype
-        target = build_tts.Target(None, str(dtype).removeprefix("torch."), probes=True)
+        # Lets matrices of both kinds stand side by side; whether one is int8, its caller says.
+        precision = str(dtype).removeprefix("torch.")
+        target = build_tts.Target(None, precision, int8=("talker",), probes=True)
         self.library = ctypes.CDLL(str(build_tts.build(config, target)))
         self._alive: list[Tensor] = []
 
@@ -97,7 +99,8 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def with_poisoned_tail(tensor: Tensor) -> Tensor:
-    """The same values in front of a page of NaNs: a read past the end shows."""
-    padded = torch.full((tensor.numel() + 1024,), torch.nan, dtype=tensor.dtype)
+    """The same values in front of a page of NaNs (of large int8): a read past the end shows."""
+    poison = torch.nan if tensor.is_floating_point() else 127
+    padded = torch.full((tensor.numel() + 1024,), poison, dtype=tensor.dtype)
     padded[: tensor.numel()] = tensor.flatten()
     return padded

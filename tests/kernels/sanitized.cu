@@ -47,13 +47,32 @@ T* random_values(size_t size, float scale, float offset = 0) {
 }
 
 template <class Dims>
+unsigned char* random_layers(int num_layers) {
+  using Layer = LayerWeights<Dims>;
+  unsigned char* layers = zeros<unsigned char>(num_layers * Layer::kBytes);
+  for (unsigned char* layer = layers; num_layers--; layer += Layer::kBytes) {
+    size_t offset = 0;
+    if constexpr (Dims::kInt8) {
+      for (; offset < Layer::kMatrixBytes; ++offset) {
+        layer[offset] = static_cast<signed char>(35 * next_random());
+      }
+      for (; offset < Layer::kMatrixBytes + Layer::kScaleBytes; offset += sizeof(float)) {
+        *reinterpret_cast<float*>(layer + offset) = 0.002f + 0.0005f * next_random();
+      }
+    }
+    for (; offset < Layer::kBytes; offset += sizeof(Weight)) {
+      *reinterpret_cast<Weight*>(layer + offset) = from_float<Weight>(0.1f * next_random());
+    }
+  }
+  return layers;
+}
+
+template <class Dims>
 Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
-  const size_t layer = LayerWeights<Dims>::kSize;
-  Weight* layers = random_values<Weight>(num_layers * layer, 0.1f);
   const size_t cache = size_t{Dims::kKvSize} * num_layers * num_slots * max_positions;
   const size_t angles = size_t{Dims::kHeadDim} / 2 * max_positions;
   Stack stack{};
-  stack.layers = layers;
+  stack.layers = random_layers<Dims>(num_layers);
   stack.final_norm = random_values<Weight>(Dims::kHidden, 0.1f, 1.0f);
   stack.rope_cos = random_values<float>(angles, 0.7f);
   stack.rope_sin = random_values<float>(angles, 0.7f);

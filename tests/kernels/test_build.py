@@ -3,12 +3,13 @@
 import multiprocessing
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import kernel_models as k
 import pytest
 
-from qwen_megakernel import build_tts
+from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.build_tts import Target
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import ArchError, BuildError
@@ -61,6 +62,7 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
         build_tts.build(config, EMULATION),
         build_tts.build(config, Target(None, "bfloat16")),
         build_tts.build(config, Target(None, "float32", probes=True)),
+        build_tts.build(config, Target(None, "float32", int8=("talker",))),
         build_tts.build(k.small_config(talker={"hidden_size": 96}), EMULATION),
     }
     changed = empty_cache.parent / "csrc"
@@ -68,7 +70,7 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
     (changed / "barrier.cuh").write_text("// another barrier\n")
     monkeypatch.setattr(build_tts, "source_folder", lambda: changed)
     libraries.add(build_tts.build(config, EMULATION))
-    assert len(libraries) == len(no_compiler) == 5
+    assert len(libraries) == len(no_compiler) == 6
 
 
 def test_a_damaged_library_is_built_again(empty_cache, no_compiler, caplog):
@@ -153,20 +155,22 @@ def test_the_emulation_compiles_without_warnings(probes):
     assert not WARNING.search((library.parent / "build.log").read_text())
 
 
+IN_EVERY_RUN = ("random-0.6b", "bf16", "sm_90a")
+
+
 @pytest.mark.parametrize(
-    ("name", "arch"),
-    [("random-0.6b", "sm_90a")]
-    + [
-        pytest.param(name, arch, marks=pytest.mark.slow)
-        for name in ("random-0.6b", "random-1.7b")
-        for arch in build_tts.ARCHITECTURES
-        if (name, arch) != ("random-0.6b", "sm_90a")
+    ("name", "weights", "arch"),
+    [
+        pytest.param(*build, marks=[] if build == IN_EVERY_RUN else pytest.mark.slow)
+        for build in product(
+            ("random-0.6b", "random-1.7b"), ("bf16", *quantized.STACKS), build_tts.ARCHITECTURES
+        )
     ],
 )
-def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, arch):
+def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, weights, arch):
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
-    target = Target(arch, "bfloat16")
+    target = Target(arch, "bfloat16", int8=quantized.STACKS.get(weights, ()))
     log = (build_tts.build(released(name), target).parent / "build.log").read_text()
     assert not WARNING.search(log)
     entries = ENTRY.findall(log)

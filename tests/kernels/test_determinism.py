@@ -11,10 +11,22 @@ from qwen_megakernel.utterance import Sampling
 SAMPLED = Sampling()
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float32, "int8"),
+        pytest.param((torch.bfloat16, "int8-talker"), marks=pytest.mark.slow),
+    ],
+    ids=["f32", "bf16", "int8", "bf16-int8-talker"],
+)
 def decoder(request, make_decoder) -> KernelDecoder:
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
-    return make_decoder(KernelDecoder, checkpoint, request.param, num_slots=16)
+    dtype, weights = request.param
+    if weights:
+        checkpoint = k.with_int8(checkpoint, weights)
+    return make_decoder(KernelDecoder, checkpoint, dtype, num_slots=16)
 
 
 def run(decoder: KernelDecoder, slot: int, num_frames: int = 4, neighbours=(), seed: int = 3):

@@ -42,6 +42,13 @@ def test_codes_equal_the_reference(both, shape, sampling):
     assert len(np.unique(result.codes)) > 20  # not stuck
 
 
+@pytest.mark.parametrize("weights", ["int8", pytest.param("int8-talker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
+def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    assert_same(*both(k.with_int8(checkpoint, weights)), [2, 0, 3], 6, sampling)
+
+
 @pytest.mark.parametrize("name", ["tiny-random", "tiny-random-1.7b"])
 def test_codes_equal_the_reference_on_a_checkpoint(both, load_checkpoint, name):
     assert_same(*both(load_checkpoint(name)), [1, 3], 4, SAMPLED)
@@ -88,10 +95,19 @@ def test_text_rows_past_the_ring_wrap(both):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, FLOAT32_LOGITS), (torch.bfloat16, BF16_LOGITS)]
+    ("dtype", "weights", "tolerance"),
+    [
+        (torch.float32, None, FLOAT32_LOGITS),
+        (torch.float32, "int8", FLOAT32_LOGITS),
+        (torch.bfloat16, None, BF16_LOGITS),
+        pytest.param(torch.bfloat16, "int8", BF16_LOGITS, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, "int8-talker", BF16_LOGITS, marks=pytest.mark.slow),
+    ],
 )
-def test_logits_agree_under_teacher_forcing(make_decoder, dtype, tolerance):
+def test_logits_agree_under_teacher_forcing(make_decoder, dtype, weights, tolerance):
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    if weights:
+        checkpoint = k.with_int8(checkpoint, weights)
     kernel = make_decoder(KernelDecoder, checkpoint, dtype)
     reference = make_decoder(ReferenceDecoder, checkpoint, dtype)
     forced = torch.randint(0, 128, (1, 5, 4), generator=torch.Generator().manual_seed(9))

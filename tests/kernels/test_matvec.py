@@ -6,8 +6,10 @@ import torch
 from probes import MatvecProbe, Probes, random, with_poisoned_tail
 
 from qwen_megakernel import packing
+from qwen_megakernel.quantized import Int8Matrix
 
-# hi + lo activations lose 2^-17, bf16 weights are exact on both sides; sums of n = 2080 products.
+# hi + lo activations lose 2^-17, bf16 and int8 weights are exact on both sides; sums of n = 2080
+# products.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-5}
 
 
@@ -16,13 +18,26 @@ def probes(request) -> Probes:
     return Probes(k.small_config(**k.SHAPES["wide"]), request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["", "int8"])
+def is_int8(request) -> bool:
+    return request.param
+
+
 def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
-    y = torch.full((len(x), len(weight)), torch.nan)
-    packed = with_poisoned_tail(packing.pack(weight.to(probes.dtype)))
+    """y [len(x), rows of weight]; `weight` is a tensor or an `Int8Matrix`."""
+    scales = None
+    if isinstance(weight, Int8Matrix):
+        packed = packing.pack_int8(weight.values)
+        scales = with_poisoned_tail(packing.pack_scales(weight.scales))
+        num_rows = len(weight.scales)
+    else:
+        packed, num_rows = packing.pack(weight.to(probes.dtype)), len(weight)
+    y = torch.full((len(x), num_rows), torch.nan)
     if norm is not None:
         norm = with_poisoned_tail(norm.to(probes.dtype))
     params = MatvecProbe(
-        probes.address(packed),
+        probes.address(with_poisoned_tail(packed)),
+        probes.address(scales),
         probes.address(with_poisoned_tail(x)),
         probes.address(norm),
         probes.address(y),
@@ -33,60 +48,75 @@ def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
     return y
 
 
-def operands(probes: Probes, num_rows: int, normed: bool):
+def operands(probes: Probes, num_rows: int, normed: bool, is_int8: bool):
     stack = probes.config.talker.stack
     rows, cols = stack.hidden_size, stack.intermediate_size
     if normed:
         rows, cols = stack.q_size + 2 * stack.kv_size, stack.hidden_size
     weight = random(rows, cols, seed=1).to(probes.dtype).float()
-    return random(num_rows, cols, seed=2), weight
+    return random(num_rows, cols, seed=2), Int8Matrix.of(weight) if is_int8 else weight
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16])
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-def test_equals_torch(probes, monkeypatch, num_rows, normed):
+def test_equals_torch(probes, monkeypatch, num_rows, normed, is_int8):
     monkeypatch.setenv("EMULATION_LAZY_COPIES", "1")
-    x, weight = operands(probes, num_rows, normed)
+    x, weight = operands(probes, num_rows, normed, is_int8)
     norm = random(x.shape[1], seed=3).to(probes.dtype).float() if normed else None
     y = run(probes, x, weight, norm)
     expected = x
     if normed:
         scale = torch.rsqrt(x.double().square().mean(1, keepdim=True) + 1e-6)
         expected = x.double() * scale * norm.double()
-    expected = expected.double() @ weight.double().T
+    exact = weight
+    if is_int8:
+        exact = weight.values.double() * weight.scales.double()[:, None]
+    expected = expected.double() @ exact.double().T
     assert (y - expected).norm() / expected.norm() < TOLERANCES[probes.dtype]
 
 
-def test_every_row_and_column_is_reached_once(probes):
+def test_every_row_and_column_is_reached_once(probes, is_int8):
     """A one planted at every place of the matrix in turn lands where it belongs."""
     stack = probes.config.talker.stack
     rows, cols = stack.q_size + 2 * stack.kv_size, stack.hidden_size
     x = torch.eye(cols)
-    weight = torch.arange(rows * cols).reshape(rows, cols).remainder(251).float()
+    values = torch.arange(rows * cols).reshape(rows, cols).remainder(251) - 125  # every byte
+    matrix, weight = values.float(), values.float()
+    if is_int8:
+        scales = 1 + torch.arange(rows) / 8
+        matrix, weight = Int8Matrix(values.to(torch.int8), scales), weight * scales[:, None]
     norm = torch.ones(cols)
     for first in range(0, cols, 16):
-        y = run(probes, x[first : first + 16], weight, norm)
+        y = run(probes, x[first : first + 16], matrix, norm)
         scale = (1 / cols + 1e-6) ** -0.5
         torch.testing.assert_close(y, scale * weight[:, first : first + 16].T, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 7, 8, 11])
-def test_any_grid_gives_the_same_bits(probes, monkeypatch, blocks):
+def test_any_grid_gives_the_same_bits(probes, monkeypatch, blocks, is_int8):
     monkeypatch.setenv("EMULATION_SMS", "16")
-    x, weight = operands(probes, 3, normed=False)
+    x, weight = operands(probes, 3, False, is_int8)
     assert torch.equal(run(probes, x, weight, blocks=blocks), run(probes, x, weight))
 
 
-def test_a_row_has_the_same_bits_in_any_company(probes):
-    x, weight = operands(probes, 16, normed=False)
+def test_a_row_has_the_same_bits_in_any_company(probes, is_int8):
+    x, weight = operands(probes, 16, False, is_int8)
     alone = run(probes, x[:1], weight)
     for num_rows in (2, 8, 9, 16):
         assert torch.equal(run(probes, x[:num_rows], weight)[:1], alone)
 
 
-def test_a_matrix_that_follows_itself_is_found_in_the_ring(probes, monkeypatch):
+def test_a_row_that_is_not_finite_leaves_the_others(probes, is_int8):
+    """Nor do the zeros that fill up a tile of int8 meet what another row left in their place."""
+    x, weight = operands(probes, 16, False, is_int8)
+    clean = run(probes, x, weight)
+    x[0] = torch.nan
+    assert torch.equal(run(probes, x, weight)[1:], clean[1:])
+
+
+def test_a_matrix_that_follows_itself_is_found_in_the_ring(probes, monkeypatch, is_int8):
     monkeypatch.setenv("EMULATION_LAZY_COPIES", "1")
-    x, weight = operands(probes, 2, normed=False)
+    x, weight = operands(probes, 2, False, is_int8)
     assert torch.equal(run(probes, x, weight, passes=3), run(probes, x, weight))
 
 
@@ -95,3 +125,20 @@ def test_pack_puts_eight_columns_of_a_row_next_to_each_other():
     tiles = packing.pack(weight).reshape(2, 2, 8, 4, 8)
     assert torch.equal(tiles[1, 0, 3, 2], weight[8 + 3, 16:24])
     assert torch.equal(tiles[0, 1, 7, 0], weight[7, 32:40])
+
+
+def test_pack_int8_puts_two_halves_side_by_side_and_fills_up_with_zeros():
+    weight = torch.arange(16 * 96).reshape(16, 96).remainder(128).to(torch.int8)  # 1.5 tiles
+    tiles = packing.pack_int8(weight).reshape(2, 2, 8, 4, 2, 2, 4)
+    for place, column in (((0, 2, 0, 0), 16), ((0, 2, 1, 1), 32 + 20), ((1, 2, 0, 0), 64 + 16)):
+        tile, *rest = place
+        four = tiles[(1, tile, 3, *rest)]
+        assert torch.equal(four, weight[8 + 3, column : column + 4][[0, 3, 1, 2]])
+    assert not tiles[:, 1, :, :, 1].any()
+
+
+def test_pack_int8_keeps_signs_apart_from_magnitudes():
+    weight = torch.zeros(8, 64, dtype=torch.int8)
+    weight[0, :4] = torch.tensor([-1, 2, -3, 127])
+    four = packing.pack_int8(weight)[:4]
+    assert four.tolist() == [1 | 0x80, 127 | 0x80, 2, 3]  # signs of columns 2, 0, 3, 1
