@@ -2,7 +2,7 @@
 """Remove each synchronisation of csrc/ in turn and see who notices: docs/kernel_mutations.md.
 
 Every mutant runs tests/kernels/sanitized.cu twice over: plain, where its codes must differ or the
-launch must fail, and under ThreadSanitizer. Needs g++; half a minute for each mutant on two cores.
+launch must fail, and under ThreadSanitizer. Needs g++; a quarter of a minute for each mutant.
 Exit 1 when a mutant goes unnoticed that JUSTIFIED does not explain.
 """
 
