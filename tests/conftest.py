@@ -15,6 +15,17 @@ from qwen_megakernel import checkpoint, official
 from qwen_megakernel.errors import MissingPackageError
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
+    parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    """What decodes where a test is about something else."""
+    return request.config.getoption("--backend")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Built-in checkpoints of this run are written here, not into the user's cache."""

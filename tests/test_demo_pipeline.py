@@ -19,16 +19,17 @@ TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-fram
 
 
 @pytest.fixture
-def demo(run_here: CommandsHere) -> Callable:
+def demo(run_here: CommandsHere, backend: str) -> Callable:
     """demo(*arguments): the script in this process; exit code, stdout, stderr."""
 
     def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
-        done = run_here("demo_pipeline.py", *arguments, stdin=stdin)
+        done = run_here("demo_pipeline.py", *arguments, "--backend", backend, stdin=stdin)
         return done.returncode, done.stdout, done.stderr
 
     return run
 
 
+@pytest.mark.parametrize("backend", ["torch", "emulation"])
 def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(
     demo: Callable, tmp_path: Path
 ) -> None:

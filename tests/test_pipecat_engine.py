@@ -31,14 +31,18 @@ OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("tiny-random", num_slots=4, warmup=False) as engine:
+def engine(backend: str) -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend=backend, num_slots=4, warmup=False
+    ) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def base_engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("tiny-random-base", num_slots=1, warmup=False) as engine:
+def base_engine(backend: str) -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained(
+        "tiny-random-base", backend=backend, num_slots=1, warmup=False
+    ) as engine:
         yield engine
 
 
@@ -63,6 +67,14 @@ async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
         await run.until(TTSStoppedFrame)
     expected = pcm_of(engine, "Hello there.") + pcm_of(engine, "How are you?")
     assert run.pcm == expected and run.errors == []
+
+
+async def test_the_emulated_kernel_says_the_same(engine: TTSEngine) -> None:
+    with TTSEngine.from_pretrained("tiny-random", backend="emulation", warmup=False) as emulated:
+        async with Run(service(emulated)) as run:
+            await run.turn("Hello there.")
+            await run.until(TTSStoppedFrame)
+    assert run.pcm == pcm_of(engine, "Hello there.") and run.errors == []
 
 
 async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
