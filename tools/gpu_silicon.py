@@ -58,8 +58,10 @@ class SiliconSteps(Steps):
         decoder = self._decoder(loaded)
         frames, rounds = 12, 3 if self.emulation else 300
         draw = random.Random(1)
-        expected, cut_short = None, 0
-        for _ in range(rounds):
+        expected, cut_short, done = None, 0, 0
+        # On a busy machine the first cancels may all come too late.
+        while done < rounds or (not cut_short and done < 50 * rounds):
+            done += 1
             kernel_models.start(decoder, 0, Sampling(), seed=1)
             codes: list[list[int]] = []
             while len(codes) < frames:
@@ -75,8 +77,10 @@ class SiliconSteps(Steps):
             expected = expected or codes[:frames]
             if codes[:frames] != expected:
                 raise SystemExit("A cancelled stream went on with other codes.")
+        if not cut_short:
+            raise SystemExit("No cancel came while a step was under way.")
         expired = self._expire(decoder)
-        return {"rounds": rounds, "steps_cut_short": cut_short, "timeouts": expired}
+        return {"rounds": done, "steps_cut_short": cut_short, "timeouts": expired}
 
     def _expire(self, decoder: KernelDecoder) -> int:
         """Make barriers expire, as if a block never arrived; each time the next stream is right."""
