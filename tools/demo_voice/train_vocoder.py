@@ -198,7 +198,7 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
     speaker = Speaker(args.codebooks)
     training = [text for _, text in texts.read(args.texts)]
     random.Random(args.seed).shuffle(training)
-    test = texts.written()[:NUM_TEST]
+    test = texts.written_for_development()[:NUM_TEST]
 
     def pair(text: str) -> Pair | None:
         found = speaker.pair(text)
