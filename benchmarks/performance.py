@@ -22,6 +22,7 @@ from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_conf
 
 PAGE = ROOT / "docs" / "performance.md"
 FRAME_MS = 80
+PARTS = ("decode", "vocoder", "overhead")  # of a frame, as measure_streams.py names them
 PROMPTS = (10, 110, 200)
 BATCH, POSITION = (1, 4, 16, 64), 250
 PRECISIONS = ("bf16", "int8-talker", "int8")
@@ -95,7 +96,26 @@ def measured_cpu() -> list[str]:
             ]
         )
     columns = ["model", "machine", "weights a frame", "memory reads", "floor", "measured, p50"]
-    return table([*columns, "times the floor", "commit, file"], rows)
+    return table([*columns, "times the floor", "commit, file"], rows) + streams_table()
+
+
+def streams_table() -> list[str]:
+    """Streams side by side, from measure_streams.py; the engine's part is told apart."""
+    rows = []
+    for result in load_results("streams_cpu_*.json"):
+        per_frame = (result["summary"][f"{part}_ms_per_frame"]["p50"] for part in PARTS)
+        rows.append(
+            [
+                *(model_of(result), result["settings"]["streams"]),
+                f"{machine_of(result)}, {result['dtype']}",
+                f"{result['summary']['rtf']['p50']:.2f}",
+                *per_frame,
+                ", ".join(source_of(result)),
+            ]
+        )
+    columns = ["model", "streams", "machine", "RTF of all", *(f"{part}, ms" for part in PARTS)]
+    note = "Streams at once, and what each of their frames costs, p50; overhead is all the rest:"
+    return [note, "", *table([*columns, "commit, file"], rows)]
 
 
 def gpu_results() -> dict[str, list[dict[str, Any]]]:
