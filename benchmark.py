@@ -31,8 +31,10 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
-    parser.add_argument("--max-ttfc-ms", type=float, help="limit for first_chunk_ms, p50")
-    parser.add_argument("--max-rtf", type=float, help="limit for rtf, p50")
+    parser.add_argument(
+        "--max-ttfc-ms", type=options.positive, help="limit for first_chunk_ms, p50"
+    )
+    parser.add_argument("--max-rtf", type=options.positive, help="limit for rtf, p50")
     return parser.parse_args()
 
 

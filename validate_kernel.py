@@ -114,7 +114,9 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
-    parser.add_argument("--steps", type=int, default=200, help="frames to compare in all")
+    parser.add_argument(
+        "--steps", type=options.at_least(1), default=200, help="frames to compare in all"
+    )
     parser.add_argument(
         "--backend", default="auto", choices=BACKENDS, help="torch: only the plain one"
     )

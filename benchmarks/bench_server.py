@@ -240,13 +240,19 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--url", default="http://127.0.0.1:8090", help="of the server, without /v1")
     root.add_argument("--rps", type=numbers(float), default=[], help="requests a second: 1,2,4")
     root.add_argument("--concurrency", type=numbers(int), default=[], help="listeners: 1,4,16")
-    root.add_argument("--duration", type=float, default=30.0, help="seconds for each load")
-    root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
-    root.add_argument("--timeout", type=float, default=120.0, help="seconds for a request")
     root.add_argument(
-        "--word-ms", type=float, help="text by the word, one each so many ms, over the WebSocket"
+        "--duration", type=options.positive, default=30.0, help="seconds for each load"
     )
-    root.add_argument("--max-in-flight", type=int, default=4096)
+    root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
+    root.add_argument(
+        "--timeout", type=options.positive, default=120.0, help="seconds for a request"
+    )
+    root.add_argument(
+        "--word-ms",
+        type=options.positive,
+        help="text by the word, one each so many ms, over the WebSocket",
+    )
+    root.add_argument("--max-in-flight", type=options.at_least(1), default=4096)
     root.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
     root.add_argument("--prompts", metavar="FILE", help="texts to say, one a line")
     root.add_argument("--voice")

@@ -77,8 +77,10 @@ def model_parser(description: str) -> argparse.ArgumentParser:
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """--text, --runs, --warmup, --json, --plot and the options of every script."""
     parser.add_argument("--text", default=TEXT)
-    parser.add_argument("--runs", type=int, default=runs)
-    parser.add_argument("--warmup", type=int, default=warmup, help="runs that are not counted")
+    parser.add_argument("--runs", type=options.at_least(1), default=runs)
+    parser.add_argument(
+        "--warmup", type=options.at_least(0), default=warmup, help="runs that are not counted"
+    )
     add_result_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
     parser.add_argument("--first-chunk-frames", type=int, default=1)

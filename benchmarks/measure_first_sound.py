@@ -114,5 +114,5 @@ def main(args: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = common.model_parser(__doc__)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=options.at_least(1), default=20)
     sys.exit(options.run(main, parser.parse_args()))

@@ -155,7 +155,9 @@ def parse_args() -> argparse.Namespace:
         "--rps", type=load.numbers(float), default=[], help="requests a second, a list"
     )
     parser.add_argument("--listeners", type=load.numbers(int), default=[], help="at once, a list")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of each load")
+    parser.add_argument(
+        "--duration", type=options.positive, default=60.0, help="seconds of each load"
+    )
     parser.add_argument("--streams", type=int, default=64, help="slots of the engine")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
     parser.add_argument("--max-frames", type=int, help="cut longer requests")

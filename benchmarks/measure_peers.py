@@ -116,5 +116,5 @@ def main(args: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = common.model_parser(__doc__)
-    parser.add_argument("--frames", type=int, default=80)
+    parser.add_argument("--frames", type=options.at_least(1), default=80)
     sys.exit(options.run(main, parser.parse_args()))

@@ -149,10 +149,12 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = common.plain_parser(__doc__)
-    parser.add_argument("--pipelines", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=5, help="of each pipeline, in a run")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--rtf", type=float, default=0.25, help="pace of the chunks")
+    parser.add_argument("--pipelines", type=options.at_least(1), default=4)
+    parser.add_argument(
+        "--turns", type=options.at_least(1), default=5, help="of each pipeline, in a run"
+    )
+    parser.add_argument("--runs", type=options.at_least(1), default=3)
+    parser.add_argument("--rtf", type=options.positive, default=0.25, help="pace of the chunks")
     parser.add_argument("--token", action="store_true", help="TOKEN mode")
     return parser.parse_args()
 

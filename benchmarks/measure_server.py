@@ -174,11 +174,19 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = common.plain_parser(__doc__)
-    parser.add_argument("--requests", type=int, default=200, help="one after the other")
-    parser.add_argument("--streams", type=int, default=32, help="side by side, for the chunks")
-    parser.add_argument("--crowd", type=int, default=200, help="side by side, for the gaps")
-    parser.add_argument("--rtf", type=float, default=0.4, help="pace of the engine")
-    parser.add_argument("--frames", type=int, default=125, help="of each speech, 80 ms each")
+    parser.add_argument(
+        "--requests", type=options.at_least(1), default=200, help="one after the other"
+    )
+    parser.add_argument(
+        "--streams", type=options.at_least(1), default=32, help="side by side, for the chunks"
+    )
+    parser.add_argument(
+        "--crowd", type=options.at_least(1), default=200, help="side by side, for the gaps"
+    )
+    parser.add_argument("--rtf", type=options.positive, default=0.4, help="pace of the engine")
+    parser.add_argument(
+        "--frames", type=options.at_least(1), default=125, help="of each speech, 80 ms each"
+    )
     parser.add_argument("--model", help="measure the first byte over this engine too")
     return parser.parse_args()
 

@@ -52,5 +52,5 @@ def main(args: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     common.add_arguments(parser)
-    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--streams", type=options.at_least(1), default=8)
     sys.exit(options.run(main, parser.parse_args()))

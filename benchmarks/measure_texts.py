@@ -93,6 +93,6 @@ def main(args: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = common.model_parser(__doc__)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=options.at_least(1), default=5)
     parser.add_argument("--max-frames", type=int, default=400)
     sys.exit(options.run(main, parser.parse_args()))

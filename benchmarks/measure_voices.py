@@ -92,10 +92,14 @@ def main(args: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="random-0.6b-base")
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of the recording")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=2, help="runs that are not counted")
+    parser.add_argument(
+        "--seconds", type=options.positive, default=10.0, help="length of the recording"
+    )
+    parser.add_argument("--threads", type=options.at_least(1), default=2)
+    parser.add_argument("--runs", type=options.at_least(1), default=5)
+    parser.add_argument(
+        "--warmup", type=options.at_least(0), default=2, help="runs that are not counted"
+    )
     common.add_result_option(parser)
     options.add_verbosity(parser)
     sys.exit(options.run(main, parser.parse_args()))

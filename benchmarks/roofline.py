@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
+from qwen_megakernel import options
 from qwen_megakernel.codec_config import CodecConfig
 from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.inventory import CODEC_DECODER_PREFIX, codec_tensors
@@ -159,7 +160,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", help="a built-in name (default: both sizes)")
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of another machine")
+    parser.add_argument(
+        "--bandwidth", type=options.positive, metavar="GB/S", help="of another machine"
+    )
     args = parser.parse_args()
     models = {name: name for name in args.model} if args.model else RELEASED
     gpus = [Gpu("this one", args.bandwidth, float("inf"), "")] if args.bandwidth else GPUS

@@ -145,6 +145,13 @@ def _import(module: str, extra: str) -> ModuleType:
         ) from error
 
 
+def _api_key(args: argparse.Namespace) -> str | None:
+    """The key; a variable that is empty is not set, an option that is empty is a mistake."""
+    if args.api_key is not None:
+        return args.api_key
+    return os.environ.get(API_KEY_VARIABLE) or None
+
+
 def _settings(args: argparse.Namespace) -> "ServerSettings":
     from qwen_megakernel.server_settings import ServerSettings
     from qwen_megakernel.text import MAX_CHARS
@@ -152,7 +159,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
     return ServerSettings(
-        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        api_key=_api_key(args),
         max_queue=args.max_queue,
         max_chars=args.max_chars,
         default_format=args.default_format,

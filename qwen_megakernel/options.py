@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,24 @@ BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, whi
 WEIGHTS = ("int8-talker", "int8")  # likewise
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from `minimum` on."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
+        return value
+
+    return number
+
+
+def positive(text: str) -> float:
+    """An argparse type: finite numbers above zero."""
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -57,6 +57,8 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
     monkeypatch.setenv("QWEN_MEGAKERNEL_API_KEY", "from there")
     assert served()[1].api_key == "from there"
     assert served("--api-key", "from here")[1].api_key == "from here"
+    monkeypatch.setenv("QWEN_MEGAKERNEL_API_KEY", "")
+    assert served()[1].api_key is None
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--allow-upload",), "no folder to keep voices in"),
         (("--deadline", "nan"), "deadline_s is nan"),
         (("--api-key", " "), "must be ASCII"),
+        (("--api-key", ""), "must be ASCII text and not empty"),
         (("--api-key", "ключ"), "must be ASCII"),
         (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
         (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),

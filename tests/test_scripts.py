@@ -144,6 +144,24 @@ def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
     assert found["summary"]["first_frame_ms"]["mean"] <= found["summary"]["first_chunk_ms"]["mean"]
 
 
+@pytest.mark.parametrize(
+    ("script", "option", "value"),
+    [
+        ("benchmark.py", "--runs", "0"),
+        ("benchmark.py", "--warmup", "-1"),
+        ("benchmark.py", "--max-rtf", "nan"),
+        ("validate_kernel.py", "--steps", "0"),
+        ("benchmarks/measure_streams.py", "--streams", "0"),
+        ("benchmarks/measure_texts.py", "--runs", "0"),
+        ("benchmarks/bench_server.py", "--duration", "-1"),
+    ],
+)
+def test_numbers_that_measure_nothing_are_refused(run_here, script, option, value):
+    done = run_here(script, option, value)
+    assert done.returncode == 2
+    assert f"argument {option}: {value} is " in done.stderr
+
+
 def test_benchmark_fails_when_a_limit_is_missed(run_here):
     done = run_here("benchmark.py", "--runs", 1, "--warmup", 0, "--max-rtf", 1e-6, *TINY, *SHORT)
     assert done.returncode == 1 and "rtf" in done.stderr

@@ -18,6 +18,7 @@ from model import Decoder  # the file beside this one
 
 from benchmarks import common
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.options import at_least
 from qwen_megakernel.text_stack import text_config
 
 # Qwen/Qwen3-0.6B, config.json.
@@ -59,8 +60,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder or hub id")
     parser.add_argument("--random", action="store_true", help="random weights, 0.6B dimensions")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tokens", type=at_least(1), default=128)
+    parser.add_argument("--runs", type=at_least(1), default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--json", metavar="FILE", help="write the result file")
