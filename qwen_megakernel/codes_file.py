@@ -27,7 +27,8 @@ def read(path: Path) -> np.ndarray:
         UsageError: the file is missing, empty, or not a table of integers.
     """
     try:
-        codes = np.loadtxt(path, dtype=np.int64, delimiter="\t", ndmin=2)
+        with path.open(encoding="utf-8") as file:  # numpy's own error would not say why
+            codes = np.loadtxt(file, dtype=np.int64, delimiter="\t", ndmin=2)
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

@@ -7,9 +7,36 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.errors import DriverError, EnvironmentError_, NoGPUError
+from qwen_megakernel.errors import DriverError, EnvironmentError_, NoGPUError, UsageError
 
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+def find_device(name: str | torch.device | None) -> torch.device:
+    """The device of a name, once it is known to be there.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+    Raises:
+        UsageError: no such kind of device, or fewer GPUs than that.
+        NoGPUError, DriverError: a GPU was demanded and torch sees none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name is None:
+        return torch.device("cuda" if has_gpu else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {str(name)!r}; known: cpu, cuda, cuda:1 and so on.")
+    if device.type == "cuda" and not has_gpu:
+        raise no_gpu(f"device {device}")
+    if device.type == "cuda" and device.index is not None:
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise UsageError(f"device is {device}; GPUs are counted from 0, torch sees {count}.")
+    return device
 
 
 def no_gpu(demanded_by: str) -> EnvironmentError_:

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel import quantized
 from qwen_megakernel.build_tts import MIN_CAPABILITY
 from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.driver import no_gpu, too_old
+from qwen_megakernel.driver import find_device, no_gpu, too_old
 from qwen_megakernel.errors import (
     EnvironmentError_,
     KernelTimeout,
@@ -69,20 +69,11 @@ def choose_backend(
     if weights not in (None, *WEIGHTS):
         raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
     has_gpu = torch.cuda.is_available()
-    wanted = torch.device(device) if device is not None else None
-    needs_gpu = requested == "kernel" or (wanted is not None and wanted.type == "cuda")
-    if needs_gpu and not has_gpu:
-        flag = "--backend kernel" if requested == "kernel" else f"device {wanted}"
-        raise no_gpu(flag)
-    if wanted is not None and (requested, wanted.type) in (
-        ("kernel", "cpu"),
-        ("emulation", "cuda"),
-    ):
+    if requested == "kernel" and not has_gpu:
+        raise no_gpu("--backend kernel")
+    wanted = find_device("cpu" if requested == "emulation" and device is None else device)
+    if (requested, wanted.type) in (("kernel", "cpu"), ("emulation", "cuda")):
         raise UsageError(f"backend {requested} does not run on device {wanted}.")
-    if requested == "emulation":
-        return Backend("emulation", torch.device("cpu"), "asked for")
-    if wanted is None:
-        wanted = torch.device("cuda" if has_gpu else "cpu")
     if requested != "auto":
         return Backend(requested, wanted, "asked for")
     if wanted.type == "cpu":

@@ -51,7 +51,7 @@ def test_what_is_no_dump_is_refused(tmp_path, content):
 
 
 def test_missing_and_unwritable_files_are_named(tmp_path):
-    with pytest.raises(UsageError, match=r"none\.tsv"):
+    with pytest.raises(UsageError, match=r"none\.tsv: No such file"):
         codes_file.read(tmp_path / "none.tsv")
     with pytest.raises(OutputError, match="no/such"):
         codes_file.write(tmp_path / "no/such/dir.tsv", np.zeros((1, 2), dtype=int))

@@ -98,11 +98,20 @@ def test_a_gpu_that_is_not_there_is_named(requested, device, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("requested", "device"), [("fast", None), ("kernel", "cpu"), ("emulation", "cuda")]
+    ("requested", "device", "message"),
+    [
+        ("fast", None, "backend is 'fast'"),
+        ("kernel", "cpu", "does not run on device cpu"),
+        ("emulation", "cuda", "does not run on device cuda"),
+        ("auto", "tpu", "device is 'tpu'"),
+        ("auto", "mps", "device is 'mps'"),
+        ("torch", "cuda:2", "torch sees 2"),
+    ],
 )
-def test_impossible_choices_are_refused(requested, device, monkeypatch):
+def test_impossible_choices_are_refused(requested, device, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match=message):
         choose_backend(requested, device)
 
 

@@ -35,16 +35,16 @@ def add_commands(commands: Any) -> None:
 
 def prepare(args: argparse.Namespace) -> int:
     """Turn recordings into codes: metadata.csv and wav/ in, a JSONL file out."""
-    import torch
     from tqdm import tqdm
 
+    from qwen_megakernel.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
     from qwen_megakernel.sheen.prepare import prepare
 
     def bar(rows: "list[Row]") -> "Iterator[Row]":
         yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(args.device)
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
     report = prepare(
         Path(args.dataset),

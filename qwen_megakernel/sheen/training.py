@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qwen_megakernel.driver import find_device
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.sheen import dataset, model_folder
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
@@ -84,7 +85,7 @@ def load_parts(job: Job, seed: int) -> Parts:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         resize_embeddings(model, tokenizer)
-    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(job.device)
     return Parts(
         model.to(device),
         tokenizer,
