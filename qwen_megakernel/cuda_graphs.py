@@ -4,6 +4,7 @@ A decoder frame in PyTorch is some thousand small kernels; starting them one by 
 times what they compute. A CUDA graph starts them all with one call.
 """
 
+import threading
 from collections.abc import Callable, Hashable
 
 import torch
@@ -18,10 +19,15 @@ class Graphs:
     is how a CPU runs it and how it is tested there.
     """
 
+    # "Only one capture may be underway at a time in the process" (PyTorch, torch/cuda/graphs.py):
+    # of all instances together, for engines each have a thread of their own.
+    _one_at_a_time = threading.Lock()
+
     def __init__(self, device: torch.device):
         self.device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool: tuple[int, int] | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Do `work`, recorded under `key`.
@@ -41,10 +47,18 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:  # graphs run one after another, so they share their scratch memory
             self._pool = torch.cuda.graph_pool_handle()
+            # PyTorch's own capture stream is one for the process, on the GPU that was first.
+            self._stream = torch.cuda.Stream(self.device)
         with (
+            self._one_at_a_time,
             torch.cuda.device(self.device),
-            # Other threads may use the GPU meanwhile: another engine, an adapter's reader.
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                # Other threads may use the GPU meanwhile: another engine, an adapter's reader.
+                capture_error_mode="thread_local",
+            ),
         ):
             work()
         return graph

@@ -1,6 +1,8 @@
 """Recording and replaying (cuda_graphs.py), with a GPU that only takes notes."""
 
 import contextlib
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,14 +21,15 @@ def notes(monkeypatch):
             log.append("replay")
 
     @contextlib.contextmanager
-    def record(graph, pool, capture_error_mode):
-        log.append(("recording", pool, capture_error_mode))
+    def record(graph, pool, stream, capture_error_mode):
+        log.append(("recording", pool, stream, capture_error_mode))
         yield
         log.append("recorded")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", record)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
     pools = iter(("pool", "another pool"))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
     return log
@@ -36,7 +39,7 @@ def test_the_first_run_does_the_work_and_records_it_later_ones_replay(notes):
     graphs = Graphs(torch.device("cuda"))
     for _ in range(3):
         graphs.run("key", lambda: notes.append("work"))
-    recording = ("recording", "pool", "thread_local")
+    recording = ("recording", "pool", "stream of cuda", "thread_local")
     assert notes == ["work", recording, "work", "recorded", "replay", "replay"]
 
 
@@ -46,6 +49,27 @@ def test_each_key_has_its_graph_and_all_share_their_memory(notes):
         graphs.run(key, lambda: None)
     assert [note[1] for note in notes if note[0] == "recording"] == ["pool", "pool"]
     assert notes[-1] == "replay"
+
+
+def test_a_graph_is_recorded_on_its_own_gpu(notes):
+    for name in ("cuda:0", "cuda:1"):
+        Graphs(torch.device(name)).run("key", lambda: None)
+    streams = [note[2] for note in notes if note[0] == "recording"]
+    assert streams == ["stream of cuda:0", "stream of cuda:1"]
+
+
+def test_two_engines_record_one_after_the_other(notes):
+    def record():
+        Graphs(torch.device("cuda")).run("key", lambda: time.sleep(0.02))
+
+    threads = [threading.Thread(target=record) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ["recorded" if note == "recorded" else note[0] for note in notes] == [
+        *("recording", "recorded", "recording", "recorded")
+    ]
 
 
 def test_what_fails_is_not_recorded(notes):
