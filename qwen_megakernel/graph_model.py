@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen_megakernel import device_sampling
 from qwen_megakernel.checkpoint import Checkpoint
@@ -20,6 +21,11 @@ from qwen_megakernel.graph_stack import GraphStack
 from qwen_megakernel.sampling import MASK, MIN_FRAMES
 
 MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
+
+# All but cuDNN's attention, which PyTorch prefers on sm_90 and sm_100: there it has silently given
+# other values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it takes the
+# time of a compilation for each of the some twenty shapes of a frame.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # Rows of the control, [num_slots] each: int32, the last ones float32.
 INTEGERS = ("active", "position", "frame", "num_text", "seed_low", "seed_high", "part")
@@ -156,12 +162,14 @@ class GraphModel:
 
     # ---- what graphs record
 
+    @sdpa_kernel(ATTENTION)
     def run_prompt(self, count: int) -> None:
         """The prompt's first `count` rows; its last hidden state becomes the slot's."""
         slot, last = self.prompt_control.split(1)
         hidden = self.talker.prompt(self.prompt[:count], slot)
         self.hidden.index_copy_(0, slot, hidden.index_select(0, last))
 
+    @sdpa_kernel(ATTENTION)
     def run_frame(self, reach: int, is_forced: bool, use_top_p: bool) -> tuple[Tensor, Tensor]:
         """One frame of every active slot, in the rotated order: talker step, then codes.
 

@@ -253,6 +253,22 @@ def test_a_prompt_never_waits_for_the_device(hollow):
         hollow.model.run_prompt(32)
 
 
+def test_attention_is_never_cudnns(hollow, monkeypatch):
+    attend, allowed = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watching(*args, **options):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watching)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with torch.inference_mode():
+        hollow.model.run_prompt(32)
+        hollow.model.run_frame(128, False, False)
+    assert len(allowed) > 2 and not any(allowed)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # others may like it
+
+
 def test_the_operations_of_a_frame_are_those_the_documentation_tells():
     decoder = hollow_decoder(parse_model_config(model_config("random-0.6b")))
     with NoHostMode("meta") as mode, torch.inference_mode():
