@@ -3,6 +3,7 @@
 Slots and their accounts are the decoder's (kernels.py); a launch knows rows.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ from qwen_megakernel.kernel_library import (
 BARRIER_TIMEOUT_SECONDS = 2.0
 # LaunchStatus of csrc/tts_kernel.h.
 STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager:
+    """Make a GPU the thread's current one: the library asks and launches there, whatever stream it
+    is given."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,8 @@ class Launcher:
             logits = torch.full(shape, torch.nan, device=buffers.device)
             params.workspace.logits = logits.data_ptr()
             params.logits_step = logits.stride(1)
-        self._library.step(params, self.num_blocks, self._stream())
+        with current(buffers.device):
+            self._library.step(params, self.num_blocks, self._stream())
         result[size:] = buffers.control
         download = Download(result)
 
@@ -160,7 +168,8 @@ class Launcher:
             hidden=hidden.data_ptr(),
             timeout_ns=self._timeout_ns(),
         )
-        self._library.forward(params, self.num_blocks, self._stream())
+        with current(buffers.device):
+            self._library.forward(params, self.num_blocks, self._stream())
         self._check_control(buffers.control.cpu())
         return hidden
 

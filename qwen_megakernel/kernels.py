@@ -17,7 +17,7 @@ from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.driver import is_built_for, no_gpu
 from qwen_megakernel.errors import ArchError, GenerationError, UsageError
 from qwen_megakernel.kernel_buffers import KernelBuffers
-from qwen_megakernel.kernel_launch import Drawn, Launcher
+from qwen_megakernel.kernel_launch import Drawn, Launcher, current
 from qwen_megakernel.kernel_library import (
     MAX_STREAMS,
     KernelLibrary,
@@ -95,7 +95,8 @@ class KernelDecoder(SlotDecoder):
             int8=quantized.int8_stacks(checkpoint.talker),
         )
         self.library = KernelLibrary(build_tts.build(self.config, target), self.config)
-        self.library.max_blocks()  # refuses here, not at the first frame
+        with current(self.device):
+            self.library.max_blocks()  # refuses here, not at the first frame
         self._buffers = KernelBuffers(checkpoint, self.library.description, **sizes)
         buffers = self._buffers
         self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed

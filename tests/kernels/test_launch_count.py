@@ -1,11 +1,13 @@
 """A frame is one launch, and so are four."""
 
+import contextlib
+
 import kernel_models as k
 import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import kernel_launch
+from qwen_megakernel import kernel_launch, kernels
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.utterance import Sampling
@@ -63,6 +65,31 @@ def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
     decoder.step([0, 1, 2], 4)
     assert len(copies) == 1
+
+
+def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
+    log = []
+
+    @contextlib.contextmanager
+    def current(device):
+        log.append(device)
+        yield
+        log.append("left")
+
+    for module in (kernels, kernel_launch):
+        monkeypatch.setattr(module, "current", current)
+    for name in ("max_blocks", "forward", "step"):
+        call = getattr(kernels.KernelLibrary, name)
+        monkeypatch.setattr(
+            kernels.KernelLibrary,
+            name,
+            lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
+        )
+    decoder = make_decoder(KernelDecoder, k.random_checkpoint(k.small_config()))
+    k.start(decoder, 0, Sampling(), seed=1)
+    decoder.step([0], 1)
+    where = decoder.device
+    assert log == [where, "max_blocks", "left", where, "forward", "left", where, "step", "left"]
 
 
 @pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
