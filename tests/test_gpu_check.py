@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import performance
+from tools import gpu_steps
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +29,7 @@ if step == "tests":
     sys.exit("planted failure")
 if step == "endurance":
     subprocess.Popen(["sleep", "321"])
+    json.dump({"so far": 1}, open(output, "w"))
     time.sleep(60)
 if step == "sanitizer":
     json.dump({"status": "refused", "why": "planted"}, open(output, "w"))
@@ -66,9 +68,53 @@ def test_one_failing_and_one_hanging_step_leave_the_others(
     assert code == 1 and statuses == dict(zip(names, expected, strict=True))
     assert time.monotonic() - started < 20
     assert result["steps"]["benchmark"]["result"] == {"step": "benchmark"}
+    assert result["steps"]["endurance"]["result"] == {"so far": 1}
     assert "planted failure" in capsys.readouterr().out
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert "sleep 321" not in processes  # what a step started ends with it
+
+
+def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp_path):
+    monkeypatch.setitem(gpu_check.BUDGETS, "build", 30)
+    told = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
+    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
+    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
+    left = float((tmp_path / "out" / "log.txt").read_text().split()[-1])
+    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports are in it, whatever they take
+
+
+def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, tmp_path):
+    monkeypatch.setenv("OUT", str(tmp_path))
+    for name in ("truth", "int8"):
+        arguments = ["gpu_check.py", "--emulation", "--set", name, "--seconds", "1"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert gpu_check.main() == 0
+    written = {path.parent.name for path in tmp_path.glob("*/result.json")}
+    assert written == {"gpu_emulation", "gpu_emulation_int8"}
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "expected"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", 0, "ok"),
+        ("A module could not be found\n========= ERROR SUMMARY: 3 errors", 9, "failed"),
+        ("========= Error: Device not supported", 1, "refused"),
+    ],
+)
+def test_what_a_sanitizer_says_is_what_counts(says, code, expected):
+    command = [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
+    found = gpu_steps.Steps._sanitize(None, command, 20)
+    assert found == {"status": expected, "says": says.splitlines()[-1]}
+
+
+def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():
+    command = ["sh", "-c", "echo ========= begun; sleep 322 & wait"]
+    started = time.monotonic()
+    found = gpu_steps.Steps._sanitize(None, command, 1)
+    assert found == {"status": "timeout", "says": "========= begun"}
+    assert time.monotonic() - started < 10
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 322" not in processes
 
 
 def test_refused_is_not_failed(gpu_check, monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
 
 from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.errors import KernelTimeout
+from qwen_megakernel.errors import KernelTimeout, QwenTTSError
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.synthetic_config import model_config
@@ -119,7 +119,7 @@ class SiliconSteps(Steps):
                     try:
                         same = self._run_one(decoders[index], index + 1) == expected[index]
                         outcomes[index].append("same" if same else "DIFFERENT")
-                    except (KernelTimeout, RuntimeError) as error:
+                    except (QwenTTSError, RuntimeError) as error:
                         outcomes[index].append(type(error).__name__)
 
         threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
@@ -130,7 +130,7 @@ class SiliconSteps(Steps):
         for thread in threads:
             thread.join()
         found = dict(Counter(outcomes[0] + outcomes[1]))
-        if "DIFFERENT" in found:
+        if "DIFFERENT" in found or sum(found.values()) != 2 * rounds:
             raise SystemExit(f"Two engines disturbed each other: {found}")
         return {"rounds": rounds, "took_turns": self.emulation, "outcomes": found}
 
@@ -168,6 +168,7 @@ class SiliconSteps(Steps):
                         }
                     )
                     print(rows[-1], flush=True)
+                    self.keep({"rows": rows})
                     del decoder
                     torch.cuda.empty_cache()
         return {"rows": rows}
@@ -276,6 +277,7 @@ class SiliconSteps(Steps):
                 found = json.loads(file.read_text())
             rows += [{"model": model} | row for row in found.pop("rows")]
             results.append(found)
+            self.keep({"rows": rows, "runs": results})
         return {"rows": rows, "runs": results}
 
 

@@ -11,11 +11,13 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,20 +48,24 @@ STREAM_COUNTS = (1, 4, 8, 16)
 NUM_LAUNCHES = 100_000
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 PATIENT_SECONDS = 120.0  # of a barrier under a sanitizer
-REFUSALS = ("not supported", "unable to", "error 999", "could not")
+REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
 
 
 class Steps:
     """The steps; `emulation` shrinks them to what a CPU does in seconds."""
 
-    def __init__(self, emulation: bool, seconds: float):
-        self.emulation, self.deadline = emulation, time.monotonic() + seconds
+    def __init__(self, emulation: bool, deadline: float, output: Path):
+        self.emulation, self.deadline, self._output = emulation, deadline, output
         self.device = torch.device("cpu" if emulation else "cuda")
         self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
         self.arch = None
         if not emulation:
             capability = torch.cuda.get_device_capability()
             self.arch = build_tts.arch_of(capability, torch.cuda.get_device_name())
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """Write what there is so far: it stays if this step fails or its time is up."""
+        self._output.write_text(json.dumps(found))
 
     # ---- correctness
 
@@ -75,6 +81,10 @@ class Steps:
             f"{name} {dtype}": (configs[name], build_tts.Target(self.arch, dtype))
             for name, dtype in product(configs, dtypes)
         }
+        for (weights, stacks), dtype in product(quantized.STACKS.items(), dtypes):
+            if not self.emulation:  # what tests/kernels takes with int8 layers
+                target = build_tts.Target(self.arch, dtype, int8=stacks)
+                jobs[f"projected {weights} {dtype}"] = configs["projected"], target
         return self._build(names, jobs)
 
     def _build(
@@ -100,17 +110,27 @@ class Steps:
         """The kernel's test suite on this device."""
         if importlib.util.find_spec("pytest") is None:
             return {"status": "skipped", "why": "no pytest here; the validations are what is left"}
-        command = [sys.executable, "-m", "pytest", "tests/kernels", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["-k", "test_eos_ends"] if self.emulation else ["-m", "gpu"]
         # The libraries of the build step, not those of tests/kernels/conftest.py.
         cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(build_tts.build_cache())}
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
-        )
-        print(done.stdout, done.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            done = subprocess.run(
+                [*command, f"--junitxml={report}", "tests/kernels", "tests/test_graph_vocoder.py"],
+                cwd=ROOT,
+                env=os.environ | cache,
+                check=False,
+            )
+            suites = ET.parse(report).getroot() if report.exists() else ET.Element("testsuites")
+        names = ("tests", "failures", "errors", "skipped")
+        found = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in names}
+        failed = [case for case in suites.iter("testcase") if case.find("failure") is not None]
+        found |= {"failed": [case.get("name") for case in failed]}
+        self.keep(found)
         if done.returncode:
             raise SystemExit("The tests failed.")
-        return {"summary": done.stdout.strip().splitlines()[-1]}
+        return found
 
     def sanitizer(self) -> dict[str, Any]:
         """A few toy frames under each tool of compute-sanitizer; some hosts refuse it."""
@@ -118,26 +138,47 @@ class Steps:
         if self.emulation:  # the emulated counterpart is tests/kernels/test_sanitizers.py
             subprocess.run([*program, "--emulation"], check=True)
             return {"status": "skipped", "why": "no compute-sanitizer without a GPU"}
-        tool = shutil.which("compute-sanitizer")
+        toolkit = Path(build_tts.find_nvcc()).resolve().parents[1]
+        places = [os.environ["PATH"], toolkit / "bin", toolkit / "compute-sanitizer"]
+        tool = shutil.which("compute-sanitizer", path=os.pathsep.join(map(str, places)))
         if tool is None:
             return {"status": "refused", "why": "compute-sanitizer is not installed"}
-        found, bad = {}, False
-        for name in SANITIZERS:
-            command = [tool, "--tool", name, "--error-exitcode", "9", *program]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            output = done.stdout + done.stderr
-            print(f"-- {name}: exit code {done.returncode}\n{output}")
-            lines = [line for line in output.splitlines() if line.startswith("=========")]
-            refused = done.returncode and any(word in output.lower() for word in REFUSALS)
-            bad |= bool(done.returncode) and not refused
-            found[name] = {
-                "status": "refused" if refused else "failed" if done.returncode else "ok",
-                "says": lines[-1] if lines else output[-200:],
-            }
-        if bad:
+        found: dict[str, Any] = {}
+        for index, name in enumerate(SANITIZERS):
+            command = [tool, "--tool", name, "--error-exitcode", "9"]
+            if name == "memcheck":  # torch asks the driver for entry points that are not there
+                command += ["--report-api-errors", "no"]
+            left = (self.deadline - time.monotonic()) / (len(SANITIZERS) - index)
+            found[name] = self._sanitize([*command, *program], left)
+            self.keep(found)
+        statuses = {each["status"] for each in found.values()}
+        status = next(s for s in ("failed", "timeout", "ok", "refused") if s in statuses)
+        if status == "failed":
             raise SystemExit(f"compute-sanitizer: {found}")
-        refused = all(each["status"] == "refused" for each in found.values())
-        return found | ({"status": "refused"} if refused else {})
+        return found | {"status": status}
+
+    def _sanitize(self, command: list[str], seconds: float) -> dict[str, Any]:
+        """{"status": "ok", "failed", "refused" or "timeout", "says": the last word of a tool}."""
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            status = "failed" if process.returncode else "ok"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the tool and what it watches
+            output, _ = process.communicate()
+            status = "timeout"
+        print(f"-- {' '.join(command)}: {status}\n{output}")
+        lines = [line for line in output.splitlines() if line.startswith("=========")]
+        if status == "failed" and any(word in line.lower() for word in REFUSALS for line in lines):
+            status = "refused"
+        return {"status": status, "says": lines[-1] if lines else output[-200:]}
 
     def toy_frames(self) -> dict[str, Any]:
         """Prompt and frames of three streams at toy size, compared with the plain decoder."""
@@ -171,6 +212,7 @@ class Steps:
                 text, good = validate_kernel.validate_fast(loaded, backend, dtype, args)
                 print(text, flush=True)
                 reports[f"{backend.name} {dtype}"] = text.splitlines()
+                self.keep({"model": loaded.files.name, "reports": reports})
                 passed = passed and good
                 torch.cuda.empty_cache()
         if not passed:
@@ -284,6 +326,7 @@ class Steps:
                 row["share_of_copy"] = row["gb_per_s"] / copy
                 print(row, flush=True)
                 rows.append(row)
+                self.keep({"copy_gb_per_s": copy, "rows": rows, "layers": layers})
             del decoder
             torch.cuda.empty_cache()
         return {"copy_gb_per_s": copy, "rows": rows, "layers": layers}
@@ -306,6 +349,7 @@ class Steps:
                     [sys.executable, *command, *common, "--json", str(file)], cwd=ROOT, check=True
                 )
                 found[name] = json.loads(file.read_text())
+            self.keep(found)
         return found
 
     # ---- shared
@@ -342,10 +386,13 @@ def run(steps: dict[str, Callable[[Any], dict[str, Any]]], kind: type[Steps]) ->
     parser.add_argument("step", choices=steps)
     parser.add_argument("--json", required=True, metavar="FILE")
     parser.add_argument("--emulation", action="store_true")
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which to finish early")
+    parser.add_argument(
+        "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
+    )
     args = parser.parse_args()
-    found = steps[args.step](kind(args.emulation, args.seconds))
-    Path(args.json).write_text(json.dumps(found))
+    deadline = time.monotonic() + 600 if args.until is None else args.until
+    doing = kind(args.emulation, deadline, Path(args.json))
+    doing.keep(steps[args.step](doing))
 
 
 if __name__ == "__main__":
