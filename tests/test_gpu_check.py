@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import performance
-from tools import gpu_steps
+from tools import gpu_steps, kernel_timer
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,6 +73,29 @@ def test_one_failing_and_one_hanging_step_leave_the_others(
     assert "planted failure" in capsys.readouterr().out
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert "sleep 321" not in processes  # what a step started ends with it
+
+
+def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, last):
+            return 1.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("busy"))
+    timer = kernel_timer.KernelTimer(torch.device("cuda"))
+    assert timer._timed(lambda: log.append("launch")) == 1.5
+    assert log == ["busy", "record", "launch", "record", "wait"]
 
 
 def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp_path):
