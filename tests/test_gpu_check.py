@@ -157,6 +157,12 @@ def test_all_steps_end_within_nine_minutes(gpu_check):
     assert gpu_check.TOTAL_SECONDS < 9 * 60
 
 
+def test_every_set_begins_with_what_a_fresh_machine_lacks(gpu_check):
+    for steps in gpu_check.SETS.values():
+        first = next(iter(steps))
+        assert first.endswith("build") and steps[first] >= 150
+
+
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
@@ -185,7 +191,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         ("endurance", "abort,two_engines"),
         pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
         pytest.param("endurance", "batch_curve,million", marks=SLOW),
-        ("listeners", "memory"),
+        ("listeners", "engine_build,memory"),
         pytest.param("listeners", "first_sound,peers,open_loop,texts,capacity", marks=SLOW),
     ],
 )

@@ -39,7 +39,13 @@ BUDGETS = {
     "sanitizer": 90,
 }
 SILICON_BUDGETS = {
-    "endurance": {"abort": 60, "two_engines": 60, "batch_curve": 150, "million": 240},
+    "endurance": {
+        "engine_build": 150,
+        "abort": 60,
+        "two_engines": 60,
+        "batch_curve": 150,
+        "million": 240,
+    },
     "int8": {
         "int8_build": 180,
         "int8_validate_0.6b": 90,
@@ -47,6 +53,7 @@ SILICON_BUDGETS = {
         "int8_validate_1.7b": 110,
     },
     "listeners": {
+        "engine_build": 150,
         "first_sound": 90,
         "peers": 90,
         "open_loop": 180,

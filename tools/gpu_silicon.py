@@ -44,6 +44,19 @@ FRAME_MS = 80
 class SiliconSteps(Steps):
     """The steps; `emulation` shrinks them to what a CPU does in seconds."""
 
+    # ---- what a fresh machine lacks
+
+    def engine_build(self) -> dict[str, Any]:
+        """Compile what the steps below need and write the checkpoints; nothing where they are."""
+        names = (TOY,) if self.emulation else (SMALL, BIG)
+        dtype = "float32" if self.emulation else "bfloat16"
+        jobs = {
+            name: (parse_model_config(model_config(name)), build_tts.Target(self.arch, dtype))
+            for name in names
+        }
+        small = kernel_models.small_config(), build_tts.Target(self.arch, "float32")
+        return self._build(names, jobs | {"small": small})
+
     # ---- endurance
 
     def million(self) -> dict[str, Any]:
@@ -282,6 +295,7 @@ class SiliconSteps(Steps):
 
 
 STEPS = {
+    "engine_build": SiliconSteps.engine_build,
     "million": SiliconSteps.million,
     "abort": SiliconSteps.abort,
     "two_engines": SiliconSteps.two_engines,
