@@ -40,12 +40,14 @@ OFFICIAL_TOLERANCE = 2e-5
 FLOAT32_TOLERANCE = 1e-4
 
 # In bf16 the plain decoder rounds activations as the official code does, the kernel hardly rounds
-# them: 2^-9 at some fifteen places a layer, relative to logits of standard deviation 3.
-BF16_TOLERANCE = 0.25
+# them: 2^-9 at some fifteen places a layer. At the 0.6B shapes and depth, logits of standard
+# deviation 3, that is 0.053 (RMS, plain bf16 against plain float32), and the largest error of a
+# million is five times its RMS: 0.26 was seen in 8 frames. Eight times it is the limit.
+BF16_TOLERANCE = 0.43
 
 # The graphs round about as often as the plain decoder, elsewhere: the square root of two times as
 # far apart as the plain decoder and one that does not round.
-BF16_GRAPH_TOLERANCE = 0.36
+BF16_GRAPH_TOLERANCE = 0.6
 
 MAX_SEEDS = 50  # sampled first frames to compare
 

@@ -1,11 +1,14 @@
 """Validation fails where it must: a decoder with a planted fault does not pass."""
 
+import json
 from dataclasses import replace
+from math import log, sqrt
+from pathlib import Path
 
 import pytest
 import torch
 
-from qwen_megakernel import validation
+from qwen_megakernel import synthetic, validation
 from qwen_megakernel.model_tts import Backend, make_decoder
 from qwen_megakernel.validation import Row
 
@@ -79,3 +82,17 @@ def test_recorded_cases_survive_the_file(tmp_path, cases):
     for mine, theirs in zip(validation.load_cases(path), cases, strict=True):
         assert torch.equal(mine.codes, theirs.codes)
         assert torch.equal(mine.talker_logits, theirs.talker_logits)
+
+
+def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
+    """The largest of the 32 frames that tools/gpu_steps.py compares, by the measured RMS errors."""
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "precision.json"
+    variants = json.loads(path.read_text())["variants"]
+    largest = sqrt(2 * log(32 * 15 * 2048))  # of so many normal errors, in standard deviations
+    for bf16, without in (("bf16", "fp32"), ("int8_bf16", "int8")):
+        rounded, exact = (
+            variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)
+        )
+        error = synthetic.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
+        assert error < validation.tolerance_of("kernel", exact=False) < 2 * error
+        assert sqrt(2) * error < validation.tolerance_of("graph", exact=False)
