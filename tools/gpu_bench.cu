@@ -103,12 +103,17 @@ enum class Reading { kPlain, kAsync, kBulk };
 
 __device__ unsigned mix(const uint4& v) { return v.x ^ v.y ^ v.z ^ v.w; }
 
+// What each block reads: whole pieces.
+__host__ __device__ size_t share_of(size_t num_bytes, int blocks) {
+  return num_bytes / blocks / kPieceBytes * kPieceBytes;
+}
+
 // Reads num_bytes, cut into one run a block, `passes` times; *out keeps the loads alive.
 template <Reading kHow>
 __global__ void __launch_bounds__(kThreads, 1)
     read(const unsigned char* data, size_t num_bytes, int passes, [[maybe_unused]] int ring_bytes,
          unsigned* out) {
-  const size_t share = num_bytes / num_blocks() / kPieceBytes * kPieceBytes;
+  const size_t share = share_of(num_bytes, num_blocks());
   const unsigned char* mine = data + share * block_idx();
   const int num_pieces = static_cast<int>(share / kPieceBytes);
   unsigned char* ring = dynamic_smem();
@@ -118,12 +123,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kHow == Reading::kPlain) {
     constexpr int kInFlight = 8;
     for (int pass = 0; pass < passes; ++pass) {
-      for (size_t at = offset; at + size_t{kStride} * (kInFlight - 1) < share;
-           at += size_t{kStride} * kInFlight) {
-        uint4 values[kInFlight];
+      for (size_t at = offset; at < share; at += size_t{kStride} * kInFlight) {
+        uint4 values[kInFlight] = {};
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-          values[i] = __ldg(reinterpret_cast<const uint4*>(mine + at + size_t{kStride} * i));
+          const size_t place = at + size_t{kStride} * i;
+          if (place < share) values[i] = __ldg(reinterpret_cast<const uint4*>(mine + place));
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) sum ^= mix(values[i]);
@@ -368,7 +373,7 @@ void measure_reading(const Machine& m) {
         run(kernel, m.blocks, ring, const_cast<const unsigned char*>(m.data), bytes, passes, ring,
             m.out);
       });
-      return static_cast<double>(bytes) * passes / ms / 1e6;
+      return static_cast<double>(share_of(bytes, m.blocks) * m.blocks) * passes / ms / 1e6;
     };
     std::printf("{\"kind\": \"read\", \"mib\": %d, \"plain\": %.1f, \"async\": %.1f", mib,
                 speed(read<Reading::kPlain>), speed(read<Reading::kAsync>));
