@@ -10,6 +10,7 @@ steps on a CPU at toy size, which proves this program and says nothing about spe
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -133,7 +134,8 @@ def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, 
         except subprocess.TimeoutExpired:
             status = "timeout"
             os.killpg(process.pid, signal.SIGKILL)  # the step and what it started
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)  # a process whose GPU hangs may not go at once
         result = read(output)
     if status == "ok" and result and "status" in result:
         status = result.pop("status")  # a step may say "refused" or "skipped"
