@@ -32,7 +32,7 @@ BUDGETS = {
     "build": 150,
     "validate_0.6b": 90,
     "frame_times": 80,
-    "tests": 90,
+    "tests": 120,
     "microbenchmark": 45,
     "endurance": 60,
     "validate_1.7b": 110,
