@@ -19,7 +19,7 @@ from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.driver import find_device, no_gpu, too_old
 from qwen_megakernel.errors import (
     EnvironmentError_,
-    KernelTimeout,
+    GenerationError,
     OutOfMemory,
     QwenTTSError,
     TextTooLong,
@@ -212,7 +212,7 @@ class FrameDecoder:
             self._decoder = make_decoder(checkpoint, backend, **sizes)
             if backend.may_change:
                 _try_a_launch(self._decoder)
-        except (EnvironmentError_, UnsupportedModel, KernelTimeout) as error:
+        except (EnvironmentError_, UnsupportedModel, GenerationError) as error:
             if not backend.may_change:
                 raise
             self.backend = without_kernel(backend.device, error)

@@ -155,6 +155,14 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
     assert decoder.step([0], 2).num_frames == (2,)
 
 
+def test_a_library_that_the_driver_does_not_take_leads_auto_to_the_graphs(loaded, monkeypatch):
+    """As an nvcc that is newer than the driver makes one: error 35 from the first call."""
+    monkeypatch.setattr(kernels.KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
+    backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=True)
+    decoder = FrameDecoder(loaded, backend, max_frames=50)
+    assert decoder.backend.name == "graph" and "CUDA error 35" in decoder.backend.why
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype"), [((9, 0), torch.bfloat16), ((7, 5), torch.float32)]
 )
