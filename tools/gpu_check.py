@@ -37,7 +37,7 @@ BUDGETS = {
     "endurance": 60,
     "validate_1.7b": 110,
     "benchmark": 100,
-    "sanitizer": 90,
+    "sanitizer": 150,
 }
 SILICON_BUDGETS = {
     "endurance": {
