@@ -9,6 +9,7 @@ from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.server_errors import ApiError
 from qwen_megakernel.server_settings import ServerSettings
 from qwen_megakernel.server_voices import VoiceDesk
+from qwen_megakernel.utterance import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
@@ -39,10 +40,10 @@ class SpeechSettings(BaseModel):
     speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
-    temperature: float | None = Field(None, gt=0)
-    top_k: int | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     top_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
     max_new_tokens: int | None = Field(None, ge=MIN_NEW_TOKENS, description="Frames, plus one.")
     ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
     ref_text: str | None = Field(None, max_length=_MAX_SIDE_CHARS)

@@ -18,6 +18,11 @@ FinishReason = Literal["eos", "length", "silence", "repeat", "cancelled", "error
 TEXT_FEEDS = ("auto", "stepwise", "full")
 SPLITS = ("auto", "off")
 
+# What logits are divided or multiplied by. Far beyond, float32 becomes infinite, and a launch whose
+# logits are not finite fails for every stream in it.
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+MAX_TOP_K = 2**31 - 1  # an int32 on the device
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -38,18 +43,22 @@ class Sampling:
             temperature, top_k, top_p = (
                 getattr(self, prefix + name) for name in ("temperature", "top_k", "top_p")
             )
-            if not 0 < temperature < float("inf"):
+            if not MIN_FACTOR <= temperature <= MAX_FACTOR:
                 raise UsageError(
-                    f"{prefix}temperature is {temperature}; it must be positive.",
+                    f"{prefix}temperature is {temperature}; it must be in "
+                    f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}.",
                     cure=f"For greedy decoding set {prefix}do_sample=False.",
                 )
-            if int(top_k) != top_k or top_k < 0:
-                raise UsageError(f"{prefix}top_k is {top_k}; it must be 0 (off) or more.")
+            if top_k % 1 or not 0 <= top_k <= MAX_TOP_K:
+                raise UsageError(
+                    f"{prefix}top_k is {top_k}; it must be a whole number, 0 (off) .. {MAX_TOP_K}."
+                )
             if not 0 < top_p <= 1:
                 raise UsageError(f"{prefix}top_p is {top_p}; it must be in (0, 1].")
-        if not 0 < self.repetition_penalty < float("inf"):
+        if not MIN_FACTOR <= self.repetition_penalty <= MAX_FACTOR:
             raise UsageError(
-                f"repetition_penalty is {self.repetition_penalty}; it must be positive."
+                f"repetition_penalty is {self.repetition_penalty}; it must be in "
+                f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}."
             )
 
     @staticmethod

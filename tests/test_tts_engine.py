@@ -20,6 +20,7 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.step_loop import MAX_QUEUED_CHUNKS
+from qwen_megakernel.utterance import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,9 @@ def test_long_text_is_spoken_in_parts(tts):
         ({"seed": -1}, UsageError),
         ({"max_frames": 0}, UsageError),
         ({"temperature": 0.0}, UsageError),
+        ({"temperature": 1e-45}, UsageError),  # 0 in float32
+        ({"repetition_penalty": 1e-45}, UsageError),  # would make infinite logits
+        ({"top_k": 2**31}, UsageError),  # no int32
         ({"top_p": 1.5}, UsageError),
         ({"text_feed": "backwards"}, UsageError),
         ({"first_chunk_frames": 4, "chunk_frames": 2}, UsageError),
@@ -182,6 +186,17 @@ def test_a_bad_request_is_refused_before_any_work(tts, options, error):
     with pytest.raises(error):
         tts.stream(**({"text": TEXT, "voice": VOICE} | options))
     assert tts._loop.num_active == 0
+
+
+@pytest.mark.parametrize("factor", [MIN_FACTOR, MAX_FACTOR])
+def test_no_request_can_end_its_neighbours(tts, alone, factor):
+    """A launch whose logits are not finite fails for all its streams, so no value makes such."""
+    names = ("temperature", "subtalker_temperature", "repetition_penalty")
+    extreme = tts.stream(
+        TEXT, voice=VOICE, seed=2, max_frames=24, **dict.fromkeys(names, factor), top_k=MAX_TOP_K
+    )
+    assert np.array_equal(speak(tts, seed=1).codes, alone[1].codes)
+    assert list(extreme)[-1].finish_reason in ("eos", "length")
 
 
 def test_control_characters_do_not_change_the_speech(tts):
