@@ -186,7 +186,8 @@ class StepLoop:
     def _begin_parts(self) -> None:
         """Prefill the next part of every stream that is between parts and has text for it."""
         between = [slot for slot in self._table.active() if slot.part is None and not slot.part_end]
-        if any(part.ids for slot in between for part in slot.state.parts):
+        parts = (part for slot in between for part in slot.state.parts.copy())  # writers append
+        if any(part.ids for part in parts):
             self._delivery.hand_over()  # a finished chunk does not wait for somebody else's prompt
         for slot in between:
             self._table.protect([slot], self._begin_part, slot)

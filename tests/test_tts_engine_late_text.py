@@ -1,6 +1,7 @@
 """The engine: text that arrives while audio flows out."""
 
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from qwen_megakernel.errors import (
     EmptyText,
     UsageError,
 )
-from qwen_megakernel.speech_stream import PART_CHARS
+from qwen_megakernel.speech_stream import PART_CHARS, TextPart
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
@@ -64,6 +65,26 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
     assert stream.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
     assert len(stream.codes) > len(early.codes)
+
+
+def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
+    stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=4)
+    parts, words = stream._state.parts, tts._tokenizer.encode(TEXT).body
+
+    class Seen(deque):
+        def __bool__(self):  # between two bytecodes of the loop, as a thread that feeds would
+            if len(parts) == 1:
+                parts.append(TextPart(deque([words]), closed=True))
+            return False
+
+    empty = TextPart(Seen())
+    parts.append(empty)
+    tts._loop.wake()
+    wait_until(lambda: len(parts) == 2)
+    empty.closed = True
+    stream.end_text()
+    assert list(stream)[-1].finish_reason in ("eos", "length")
+    assert len(stream.codes)
 
 
 def test_a_long_open_text_is_cut_at_sentences(tts):
