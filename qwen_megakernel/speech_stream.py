@@ -27,7 +27,9 @@ from qwen_megakernel.utterance import AudioChunk, FinishReason, SpeechRequest, T
 # past this many characters, or failing that at the first space past twice as many.
 PART_CHARS = 250
 
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？]")
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
+_MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # one, if white space comes next
+_MAX_MAYBE_CHARS = 9
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +138,7 @@ class SpeechStream:
         self._text: TextStream | None = None
         self._part: TextPart | None = None
         self._part_chars = 0
-        self._last_char = ""
+        self._maybe_end = ""  # the last characters of the part, if they may be a sentence's end
         self._over = False
 
     @property
@@ -209,23 +211,29 @@ class SpeechStream:
         self._state.wake()
 
     def _part_end(self, text: str) -> int | None:
-        """Where in `text` the current part ends; None if it goes on past it."""
-        for match in _SENTENCE_END.finditer(self._last_char + text):
-            end = match.end() - len(self._last_char)
+        """Where in `text` the current part ends; None if it goes on past it.
+
+        The same place for every way to cut the text into pieces.
+        """
+        space = text.find(" ", max(0, 2 * self._part_limit - self._part_chars))
+        for match in _SENTENCE_END.finditer(self._maybe_end + text):
+            end = match.end() - len(self._maybe_end)
+            if 0 <= space < end:
+                break
             if end > 0 and self._part_chars + end >= self._part_limit:
                 return end
-        space = text.find(" ", max(0, 2 * self._part_limit - self._part_chars))
         return space + 1 if space >= 0 else None
 
     def _append(self, text: str) -> None:
         if self._part is None:
-            self._part, self._text, self._part_chars = TextPart(), self._new_text(), 0
+            self._part, self._text = TextPart(), self._new_text()
             self._state.parts.append(self._part)
         ids = self._text.feed(text)
         if len(ids):
             self._part.ids.append(ids)
         self._part_chars += len(text)
-        self._last_char = text[-1:]
+        maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
+        self._maybe_end = maybe.group() if maybe else ""
 
     def _close_part(self) -> None:
         if self._part is None:
@@ -236,8 +244,7 @@ class SpeechStream:
             if len(ids):
                 self._part.ids.append(ids)
         self._part.closed = True
-        self._part = None
-        self._last_char = ""
+        self._part, self._part_chars, self._maybe_end = None, 0, ""
 
     def _receive(self, item: AudioChunk | Exception) -> AudioChunk:
         self._state.wake()  # a paused slot may go on

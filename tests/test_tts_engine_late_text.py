@@ -12,7 +12,8 @@ from qwen_megakernel.errors import (
     EmptyText,
     UsageError,
 )
-from qwen_megakernel.speech_stream import PART_CHARS, TextPart
+from qwen_megakernel.speech_stream import PART_CHARS, SpeechStream, StreamState, TextPart
+from qwen_megakernel.utterance import SpeechRequest
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
@@ -97,6 +98,33 @@ def test_a_long_open_text_is_cut_at_sentences(tts):
     assert parts >= 2
     list(stream)
     assert stream.finish_reason in ("eos", "length")
+
+
+LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
+
+
+@pytest.mark.parametrize(
+    ("text", "num_parts"),
+    [
+        ((LONG_WINDED * 5)[: PART_CHARS - 10] + 'he said: "Stop it now." Then he left. ' * 9, 3),
+        (LONG_WINDED * 16 + "until it ends. " + LONG_WINDED, 3),  # no end for 1000 characters
+        ("他说「够了。」" * 60 + LONG_WINDED * 5 + '(really?)" He left. ' * 30, 5),
+        ("." * 300 + ")" * 300 + " Hm. " * 300, 7),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 400])
+def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_parts, size):
+    def parts(pieces):
+        state = StreamState(SpeechRequest(None), None, lambda: None, lambda: None)
+        stream = SpeechStream(state, None, tts._tokenizer.stream)
+        for piece in pieces:
+            stream.feed(piece)
+        stream.end_text()
+        return [part.take().tolist() for part in state.parts]
+
+    pieces = parts(text[first : first + size] for first in range(0, len(text), size))
+    assert pieces == parts([text])
+    assert len(pieces) == num_parts
 
 
 def test_an_open_text_without_a_word_is_an_error_of_the_stream(tts):
