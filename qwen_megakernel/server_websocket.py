@@ -34,7 +34,7 @@ from qwen_megakernel.server_stream import abort
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING = 8  # utterances that may wait for the one being spoken
+MAX_PENDING = 8  # utterances that may wait for the one being spoken; further ones are errors
 MAX_FAULTS = 20  # messages that are none; then the connection is closed
 
 _POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
@@ -55,6 +55,7 @@ class Utterance:
     speaking: Speaking | None = None
     takes_text: bool = False  # its stream is open and takes text as it comes
     over: bool = False  # nothing more will be spoken of it
+    is_refused: bool = False  # it came when too many were waiting; its turn is an error
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def feed(self, text: str) -> None:
@@ -213,9 +214,11 @@ class Session:
         utterance.feed(text)
 
     def _begin(self) -> Utterance:
-        if len(self._pending) > MAX_PENDING:
-            raise UsageError(f"{MAX_PENDING} utterances are waiting already.")
+        num_waiting = len(self._pending) - 1
+        if num_waiting >= MAX_PENDING + MAX_FAULTS:
+            raise UsageError(f"{num_waiting} utterances are waiting already.")
         utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
+        utterance.over = utterance.is_refused = num_waiting >= MAX_PENDING
         self._num_utterances += 1
         self._pending.append(utterance)
         self._writing = utterance
@@ -246,6 +249,8 @@ class Session:
             await self._send(type="session.done", utterance_index=utterance.index, **facts)
 
     async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:
+        if utterance.is_refused:
+            raise UsageError(f"{MAX_PENDING} utterances were waiting when this one began.")
         while not utterance.pieces and not utterance.ended:
             utterance.changed.clear()
             await utterance.changed.wait()
@@ -255,6 +260,8 @@ class Session:
             return {"total_sentences": 0, "finish_reason": "eos"}
         await self._open(utterance)
         speaking = utterance.speaking
+        if speaking is None:
+            return {"total_sentences": 0, "finish_reason": "cancelled"}
         try:
             with speaking:
                 async with asyncio.timeout(self._settings.deadline_s):
@@ -277,7 +284,8 @@ class Session:
             utterance.changed.clear()
             await utterance.changed.wait()
         if utterance.speaking is None:
-            utterance.speaking = self._speak("".join(utterance.pieces), utterance.options)
+            if not utterance.cancelled:
+                utterance.speaking = self._speak("".join(utterance.pieces), utterance.options)
             return
         utterance.takes_text = True
         utterance.speaking.stream.feed("".join(utterance.pieces))

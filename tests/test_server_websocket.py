@@ -190,6 +190,17 @@ async def test_cancelling_takes_what_waits_along():
                 await hear(socket)
 
 
+async def test_an_utterance_that_waits_for_its_whole_text_can_be_cancelled(live, engine):
+    async with session(live, {"non_streaming_mode": True}) as socket:
+        await say(socket, "input.text", text="One and ")
+        await say(socket, "response.cancel")
+        events, audio = await speak(socket, "two.")
+        assert [event["finish_reason"] for event in events] == ["cancelled"] and not audio
+        events, _ = await hear_until(socket)
+    assert events[-1]["finish_reason"] == "eos" and events[-1]["utterance_index"] == 1
+    assert [stream.request.text for stream in engine.streams] == ["two."]
+
+
 @pytest.mark.parametrize("politely", [True, False])
 async def test_a_connection_that_goes_away_frees_its_slot(politely):
     engine = FakeEngine(rtf=1.0)

@@ -117,6 +117,23 @@ async def test_a_busy_engine_and_a_failing_one_are_errors_of_the_utterance():
             assert events[-1]["finish_reason"] == "eos"
 
 
+async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine) as live:
+        async with session(live) as socket:
+            for _ in range(12):
+                await say(socket, "input.text", text="Hello.")
+                await say(socket, "input.done")
+            wait_until(lambda: engine.speaking)
+            engine.stall_after = None
+            engine.streams[0]._changed.set()
+            ends = [(await hear_until(socket))[0] for _ in range(12)]
+    assert [end[-1]["utterance_index"] for end in ends] == list(range(12))
+    assert [end[-1]["finish_reason"] for end in ends] == ["eos"] * 9 + ["error"] * 3
+    assert "8 utterances were waiting" in ends[-1][0]["message"]
+    assert len(engine.streams) == 9
+
+
 async def test_draining_waits_for_what_is_still_being_sent():
     """The engine is done at once; the client takes its time."""
     engine = FakeEngine(rtf=0.001)
