@@ -104,6 +104,8 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         message = "Internal error; the server's log has it under this request's X-Request-Id."
     if status in (429, 503):
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    # Half a surrogate pair, which JSON can spell, is no character that an answer could repeat.
+    message = message.encode(errors="backslashreplace").decode()
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return status, {"message": message, "type": kind, "param": param, "code": code}, headers
 

@@ -107,7 +107,7 @@ class Guard:
             return
         if origin in self._settings.allow_origins:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        if _host_of(origin) != headers.get("host"):
             raise ApiError(
                 403,
                 f"Pages of {origin[:200]} may not call this server. Start it with --allow-origin.",
@@ -172,6 +172,13 @@ class Guard:
                 headers={"Connection": "close"},
             ) from error
         return bytes(body)
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # half an IPv6 address
+        return None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -124,6 +124,13 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
     live.settle()
 
 
+@pytest.mark.parametrize(("field", "status"), [("voice", 400), ("model", 404)])
+def test_half_a_surrogate_pair_is_told_back_as_an_escape(live, field, status):
+    body = b'{"input": "Hello.", "%s": "\\ud800"}' % field.encode()
+    answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
+    assert r'"\ud800"' in assert_error(answer, status)["message"]
+
+
 def test_text_that_is_too_long_is_answered_413(live):
     facts = assert_error(live.speak("a" * 4097), 413, "text_too_long")
     assert facts["message"].startswith("4097 characters; limit 4096.")
@@ -275,6 +282,7 @@ def test_pages_of_other_hosts_may_not_post():
 
         assert_error(post("https://evil.example"), 403, "origin_not_allowed")
         assert_error(post("null"), 403, "origin_not_allowed")
+        assert_error(post("http://["), 403, "origin_not_allowed")
         assert post(live.url).status_code == 200
         good = post("https://good.example")
         assert good.status_code == 200
