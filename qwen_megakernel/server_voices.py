@@ -31,6 +31,7 @@ OPENAI_VOICES = frozenset(
 
 _CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # libsndfile's names of what we take
 _MAX_CHANNELS = 8
+_MAX_RATE = 384_000  # the highest of studio equipment; Ogg could claim any
 
 
 class VoiceDesk:
@@ -45,6 +46,7 @@ class VoiceDesk:
         self._engine, self._settings = engine, settings
         self._cloning = asyncio.Lock()  # one recording at a time: it takes every core it can get
         self._num_cloning = 0
+        self._uploading: set[str] = set()  # names in small letters, of voices being made
 
     def find(
         self, name: str | None, *, x_vector_only: bool = False
@@ -86,8 +88,7 @@ class VoiceDesk:
         uploaded = self._uploaded()
         default = self._engine.default_voice
         voices = [
-            {"id": name, "name": name, "object": "voice", "uploaded": name in uploaded}
-            | ({"default": True} if name == default else {})
+            _entry(name, uploaded=name in uploaded) | ({"default": True} if name == default else {})
             for name in self._engine.voices
         ]
         return {
@@ -165,15 +166,19 @@ class VoiceDesk:
             UsageError: the name cannot be one.
         """
         Voice(name)  # refuses what is no file name, before any work
-        taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES
+        taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES | self._uploading
         if name.lower() in taken:
             raise ApiError(
                 409, f'There is a voice "{name}" already.', code="voice_exists", param="name"
             )
-        voice = await self.clone(recording, transcript, name)
-        await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
+        self._uploading.add(name.lower())
+        try:
+            voice = await self.clone(recording, transcript, name)
+            await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
+        finally:
+            self._uploading.discard(name.lower())
         logger.info("voice %r was uploaded", name)
-        return next(each for each in self.listing()["voices"] if each["id"] == name)
+        return _entry(name, uploaded=True)
 
     def delete(self, name: str) -> None:
         """Forget an uploaded voice.
@@ -198,10 +203,16 @@ class VoiceDesk:
         return {path.name.removesuffix(VOICE_SUFFIX) for path in files}
 
 
+def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:
+    """A voice as clients read it."""
+    return {"id": name, "name": name, "object": "voice", "uploaded": uploaded}
+
+
 def _decode(recording: bytes) -> tuple[np.ndarray, int]:
     """[num_samples] float32 mono and the rate, of a file from outside.
 
-    Length and channels are looked at before anything is decoded: a small file can hold hours.
+    Length, rate and channels are looked at before anything is decoded, and no more than a second
+    is held with all its channels: a small file can hold hours, or a gigabyte of silence.
     """
     import soundfile
 
@@ -219,7 +230,12 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
                     f"The recording is {file.frames / rate:.0f} s long; the limit is "
                     f"{reference_audio.MAX_SECONDS:.0f} s."
                 )
-            samples = file.read(limit, dtype="float32", always_2d=True)
+            if rate > _MAX_RATE:
+                raise ReferenceError_(
+                    f"The recording has {rate} samples a second; the limit is {_MAX_RATE}."
+                )
+            seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
+            samples = [reference_audio.to_mono(each) for each in seconds]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, ReferenceError_):
             raise
@@ -227,4 +243,4 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
             f"The recording cannot be read as audio: {error}.",
             cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
-    return reference_audio.to_mono(samples), rate
+    return np.concatenate([np.empty(0, np.float32), *samples]), rate

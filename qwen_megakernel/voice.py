@@ -10,6 +10,7 @@ Source: rmtew/local-ai-server, tts_voice_presets.h.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ _COUNT_BYTES = 4
 
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
+_NAME_BYTES = 200  # file systems take 255, of which the ending and a mark while writing need some
 
 
 class MakesVoices(Protocol):
@@ -56,10 +58,12 @@ class Voice:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        num_bytes = len(self.name.encode(errors="replace"))
+        if not _NAME.fullmatch(self.name) or num_bytes > _NAME_BYTES:
             raise UsageError(
                 f"{self.name!r} cannot be the name of a voice.",
-                "Names are file names: up to 80 characters, no slash, no colon, no leading dot.",
+                f"Names are file names: up to 80 characters and {_NAME_BYTES} bytes, no slash, "
+                "no colon, no leading dot.",
             )
         if self.x_vector is not None and np.ndim(self.x_vector) != 1:
             raise ReferenceError_(
@@ -228,5 +232,6 @@ def _write(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise OutputError(f"Cannot write {path}: {error.strerror}.") from error

@@ -3,6 +3,8 @@
 import base64
 import io
 import struct
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from live_server import serving
 from signals import voice_like
 
 from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.server_voices import OPENAI_VOICES
+from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.server_voices import OPENAI_VOICES, _decode
 
 VOICES = "/v1/audio/voices"
 TEXT = "Hello there."
@@ -162,7 +165,35 @@ def test_a_header_that_lies_about_its_length_is_read_to_the_limit_at_most(live):
     live.client.delete(f"{VOICES}/mario")
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "a\\b", "C:x", "a" * 81, "", "a\0b"])
+def test_a_small_file_is_no_gigabyte_in_memory():
+    """A minute of silence in 8 channels at 384 kHz: 300 KB, 700 MB as samples."""
+    file = io.BytesIO()
+    silence = np.zeros((384_000, 8), np.int16)
+    with soundfile.SoundFile(file, "w", 384_000, 8, format="FLAC") as writer:
+        for _ in range(60):
+            writer.write(silence)
+    tracemalloc.start()
+    samples, rate = _decode(file.getvalue())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(samples), rate) == (60 * 384_000, 384_000)
+    assert peak < 250e6
+    with pytest.raises(ReferenceError_, match="768000 samples a second"):
+        _decode(recording(1.0, 768_000))
+
+
+def test_of_uploads_of_one_name_at_the_same_time_one_wins(live, folder):
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: upload(live, name="twin").status_code, range(4)))
+    assert sorted(answers) == [201, 409, 409, 409]
+    assert live.client.delete(f"{VOICES}/twin").status_code == 200
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "a/b", ".hidden", "a\\b", "C:x", "a" * 81, "", "a\0b", "漢" * 80],  # 240 bytes
+)
 def test_a_name_that_is_no_file_name_is_refused(live, folder, name):
     assert upload(live, name=name).status_code == 400
     assert not list(folder.iterdir()) and not (folder.parent / "x.voice.safetensors").exists()
