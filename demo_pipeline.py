@@ -161,7 +161,11 @@ class Heard:
             return
         self.times_ms.append(1000 * (time.perf_counter() - self.started))
         self.chunks.append(samples)
-        self.file.write(samples)
+        try:
+            self.file.write(samples)
+        except OutputError as error:  # a pipeline would log it and go on
+            self.errors.append(error)
+            return
         self.speaker.play(samples)
         if self.log:
             print(

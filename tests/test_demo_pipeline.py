@@ -12,7 +12,7 @@ import soundfile
 from commands import CommandsHere, run, start
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.audio import to_int16
+from qwen_megakernel.audio import WavWriter, to_int16
 
 TEXT = "Hello there, friend. How are you?"
 TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-frames", "8")
@@ -85,6 +85,19 @@ def test_control_c_leaves_a_whole_file_of_what_was_spoken(tmp_path: Path) -> Non
     assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
     assert len(soundfile.read(path)[0]) >= 3 * 1920
     assert [file.name for file in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    demo: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(writer: WavWriter, samples: np.ndarray) -> None:
+        raise writer._failed(OSError("No space left on device"))
+
+    monkeypatch.setattr(WavWriter, "write", write)
+    code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
+    assert code == 5 and "of speech in" not in out
+    assert "No space left on device" in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
