@@ -56,7 +56,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--ray", action="store_true", help="several engines behind one address, on Ray Serve"
     )
-    command.add_argument("--replicas", type=int, default=1, help="engines, with --ray")
+    command.add_argument("--replicas", type=int, help="engines, with --ray (default: 1)")
     command.add_argument(
         "--max-replicas", type=int, help="with --ray: more of them when requests wait, up to this"
     )
@@ -83,6 +83,9 @@ def serve(args: argparse.Namespace) -> int:
         server_ray = _import("server_ray", "ray")
         server_ray.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
         return 0
+    for name in ("replicas", "max_replicas", "replica_gpus"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --ray: this is one engine.")
     settings = _settings(args)
     server.serve(
         _engine_maker(args, settings),
@@ -116,9 +119,10 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     num_gpus = args.replica_gpus
     if num_gpus is None:
         num_gpus = float(args.device != "cpu" and args.backend != "emulation" and _has_gpu())
+    num_replicas = 1 if args.replicas is None else args.replicas
     scale = server_ray.Scale(
-        min_replicas=args.replicas,
-        max_replicas=args.max_replicas or args.replicas,
+        min_replicas=num_replicas,
+        max_replicas=args.max_replicas or num_replicas,
         num_gpus=num_gpus,
     )
     return {

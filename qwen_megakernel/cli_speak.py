@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.speech_stream import SpeechStream
+    from qwen_megakernel.utterance import AudioChunk
 
 CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
@@ -46,18 +47,14 @@ def write_speech(
         for chunk in stream:
             sys.stdout.buffer.write(chunk.pcm16)
             sys.stdout.buffer.flush()
+            _tell_chunk(args, chunk)
     else:
         writing = audio.WavWriter(output, tts.sample_rate)
         with writing as writer, _progress_bar(args, text) as bar:
             for chunk in stream:
                 writer.write(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
-                if args.stream and chunk.num_frames:
-                    print(
-                        f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}.."
-                        f"{chunk.frame_index + chunk.num_frames - 1}",
-                        file=sys.stderr,
-                    )
+                _tell_chunk(args, chunk)
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     if not args.quiet:
@@ -86,6 +83,13 @@ def add_command(commands: Any) -> None:
     options.add_model_options(command)
     options.add_speech_options(command)
     command.set_defaults(run=speak)
+
+
+def _tell_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
+    """--stream: a line for each chunk that has left."""
+    if args.stream and chunk.num_frames:
+        last = chunk.frame_index + chunk.num_frames - 1
+        print(f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}..{last}", file=sys.stderr)
 
 
 def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel import options
-from qwen_megakernel.errors import QwenTTSError, UnknownVoice, UsageError
+from qwen_megakernel.errors import QwenTTSError, ReferenceError_, UnknownVoice, UsageError
 
 if TYPE_CHECKING:
     from qwen_megakernel.tts_engine import TTSEngine
@@ -157,9 +157,12 @@ def _recordings(source: Path) -> list[Path]:
 
 def _clone(tts: "TTSEngine", recording: Path, args: argparse.Namespace) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
-    if text is None and beside.is_file():
-        text = beside.read_text(encoding="utf-8").strip()
     without_text = args.xvector or args.legacy_bin  # which holds x-vectors alone
+    if text is None and beside.is_file() and not without_text:
+        try:
+            text = beside.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ReferenceError_(f"{beside} is not UTF-8 text: {error.reason}.") from error
     return tts.create_voice(recording, None if without_text else text)
 
 

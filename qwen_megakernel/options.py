@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
@@ -147,6 +147,8 @@ def read_text(text: str) -> str:
     """The text itself, or standard input for "-"."""
     if text != "-":
         return text
+    if sys.stdin is None:
+        raise UsageError("There is no standard input to read the text from.")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -157,13 +159,16 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     """Run a command; turn our errors into their message and exit code.
 
     Returns:
-        `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources,
-        6 generation), or 130 after Ctrl-C.
+        `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources, such as
+        a disk that is full, 6 generation), or 130 after Ctrl-C.
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
-        return main(args)
+        code = main(args)
+        if sys.stdout:  # nobody has closed it
+            sys.stdout.flush()  # here, where what fails can still be told
+        return code
     except QwenTTSError as error:
         if args.debug:
             raise
@@ -173,6 +178,20 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`... | head`); keep Python's exit from complaining too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone (`... | head`)
         return 0
+    except OSError as error:  # a full disk, a folder that may not be written
+        if args.debug:
+            raise
+        if error.filename is None:
+            _drop_output()
+        print(
+            f"error: {error.filename or 'standard output'}: {error.strerror or error}.",
+            file=sys.stderr,
+        )
+        return ResourceError.exit_code
+
+
+def _drop_output() -> None:
+    """Keep Python's exit from complaining of what standard output did not take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -75,6 +75,9 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--api-key", "ключ"), "must be ASCII"),
         (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
         (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),
+        (("--replicas", "3"), "--replicas needs --ray"),
+        (("--max-replicas", "3"), "--max-replicas needs --ray"),
+        (("--replica-gpus", "0.5"), "--replica-gpus needs --ray"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, capsys, monkeypatch):

@@ -106,6 +106,17 @@ def test_a_damaged_file_does_not_hide_the_others(recordings, tmp_path, capsys):
     assert "luigi" in found.out and "bad.voice.safetensors is damaged" in found.err
 
 
+def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
+    recordings, tmp_path, capsys
+):
+    shutil.copy(recordings / "mario.wav", tmp_path)
+    (tmp_path / "mario.txt").write_bytes("Il fait froid, mon frère.".encode("latin-1"))
+    command = ("voices", "create", tmp_path / "mario.wav", "-o", tmp_path, *BASE)
+    assert run(*command) == 2
+    assert "mario.txt is not UTF-8 text" in capsys.readouterr().err
+    assert run(*command, "--xvector") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

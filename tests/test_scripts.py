@@ -1,7 +1,9 @@
 """The commands a new user types, run as they are typed: files, output, exit codes."""
 
+import argparse
 import functools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 from commands import ROOT, run, start
+
+from qwen_megakernel import options
 
 SHORT = ("--max-frames", "6", "--seed", "3")
 TINY = ("--model", "tiny-random")
@@ -49,6 +53,38 @@ def test_the_dump_option_and_the_variable_give_the_same_file(speak, tmp_path, mo
     monkeypatch.setenv("TTS_DUMP_CODES", str(variable))
     assert speak(*common).returncode == 0
     assert variable.read_text().endswith(option.read_text())
+
+
+def test_chunk_lines_go_beside_raw_samples():
+    """In a process of its own: samples are bytes, and the test's own output takes text."""
+    done = subprocess.run(
+        [sys.executable, *SPEAK, "Hello.", "--stdout", "--stream", *TINY, *SHORT],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+    )
+    assert len(done.stdout) % 3840 == 0 and b"frames 0..0" in done.stderr
+
+
+@pytest.mark.parametrize("prints", [print, functools.partial(print, flush=True)])
+def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch, capsys, prints):
+    """A disk that is full is 5; a reader that has gone (`... | head -1`) is no fault."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    args = argparse.Namespace(debug=False, quiet=False)
+    for file, code, told in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
+        with open(file, "w") as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert options.run(lambda _: prints("figures") or 0, args) == code
+            output.flush()  # as Python's exit does
+        assert told in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_told(run_here, tmp_path):
+    (tmp_path / "file").touch()
+    done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")
+    assert done.returncode == 5
+    assert f"error: {tmp_path / 'file'}: File exists" in done.stderr
 
 
 def test_speak_reads_standard_input_and_writes_raw_samples():
