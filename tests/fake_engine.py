@@ -201,8 +201,14 @@ class FakeStream:
     async def _enter(self) -> None:
         entering = asyncio.ensure_future(self.engine._slots.acquire())
         leaving = asyncio.ensure_future(self._wait_for_cancel())
-        await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
+        try:
+            await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # of whoever reads: a slot that is free later is not ours
+            if not entering.cancel() and entering.result():
+                self.engine._slots.release()
+            raise
+        finally:
+            leaving.cancel()
         self._due = asyncio.get_running_loop().time() + self.engine.first_delay_s
         if not entering.done():
             entering.cancel()
