@@ -70,12 +70,11 @@ class StepLoop:
         """Queue a stream.
 
         Raises:
-            EngineClosed: the loop has been closed.
+            EngineClosed: the loop has been closed, or this is a fork of its process.
             KernelTimeout: the GPU hung too often; see `failure`.
         """
         with self._changed:
-            if self._closing:
-                raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            self._check_open()
             if self.failure:
                 raise self.failure.with_traceback(None)
             self._table.waiting.append(state)
@@ -85,13 +84,12 @@ class StepLoop:
         """Have the worker thread do something between two steps; waits for the result.
 
         Raises:
-            EngineClosed: the loop has been closed.
+            EngineClosed: as `submit`.
             Whatever `errand` raises.
         """
         future: Future = Future()
         with self._changed:
-            if self._closing:
-                raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            self._check_open()
             self._errands.append((future, errand))
         self.wake()
         return future.result()
@@ -130,6 +128,15 @@ class StepLoop:
     def spent_ms(self) -> dict[str, float]:
         """Milliseconds of `prefill`, `decode` and `vocoder` work, of all streams together."""
         return dict(self._spent.ms)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+        if not self._thread.is_alive():  # a fork has no threads but the one that forked
+            raise EngineClosed(
+                "The engine's thread is not in this process, which is a fork of its own.",
+                cure="Make the engine after the fork, in the process that speaks.",
+            )
 
     # ---- the loop --------------------------------------------------------------------------------
 

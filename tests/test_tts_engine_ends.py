@@ -1,7 +1,10 @@
 """The engine: streams that are closed, dropped or fail; engines that are, and those that hang."""
 
 import asyncio
+import contextlib
 import gc
+import os
+import signal
 import threading
 from dataclasses import fields
 
@@ -171,6 +174,21 @@ def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
     assert [chunk.finish_reason for chunk in waiting] == ["cancelled"]
     with pytest.raises(EngineClosed):
         engine.stream(TEXT, voice=VOICE)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_refused_instead_of_waiting_for_a_thread_it_has_not(tts, alone):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        for use in (lambda: next(tts.stream(TEXT, voice=VOICE)), lambda: tts.decode(alone.codes)):
+            with contextlib.suppress(EngineClosed):
+                use()
+                os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert np.array_equal(speak(tts, seed=1).codes, alone.codes)
 
 
 def test_two_hundred_streams_leave_nothing_behind(tts):
