@@ -15,7 +15,7 @@ from pipecat.frames.frames import (
     InterruptionFrame,
     TTSAudioRawFrame,
 )
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
@@ -38,6 +38,21 @@ class InProcessTTSService(TTSService):
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out = asyncio.Event()
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Become part of a pipeline, perhaps not the first one.
+
+        Its clock begins at 0, so nothing is left of the times of the one before.
+
+        Args:
+            setup: The pipeline's clock, tasks and sample rates.
+        """
+        self._playout = PlayoutClock()
+        self._stopping = False
+        self._played_out.clear()
+        self._word_timestamp_tracker.last_pts = 0
+        self._word_timestamp_tracker.uninterruptible_last_pts = 0
+        await super().setup(setup)
 
     # ---- text ------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
+    TTSTextFrame,
 )
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, SENTENCE, TOKEN, Run, WavOutput, sent, service
@@ -89,6 +90,38 @@ async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline() -> None:
             await asyncio.sleep(0.03)
         await run.ended(timeout_s=3)
     assert run.pcm.endswith(engine.streams[1].sent)
+
+
+@BOTH
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_service_speaks_in_a_second_pipeline(
+    mode: TextAggregationMode, interrupted: bool
+) -> None:
+    """After an EndFrame; what was cancelled once, Pipecat lets do nothing more."""
+    engine = FakeEngine(rtf=0.2)
+    tts = service(engine, mode)
+    async with Run(tts) as run:
+        await run.turn("These are the last words. ", "Really.")
+        await run.until(TTSAudioRawFrame)
+        await run.send(EndFrame())
+        for _ in range(3 if interrupted else 0):
+            await run.interrupt()
+            await asyncio.sleep(0.01)
+        await run.ended(timeout_s=5)
+    before = len(sent(engine))
+    async with Run(tts) as run:
+        await run.turn("These are the first ones. ", "Really.")
+        await run.until(TTSAudioRawFrame)
+        await run.finish(timeout_s=3)
+    assert run.pcm == sent(engine)[before:]
+    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame, EndFrame) == [
+        "TTSStartedFrame",
+        "TTSAudioRawFrame",
+        "TTSStoppedFrame",
+        "EndFrame",
+    ]
+    assert run.frames(TTSTextFrame)[0].pts < 0.5e9  # this pipeline's clock begins at 0
+    assert not run.errors
 
 
 @BOTH
