@@ -141,6 +141,8 @@ class Voice:
                     transcript=metadata.get("transcript"),
                     fingerprint=metadata.get("fingerprint"),
                 )
+        except FileNotFoundError as error:  # it was there a moment ago
+            raise UnknownVoice(f"There is no voice file {path}.") from error
         except (SafetensorError, OSError, KeyError) as error:
             raise ReferenceError_(
                 f"{path} is damaged: {error}.",

@@ -1,5 +1,6 @@
 """Voices of one checkpoint: cloned from recordings, found by name, remembered while in use."""
 
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
@@ -13,7 +14,7 @@ import numpy as np
 from qwen_megakernel import reference_audio
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.codec_encoder import CodecEncoder
-from qwen_megakernel.errors import TaskError, UsageError, VoiceMismatch
+from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
 from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
@@ -145,10 +146,12 @@ class Voices:
 
     def _find(self, name: str) -> Voice:
         presets = self.presets
-        if name in presets:
+        if name in presets:  # and may be gone now: others delete
             path = None if self._folder is None else self._folder / f"{name}{VOICE_SUFFIX}"
-            return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
-        if name.endswith(VOICE_SUFFIX):
+            with contextlib.suppress(KeyError, UnknownVoice):
+                return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
+            presets.remove(name)
+        elif name.endswith(VOICE_SUFFIX):
             return Voice.load(name)
         raise unknown_voice(name, self._loaded.config.model_type, self.speakers, presets)
 

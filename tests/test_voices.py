@@ -3,6 +3,7 @@
 import logging
 import struct
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +192,20 @@ def test_voices_of_a_folder_are_called_by_name(load_checkpoint, folder, voices, 
     assert named.presets == ["luigi"]
     with pytest.raises(UsageError, match="no voices folder"):
         Voices(load_checkpoint("tiny-random-base"), folder / "absent")
+
+
+@pytest.mark.parametrize("looked", ["listed", "listed and seen"])
+def test_a_voice_that_goes_while_it_is_looked_up_is_unknown(
+    load_checkpoint, folder, monkeypatch, looked
+):
+    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    known = named.presets
+    monkeypatch.setattr(Voices, "presets", property(lambda _: list(known)))
+    (folder / "mario.voice.safetensors").unlink()
+    if looked == "listed and seen":
+        monkeypatch.setattr(Path, "is_file", lambda _: True)
+    with pytest.raises(UnknownVoice, match=r'"mario".*Presets: luigi\.'):
+        named.resolve("mario")
 
 
 def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
