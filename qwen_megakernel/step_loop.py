@@ -63,8 +63,12 @@ class StepLoop:
         self._thread = threading.Thread(
             target=self._run, args=(build, stages), name="tts-step-loop", daemon=True
         )
-        self._thread.start()
-        self.stages = stages.result()
+        try:
+            self._thread.start()
+            self.stages = stages.result()
+        except BaseException:  # Ctrl-C, say: nobody will ever close what is being built
+            self._closing = True
+            raise
 
     def submit(self, state: StreamState) -> None:
         """Queue a stream.

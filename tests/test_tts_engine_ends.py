@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, GenerationError, KernelTimeout, OutOfMemory
 from qwen_megakernel.slot_table import SlotTable
 from qwen_megakernel.speech_stream import StreamState
+from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
 from qwen_megakernel.utterance import SpeechRequest, TextIds
 
@@ -280,4 +282,22 @@ def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():
 
     with pytest.raises(OutOfMemory, match="planted"):
         StepLoop(fail, sample_rate=24000, on_finished=lambda state: None)
+    wait_until(lambda: threading.active_count() == before)
+
+
+def test_ctrl_c_while_it_is_built_leaves_no_thread_with_a_model():
+    before, interrupted = threading.active_count(), threading.Event()
+
+    def build():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert interrupted.wait(20)
+        return Stages(SimpleNamespace(num_slots=1), None, None)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            StepLoop(build, sample_rate=24000, on_finished=lambda state: None)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        interrupted.set()
     wait_until(lambda: threading.active_count() == before)
