@@ -37,7 +37,7 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
         unspeakable unless the text is: a run of punctuation joins its neighbour, and only by that
         can a part exceed `max_chars`.
     """
-    if _spoken_length(text) <= max_chars:
+    if spoken_length(text) <= max_chars:
         return [text]
     pieces: list[str] = []
     for sentence in _sentences(text):
@@ -49,12 +49,13 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
     return [part.strip() for part in _pack(pieces, min_chars, max_chars)]
 
 
-def _spoken_length(text: str) -> int:
+def spoken_length(text: str) -> int:
     """Length of a text in Latin characters of about the same duration."""
-    return sum(map(_char_length, text))
+    return sum(map(char_length, text))
 
 
-def _char_length(char: str) -> int:
+def char_length(char: str) -> int:
+    """What a character counts in a length: a wide one as much as it takes to speak."""
     is_wide = char.isalpha() and unicodedata.east_asian_width(char) in "WF"
     return _WIDE_CHARS if is_wide else 1
 
@@ -88,7 +89,7 @@ def _head_length(text: str, max_chars: int) -> int:
     """Length of the longest beginning that fits, white space behind it included; at least 1."""
     length = 0
     for idx, char in enumerate(text):
-        length += _char_length(char)
+        length += char_length(char)
         if length > max_chars and idx > 0 and not char.isspace():
             return idx
     return len(text)
@@ -115,7 +116,7 @@ def _is_inside_character(text: str, place: int) -> bool:
 
 def _pack(pieces: list[str], min_chars: int, max_chars: int) -> list[str]:
     """Join neighbouring pieces, with the least sum of squares of what parts fall short."""
-    lengths = [_spoken_length(piece) for piece in pieces]
+    lengths = [spoken_length(piece) for piece in pieces]
     # For the first n pieces: (shortfall, number of parts, first piece of the last part).
     best = [(0, 0, 0)]
     for stop in range(1, len(pieces) + 1):

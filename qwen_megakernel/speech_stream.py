@@ -20,16 +20,19 @@ from torch import Tensor
 
 from qwen_megakernel import audio
 from qwen_megakernel.errors import EmptyText, UsageError
+from qwen_megakernel.sentences import char_length, spoken_length
 from qwen_megakernel.text import TextStream
 from qwen_megakernel.utterance import AudioChunk, FinishReason, SpeechRequest, TextIds
 
-# A turn fed in pieces is cut into parts like long text is (text.split): at the first sentence end
-# past this many characters, or failing that at the first space past twice as many.
+# A turn fed in pieces is cut into parts like long text is (text.split), with a wide character as
+# three: at the first sentence end past this many characters, or failing that at the first space,
+# or full-width comma, past twice as many.
 PART_CHARS = 250
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
 _MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # one, if white space comes next
 _MAX_MAYBE_CHARS = 9
+_GAPS = frozenset(" 、，；：")
 
 
 @dataclass(slots=True, eq=False)
@@ -215,14 +218,15 @@ class SpeechStream:
 
         The same place for every way to cut the text into pieces.
         """
-        space = text.find(" ", max(0, 2 * self._part_limit - self._part_chars))
-        for match in _SENTENCE_END.finditer(self._maybe_end + text):
-            end = match.end() - len(self._maybe_end)
-            if 0 <= space < end:
-                break
-            if end > 0 and self._part_chars + end >= self._part_limit:
-                return end
-        return space + 1 if space >= 0 else None
+        before, length = len(self._maybe_end), self._part_chars
+        ends = {match.end() - before for match in _SENTENCE_END.finditer(self._maybe_end + text)}
+        for place, char in enumerate(text, start=1):
+            if char in _GAPS and length >= 2 * self._part_limit:
+                return place
+            length += char_length(char)
+            if place in ends and length >= self._part_limit:
+                return place
+        return None
 
     def _append(self, text: str) -> None:
         if self._part is None:
@@ -231,7 +235,7 @@ class SpeechStream:
         ids = self._text.feed(text)
         if len(ids):
             self._part.ids.append(ids)
-        self._part_chars += len(text)
+        self._part_chars += spoken_length(text)
         maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
         self._maybe_end = maybe.group() if maybe else ""
 

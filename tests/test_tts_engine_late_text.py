@@ -108,7 +108,8 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
     [
         ((LONG_WINDED * 5)[: PART_CHARS - 10] + 'he said: "Stop it now." Then he left. ' * 9, 3),
         (LONG_WINDED * 16 + "until it ends. " + LONG_WINDED, 3),  # no end for 1000 characters
-        ("他说「够了。」" * 60 + LONG_WINDED * 5 + '(really?)" He left. ' * 30, 5),
+        ("他说「够了。」" * 60 + LONG_WINDED * 5 + '(really?)" He left. ' * 30, 7),
+        ("然后他就走了，" * 100, 4),  # 2000 Latin characters' worth, and no sentence ends
         ("." * 300 + ")" * 300 + " Hm. " * 300, 7),
     ],
 )
