@@ -32,6 +32,7 @@ from tools.demo_voice.word_accuracy import words_right
 
 REFERENCES = Path(__file__).parent / "references.npz"
 FEEDS = ("full", "stepwise")
+AS_REFERENCE = "reference"  # beside the feeds: the vocoder alone, given the reference's codes
 LENGTH_TOLERANCE = 0.25
 PART = 25  # sentences that a worker reads at once
 MAX_STRETCH = 3  # times the reference's length, where a sentence is cut off
@@ -115,15 +116,15 @@ def summary(readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
-def recognised(reader: Reader, readings: Sequence[Reading]) -> dict[str, Any]:
+def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str, Any]:
     """What pocketsphinx hears: freely, and asked which of these sentences it was."""
     from tools.demo_voice.recogniser import Recogniser, word_error_rate
 
     recogniser = Recogniser()
-    known = [reading for reading in readings if recogniser.knows(reading.text)]
-    sounds = [reader.sound(reading.codes) for reading in known]
+    known = [each for each in said if recogniser.knows(each.text)]
+    sounds = [reader.sound(each.codes) for each in known]
     rate = reader.checkpoint.codec_config.sample_rate
-    texts = [reading.text for reading in known]
+    texts = [each.text for each in known]
     heard = [recogniser.hear(sound, rate) for sound in tqdm(sounds, desc="recogniser")]
     chosen = [recogniser.choose(sound, rate, texts) for sound in sounds]
     return {
@@ -153,6 +154,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             sets[f"{kind}, {feed}"] = summary(row)
         if args.recogniser:
             recogniser[feed] = recognised(reader, rows["written"][: args.recogniser])
+    if args.recogniser:
+        written = [u for _, u in references if u.kind == "written"][: args.recogniser]
+        recogniser[AS_REFERENCE] = recognised(reader, written)
     return common.header() | {
         "model": args.model,
         "parameters": {
@@ -191,7 +195,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="take each n-th sentence only")
     parser.add_argument("--json", metavar="FILE", help="write the result file")
     parser.add_argument(
-        "--recogniser", type=int, default=30, help="sentences for the recogniser; 0: none"
+        "--recogniser", type=int, default=60, help="sentences for the recogniser; 0: none"
     )
     return parser.parse_args()
 
