@@ -41,6 +41,7 @@ from qwen_megakernel import server_ray  # noqa: E402 - needs Ray
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOTS = 4
+LONG_STORY = STORY * 8  # 15 s to make: nobody is done before the last begins, on a busy machine too
 
 
 class NamedEngine(FakeEngine):
@@ -199,7 +200,7 @@ class Listener:
 
 def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None:
     bodies = [
-        {"input": STORY * 3, "response_format": "pcm"}  # nobody is done before the last begins
+        {"input": LONG_STORY, "response_format": "pcm"}
         | ({"stream_format": "sse"} if index % 2 else {})
         for index in range(6)
     ]
@@ -207,7 +208,8 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
     wait_until(lambda: all(listener.heard for listener in listeners), 20)
     pids = {listener.replica for listener in listeners}
     assert pids == set(replicas())  # both are at it
-    assert all(listener.thread.is_alive() for listener in listeners)
+    done = [(each.error, len(each.heard)) for each in listeners if not each.thread.is_alive()]
+    assert done == []
     victim = listeners[0].replica
     replicas()[victim].kill()
     # New requests are answered at once, by the other one, and none of them fails.
@@ -223,7 +225,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
         elif listener.body.get("stream_format"):
             assert sse(listener.heard.decode())[-1]["type"] == "speech.audio.done"
         else:
-            assert len(listener.heard) == 2 * num_samples(STORY * 3) and listener.error is None
+            assert len(listener.heard) == 2 * num_samples(LONG_STORY) and listener.error is None
 
     def are_two() -> bool:
         return len({int(speak(url, "Hi.").headers["x-seed"]) for _ in range(4)} - {victim}) == 2
