@@ -8,6 +8,7 @@ import pytest
 import torch
 from sheen_toys import BY_HEART
 from sheen_toys import CODEBOOK_SIZE as SIZE
+from tokenizers import normalizers
 
 from qwen_megakernel import cli
 from qwen_megakernel.sheen import codec, model_folder, sequences, verify
@@ -95,12 +96,16 @@ def test_a_model_without_their_rows_fails(capsys, voice_folder, base_folder):
     assert (code, len(passed), failed) == (1, 6, ["embeddings"])
 
 
-def test_a_tokenizer_that_changes_text_fails(capsys, voice_folder):
-    """Lower-casing is harmless to English and no phonemes are the same after it."""
-    path = voice_folder / "tokenizer.json"
-    values = json.loads(path.read_text("utf-8"))
-    values["normalizer"] = {"type": "Replace", "pattern": {"String": "ə"}, "content": "e"}
-    path.write_text(json.dumps(values), "utf-8")
+def test_a_tokenizer_that_changes_text_fails(capsys, voice_folder, monkeypatch):
+    """What takes the place of a phoneme is harmless to English."""
+    load = model_folder.load_tokenizer
+
+    def planted(*arguments, **options):
+        tokenizer = load(*arguments, **options)
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace("ə", "e")
+        return tokenizer
+
+    monkeypatch.setattr(model_folder, "load_tokenizer", planted)
     code, _, failed = run(capsys, "tokenizer", voice_folder)
     assert code == 1 and "phonemes" in failed
 
@@ -114,9 +119,10 @@ def test_marks_that_act_in_a_text_fail(capsys, voice_folder):
     path.write_text(json.dumps(values), "utf-8")
     path = voice_folder / "tokenizer_config.json"
     values = json.loads(path.read_text("utf-8"))
-    for token in values["added_tokens_decoder"].values():
+    for token in values.get("added_tokens_decoder", {}).values():  # until transformers 5
         token["special"] = False
-    values["additional_special_tokens"] = []
+    for name in {"additional_special_tokens", "extra_special_tokens"} & values.keys():
+        values[name] = type(values[name])()  # a list, or in some versions a dict
     path.write_text(json.dumps(values), "utf-8")
     (voice_folder / "special_tokens_map.json").unlink(missing_ok=True)
     code, _, failed = run(capsys, "tokenizer", voice_folder)
