@@ -4,9 +4,9 @@
 Every step is a process of its own with a time budget (tools/gpu_steps.py): one that fails, hangs or
 crashes the device does not stop the others, and what it had found by then is kept. Written are
 result.json and log.txt, into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
-benchmarks/results/. A call runs one set of steps: `truth` is the first to run, `endurance` and
-`listeners` are for further calls. `--emulation` runs the same
-steps on a CPU at toy size, which proves this program and says nothing about speed.
+benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
+further calls. `--emulation` runs the same steps on a CPU at toy size, which proves this program and
+says nothing about speed.
 """
 
 import argparse
@@ -64,7 +64,7 @@ SILICON_BUDGETS = {
     },
 }
 SETS = {"truth": BUDGETS} | SILICON_BUDGETS
-TOTAL_SECONDS = 510  # the machine is taken away after ten minutes
+TOTAL_SECONDS = 510  # nine minutes with what comes before and after
 END_SECONDS = 4  # of a step that finishes early, to end in order
 LOG_LINES = 40  # of a failed step, shown again at the end
 
