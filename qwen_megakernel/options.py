@@ -177,21 +177,25 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        _drop_output()  # whoever read it has gone (`... | head`)
-        return 0
     except OSError as error:  # a full disk, a folder that may not be written
+        is_output = _has_output_failed()
+        if is_output and isinstance(error, BrokenPipeError):
+            return 0  # whoever read it has gone (`... | head`)
         if args.debug:
             raise
-        if error.filename is None:
-            _drop_output()
-        print(
-            f"error: {error.filename or 'standard output'}: {error.strerror or error}.",
-            file=sys.stderr,
-        )
+        where = error.filename or ("standard output" if is_output else None)
+        what = error.strerror or error
+        print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
         return ResourceError.exit_code
 
 
-def _drop_output() -> None:
-    """Keep Python's exit from complaining of what standard output did not take."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _has_output_failed() -> bool:
+    """Whether standard output takes nothing; what it has not taken is dropped, or Python's exit
+    would complain of it."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

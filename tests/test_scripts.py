@@ -80,6 +80,17 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("error", [OSError(113, "No route to host"), BrokenPipeError(32, "gone")])
+def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
+    def main(_):
+        print("figures")
+        raise error
+
+    assert options.run(main, argparse.Namespace(debug=False, quiet=False)) == 5
+    told = capsys.readouterr()
+    assert told.out == "figures\n" and told.err == f"error: {error.strerror}.\n"
+
+
 def test_a_folder_that_cannot_be_written_is_told(run_here, tmp_path):
     (tmp_path / "file").touch()
     done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")

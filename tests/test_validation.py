@@ -50,6 +50,23 @@ def test_a_planted_fault_is_found(loaded, cases, fault):
     assert not all(row.passed for row in rows)
 
 
+def test_errors_that_are_all_small_but_too_many_are_found(loaded, cases, monkeypatch):
+    """No logit is as far away as a single one may be; a right kernel's are 0.05 away (RMS)."""
+    limit = validation.tolerance_of("kernel", exact=False)
+
+    def noisy(decoder, case):
+        noise = torch.Generator().manual_seed(0)
+        return tuple(
+            logits + 0.5 * limit * (2 * torch.rand(logits.shape, generator=noise) - 1)
+            for logits in (case.talker_logits, case.predictor_logits)
+        )
+
+    monkeypatch.setattr(validation, "forced_logits", noisy)
+    rows = validation.compare_forced(plain(loaded), cases, limit)
+    failed = [row.what for row in rows if not row.passed]
+    assert failed == [f"{name} logits, forced: RMS error" for name in ("talker", "predictor")]
+
+
 def test_an_end_at_another_frame_is_found(loaded, cases):
     ended = replace(cases[0], codes=cases[0].codes[:3], ended=torch.tensor(True))
     _, row = validation.compare_free(plain(loaded), [ended], exact=True)
@@ -96,3 +113,5 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
         error = synthetic.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
         assert error < validation.tolerance_of("kernel", exact=False) < 2 * error
         assert sqrt(2) * error < validation.tolerance_of("graph", exact=False)
+        rms = error / largest
+        assert rms < validation.RMS_SHARE * validation.tolerance_of("kernel", exact=False) < 2 * rms
