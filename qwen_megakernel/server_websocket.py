@@ -34,7 +34,7 @@ from qwen_megakernel.server_stream import abort
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING = 8  # utterances that may wait for the one being spoken; further ones are errors
+MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
 MAX_FAULTS = 20  # messages that are none; then the connection is closed
 
 _POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
@@ -55,7 +55,9 @@ class Utterance:
     speaking: Speaking | None = None
     takes_text: bool = False  # its stream is open and takes text as it comes
     over: bool = False  # nothing more will be spoken of it
-    is_refused: bool = False  # it came when too many were waiting; its turn is an error
+    # It and those after it that came when too many were waiting: of these there may be any number,
+    # so they are counted, not held. The turn of each is an error.
+    num_refused: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def feed(self, text: str) -> None:
@@ -74,6 +76,11 @@ class Utterance:
         if self.takes_text and not self.over:
             self.speaking.stream.end_text()
         self.changed.set()
+
+    def refuse(self) -> None:
+        """It came when too many were waiting, or (again) one more right after it did."""
+        self.num_refused += 1
+        self.num_chars, self.over, self.ended = 0, True, False
 
     def cancel(self) -> None:
         """Stop speaking it, or never begin."""
@@ -214,13 +221,16 @@ class Session:
         utterance.feed(text)
 
     def _begin(self) -> Utterance:
-        num_waiting = len(self._pending) - 1
-        if num_waiting >= MAX_PENDING + MAX_FAULTS:
-            raise UsageError(f"{num_waiting} utterances are waiting already.")
-        utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
-        utterance.over = utterance.is_refused = num_waiting >= MAX_PENDING
+        num_held = sum(not each.num_refused for each in self._pending)
+        is_refused = num_held > MAX_WAITING  # one of them is being spoken
+        if is_refused and self._pending[-1].num_refused:
+            utterance = self._pending[-1]
+        else:
+            utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
+            self._pending.append(utterance)
+        if is_refused:
+            utterance.refuse()
         self._num_utterances += 1
-        self._pending.append(utterance)
         self._writing = utterance
         self._news.set()
         return utterance
@@ -242,15 +252,20 @@ class Session:
                 await self._send_error(error)
                 facts["finish_reason"] = "error"
             utterance.over = True
-            while not utterance.ended:  # one session.done for each input.done, and after it
+            # One session.done for each input.done, and after it.
+            while not utterance.ended and utterance.num_refused < 2:
                 utterance.changed.clear()
                 await utterance.changed.wait()
-            self._pending.remove(utterance)
-            await self._send(type="session.done", utterance_index=utterance.index, **facts)
+            index = utterance.index
+            if utterance.num_refused > 1:
+                utterance.index, utterance.num_refused = index + 1, utterance.num_refused - 1
+            else:
+                self._pending.remove(utterance)
+            await self._send(type="session.done", utterance_index=index, **facts)
 
     async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:
-        if utterance.is_refused:
-            raise UsageError(f"{MAX_PENDING} utterances were waiting when this one began.")
+        if utterance.num_refused:
+            raise UsageError(f"{MAX_WAITING} utterances were waiting when this one began.")
         while not utterance.pieces and not utterance.ended:
             utterance.changed.clear()
             await utterance.changed.wait()

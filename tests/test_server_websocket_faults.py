@@ -1,6 +1,7 @@
 """The WebSocket: nonsense, silence, strangers, an engine that fails, and many who come and go."""
 
 import asyncio
+import gc
 import json
 import signal
 
@@ -13,6 +14,7 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.server_websocket import Utterance
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,29 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
     assert [end[-1]["finish_reason"] for end in ends] == ["eos"] * 9 + ["error"] * 3
     assert "8 utterances were waiting" in ends[-1][0]["message"]
     assert len(engine.streams) == 9
+
+
+async def test_any_number_of_utterances_is_refused_without_being_held():
+    """Each has its end, in order, and the connection stays open; empty ones count like others."""
+    engine, count = FakeEngine(stall_after=1), 300
+    with serving(engine) as live:
+        async with session(live) as socket:
+            for index in range(count):
+                if index % 2 == 0:
+                    await say(socket, "input.text", text=STORY)
+                await say(socket, "input.done")
+            await say(socket, "input.text")  # a fault: when it is heard of, all are in
+            events, _ = await hear_until(socket, "error")
+            assert "needs a string" in events[-1]["message"]
+            assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
+            engine.stall_after = None
+            engine.streams[0]._changed.set()
+            ends = [(await hear_until(socket))[0] for _ in range(count)]
+            assert [end[-1]["utterance_index"] for end in ends] == list(range(count))
+            reasons = [end[-1]["finish_reason"] for end in ends]
+            assert reasons == ["eos"] * 9 + ["error"] * (count - 9)
+            events, _ = await speak(socket, STORY)
+            assert (events[-1]["utterance_index"], events[-1]["finish_reason"]) == (count, "eos")
 
 
 async def test_draining_waits_for_what_is_still_being_sent():
