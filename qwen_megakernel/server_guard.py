@@ -1,7 +1,7 @@
 """In front of every route: request ids, origins, the API key, and bodies that stay in bounds.
 
-The key is asked for before a byte of the body is read. Bodies are read here, whole, within a size
-and a time: no handler ever waits for a slow one.
+HEAD is GET without the body, on every path. The key is asked for before a byte of the body is
+read. Bodies are read here, whole, within a size and a time: no handler ever waits for a slow one.
 """
 
 import asyncio
@@ -58,15 +58,23 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
 
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        if is_head:
+            scope = scope | {"method": "GET"}
         started = False
 
         async def stamped(message: Message) -> None:
             nonlocal started
             started = True
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answer = MutableHeaders(scope=message)
+                answer["x-request-id"] = request_id
+                if message["status"] == 405 and "GET" in answer.get("allow", "").split(", "):
+                    answer["allow"] += ", HEAD"
                 if message["status"] >= 400:
                     self._metrics.refused.labels(message["status"]).inc()
+            elif is_head and message["type"] == "http.response.body":
+                message = message | {"body": b""}
             await send(message)
 
         self._num_open += 1

@@ -13,6 +13,7 @@ from qwen_megakernel.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
+from qwen_megakernel.server import create_app
 from qwen_megakernel.server_errors import snake
 
 SHORT = "Hello there."
@@ -212,8 +213,55 @@ def test_unknown_paths_and_methods_have_our_form(live):
     assert_error(live.client.get("/v2"), 404, "not_found")
     assert_error(live.client.get(f"{SPEECH}/unknown-id"), 404, "not_found")
     assert_error(live.client.get(SPEECH), 405, "method_not_allowed")
-    assert_error(live.client.put("/health"), 405, "method_not_allowed")
+    answer = live.client.put("/health")
+    assert_error(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET, HEAD"
     assert_error(live.client.post("/v1/audio/voices"), 405)  # uploads are off
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/health", "/ready", "/metrics", "/v1/models", "/v1/audio/voices", "/openapi.json"],
+)
+def test_a_probe_by_head_learns_what_get_would_say_without_its_body(live, path):
+    get, head = live.client.get(path), live.client.head(path)
+    assert head.status_code == get.status_code == 200
+    assert head.content == b"" and int(head.headers["content-length"]) > 0
+    own = {"x-request-id", "date"} | ({"content-length"} if path == "/metrics" else set())
+    for answer in (get, head):
+        for name in own:
+            del answer.headers[name]
+    assert dict(head.headers) == dict(get.headers)
+
+
+def test_head_is_refused_as_get_is():
+    with serving(FakeEngine(), api_key="s3cret") as live:
+        for path, status in (("/metrics", 401), ("/v2", 404), (f"{SPEECH}/nobody", 401)):
+            answer = live.client.head(path)
+            assert answer.status_code == live.client.get(path).status_code == status
+            assert not answer.content
+        key = {"Authorization": "Bearer s3cret"}
+        assert live.client.head("/metrics", headers=key).status_code == 200
+        answer = live.client.head(SPEECH, headers=key)
+        assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+
+
+async def test_head_has_no_body_on_any_server_of_the_app():
+    """uvicorn leaves it out by itself; what Ray Serve does is its own affair."""
+    app, sent = create_app(FakeEngine()), []
+    scope = {"type": "http", "method": "HEAD", "path": "/health", "headers": [], "extensions": {}}
+    scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 200
+    assert sent[-1]["type"] == "http.response.body" and not sent[-1].get("more_body")
+    assert all(not message.get("body") for message in sent)
 
 
 def test_what_nobody_expected_is_a_500_without_its_details(monkeypatch):
