@@ -8,8 +8,7 @@ rounding follows the official order: RMSNorm rounds before its weight, cos and s
 softmax stays in float32, logits are rounded once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +19,7 @@ from qwen_megakernel import sampling
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.native_products import native_products
 from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.utterance import Sampling, StepResult
 
@@ -72,24 +72,6 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
     if len(x) <= MAX_VECTOR_ROWS:
         return torch.stack([torch.mv(weight, row) for row in x])
     return F.linear(x, weight)
-
-
-@contextmanager
-def native_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Products of bf16 vectors without oneDNN, which repacks the weights on every call.
-
-    Measured on two Zen 4 cores: 5 GB/s of weights with oneDNN, 12 to 40 GB/s without. The switch
-    is the process's own, so it is held only for the decoder's step; elsewhere it costs speed only.
-    """
-    # The public torch.backends.mkldnn.flags also sets TF32 and warns about it on every CPU build.
-    applies = device.type == "cpu" and dtype == torch.bfloat16 and torch._C._get_mkldnn_enabled()
-    if applies:
-        torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        if applies:
-            torch._C._set_mkldnn_enabled(True)
 
 
 class DecoderStack:

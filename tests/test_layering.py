@@ -18,6 +18,7 @@ FLOORS = [
         "build_tts",
         "driver",
         "kernel_library",
+        "native_products",
         "decoder_slots",
         "cuda_graphs",
         "device_sampling",

@@ -1,0 +1,73 @@
+"""oneDNN is off for a step of the plain decoder in bf16 on a CPU, and nowhere else."""
+
+import contextlib
+
+import pytest
+import torch
+
+from qwen_megakernel.native_products import native_products
+from qwen_megakernel.reference import ReferenceDecoder
+from qwen_megakernel.utterance import Sampling
+
+CPU = torch.device("cpu")
+
+
+def is_on() -> bool:
+    return torch._C._get_mkldnn_enabled()
+
+
+@pytest.fixture(autouse=True)
+def left_on():
+    assert is_on()
+    yield
+    assert is_on()
+
+
+def test_a_second_engine_keeps_it_off_when_the_first_has_done_its_step():
+    first, second = (native_products(CPU, torch.bfloat16) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not is_on()
+    second.__exit__(None, None, None)
+    assert is_on()
+
+
+def test_a_step_that_fails_turns_it_on_again():
+    with contextlib.suppress(ZeroDivisionError), native_products(CPU, torch.bfloat16):
+        assert not is_on()
+        1 / 0  # noqa: B018
+    assert is_on()
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_it_stays_on_where_that_costs_nothing(device, dtype):
+    with native_products(torch.device(device), getattr(torch, dtype)):
+        assert is_on()
+
+
+def test_a_host_that_has_it_off_keeps_it_off():
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with native_products(CPU, torch.bfloat16):
+            assert not is_on()
+        assert not is_on()
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_turns_it_off_for_its_step_alone(load_checkpoint, dtype):
+    sizes = {"num_slots": 1, "max_positions": 16, "max_text_rows": 4}
+    decoder = ReferenceDecoder(load_checkpoint("tiny-random"), device=CPU, dtype=dtype, **sizes)
+    seen = []
+    decoder.tap = lambda name, value: seen.append((name, is_on()))
+    width = decoder.embeddings.codec_table.shape[1]
+    row = torch.zeros(width, dtype=dtype)
+    decoder.begin(0, Sampling.greedy(), 0, 0)
+    decoder.prefill(0, torch.ones(3, width, dtype=dtype), row)
+    assert all(on for _, on in seen)
+    seen.clear()
+    decoder.write_text(0, row[None])
+    decoder.step([0], 1)
+    assert seen and all(on == (dtype == torch.float32) for _, on in seen)
