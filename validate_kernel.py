@@ -92,6 +92,7 @@ def validate_fast(
 
 def main(args: argparse.Namespace) -> int:
     """Compare what can be compared and print the tables."""
+    validation.forbid_tf32()
     loaded = checkpoint.load(checkpoint.resolve(args.model))
     print(f"{loaded.files.name}, {args.steps} frames")
     # The official package has no int8: there only our decoders are compared with each other.

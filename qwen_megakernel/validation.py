@@ -5,6 +5,7 @@ compared twice on it: teacher-forced, where logits can be held against each othe
 free-running, where one flipped code changes all that follows.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ BF16_HIDDEN_TOLERANCE = BF16_TOLERANCE / 3
 BF16_GRAPH_TOLERANCE = 0.6
 
 MAX_SEEDS = 50  # sampled first frames to compare
+
+
+def forbid_tf32() -> None:
+    """Float32 is float32 from here on, in this process and those it starts.
+
+    For programs that compare, which own their process; an engine leaves torch's precision to the
+    host. Some of NVIDIA's images set the variable, which torch reads when it is imported, and which
+    then asks for TF32 products: three decimals, where the tolerances above are of float32's seven.
+    """
+    os.environ.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)
+    torch.set_float32_matmul_precision("highest")
 
 
 def tolerance_of(backend: str, *, exact: bool) -> float:

@@ -11,13 +11,18 @@ import pytest
 import torch
 from commands import CommandsHere
 
-from qwen_megakernel import checkpoint, official
+from qwen_megakernel import checkpoint, official, validation
 from qwen_megakernel.errors import MissingPackageError
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
     parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
+
+
+def pytest_configure() -> None:
+    """The suites compare float32, and so do the commands that they run."""
+    validation.forbid_tf32()
 
 
 @pytest.fixture(scope="session")

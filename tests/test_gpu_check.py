@@ -107,14 +107,6 @@ def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp
     assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports are in it, whatever they take
 
 
-def test_no_variable_makes_float32_less_than_that(gpu_check, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
-    told = "import os; print(sum('TF32' in name for name in os.environ))"
-    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
-    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
-    assert (tmp_path / "out" / "log.txt").read_text().split()[-1] == "0"
-
-
 def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, tmp_path):
     monkeypatch.setenv("OUT", str(tmp_path))
     for name in ("truth", "int8"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 
 from qwen_megakernel import synthetic, validation
 from qwen_megakernel.model_tts import Backend, make_decoder
@@ -115,3 +116,37 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
         assert sqrt(2) * error < validation.tolerance_of("graph", exact=False)
         rms = error / largest
         assert rms < validation.RMS_SHARE * validation.tolerance_of("kernel", exact=False) < 2 * rms
+
+
+PROGRAMS = {
+    "validate_kernel.py": """
+import argparse, contextlib, validate_kernel
+from qwen_megakernel.errors import QwenTTSError
+with contextlib.suppress(QwenTTSError):
+    validate_kernel.main(argparse.Namespace(model="/nowhere"))
+""",
+    "gpu_check": """
+import sys, types
+from tools import gpu_steps
+sys.argv = ["gpu_steps.py", "build", "--json", "/dev/null"]
+kind = lambda emulation, deadline, output: types.SimpleNamespace(keep=lambda result: None)
+gpu_steps.run({"build": lambda steps: {}}, kind)
+""",
+    "pytest": """
+import pytest
+pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "tests/test_guard.py"])
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_variable_makes_float32_less_than_that(program):
+    code = f"""
+import os, torch
+assert torch.get_float32_matmul_precision() == "high"  # what the variable does
+{PROGRAMS[program]}
+assert torch.get_float32_matmul_precision() == "highest"
+assert not any("TF32" in name for name in os.environ)  # for what it starts
+"""
+    done = run("-c", code, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
+    assert done.returncode == 0, done.stdout + done.stderr

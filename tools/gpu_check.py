@@ -75,8 +75,6 @@ DEVICE = "name,driver_version,memory.total,pcie.link.gen.current,mig.mode.curren
 def main() -> int:
     """Run the steps, write the result, say what happened."""
     args = parse_args()
-    # Some of NVIDIA's images force TF32 with it; float32 is compared as float32 here.
-    os.environ.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)
     if not args.emulation and not has_gpu():
         print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
         return NO_GPU

@@ -33,7 +33,7 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from qwen_megakernel import build_tts, checkpoint, quantized  # noqa: E402
+from qwen_megakernel import build_tts, checkpoint, quantized, validation  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
@@ -390,6 +390,7 @@ def run(steps: dict[str, Callable[[Any], dict[str, Any]]], kind: type[Steps]) ->
         "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
     )
     args = parser.parse_args()
+    validation.forbid_tf32()
     deadline = time.monotonic() + 600 if args.until is None else args.until
     doing = kind(args.emulation, deadline, Path(args.json))
     doing.keep(steps[args.step](doing))
