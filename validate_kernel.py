@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel import checkpoint, options, validation
+from qwen_megakernel import checkpoint, options, validation, validation_cases
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
 from qwen_megakernel.model_tts import BACKENDS, Backend, choose_backend, make_decoder
 
@@ -49,18 +49,18 @@ def validate_plain(
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
     if args.reference:
-        cases = validation.load_cases(Path(args.reference))
+        cases = validation_cases.load_cases(Path(args.reference))
         source = f"recording {args.reference}"
     else:
         try:
-            cases = validation.official_cases(loaded, args.steps)
+            cases = validation_cases.official_cases(loaded, args.steps)
         except MissingPackageError as error:
             print(f"{error}\n", file=sys.stderr)
             return None
         source = "official package"
         rows.append(validation.compare_prompts(loaded, plain, cases))
     if args.save_reference:
-        validation.save_cases(Path(args.save_reference), cases)
+        validation_cases.save_cases(Path(args.save_reference), cases)
     tolerance = validation.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
     rows += validation.compare_forced(plain, cases, tolerance)
     rows += validation.compare_free(plain, cases, exact=True)
@@ -77,7 +77,7 @@ def validate_fast(
     tolerance = args.tolerance
     if tolerance is None:
         tolerance = validation.tolerance_of(backend.name, exact=exact)
-    cases = validation.plain_cases(loaded, plain, args.steps)
+    cases = validation_cases.plain_cases(loaded, plain, args.steps)
     rows = []
     if backend.name != "graph":  # which has no way into the middle of its stack
         hidden = tolerance if exact else min(tolerance, validation.BF16_HIDDEN_TOLERANCE)

@@ -58,6 +58,7 @@ FLOORS = [
         "official",
         "compat",
     },
+    {"validation_cases"},
     {"validation", "pipecat_contexts"},
     {"server_settings", "server_admission"},
     {"server_audio", "server_errors", "server_metrics"},

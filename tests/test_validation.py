@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import run
 
-from qwen_megakernel import synthetic, validation
+from qwen_megakernel import synthetic, validation, validation_cases
 from qwen_megakernel.model_tts import Backend, make_decoder
 from qwen_megakernel.validation import Row
 
@@ -28,7 +28,7 @@ def loaded(load_checkpoint):
 
 @pytest.fixture(scope="module")
 def cases(loaded):
-    return validation.plain_cases(loaded, plain(loaded), 8)
+    return validation_cases.plain_cases(loaded, plain(loaded), 8)
 
 
 def test_a_decoder_agrees_with_itself(loaded, cases):
@@ -96,8 +96,8 @@ def test_the_report_says_which_row_failed():
 
 def test_recorded_cases_survive_the_file(tmp_path, cases):
     path = tmp_path / "cases.safetensors"
-    validation.save_cases(path, cases)
-    for mine, theirs in zip(validation.load_cases(path), cases, strict=True):
+    validation_cases.save_cases(path, cases)
+    for mine, theirs in zip(validation_cases.load_cases(path), cases, strict=True):
         assert torch.equal(mine.codes, theirs.codes)
         assert torch.equal(mine.talker_logits, theirs.talker_logits)
 
