@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import performance
-from tools import gpu_steps, kernel_timer
+from tools import compute_sanitizer, kernel_timer
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,14 +127,14 @@ def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, t
 )
 def test_what_a_sanitizer_says_is_what_counts(says, code, expected):
     command = [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
-    found = gpu_steps.Steps._sanitize(None, command, 20)
+    found = compute_sanitizer.run(command, 20)
     assert found == {"status": expected, "says": says.splitlines()[-1]}
 
 
 def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():
     command = ["sh", "-c", "echo ========= begun; sleep 322 & wait"]
     started = time.monotonic()
-    found = gpu_steps.Steps._sanitize(None, command, 1)
+    found = compute_sanitizer.run(command, 1)
     assert found == {"status": "timeout", "says": "========= begun"}
     assert time.monotonic() - started < 10
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

@@ -10,8 +10,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,15 +38,14 @@ from qwen_megakernel.model_tts import Backend  # noqa: E402
 from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.synthetic_config import model_config  # noqa: E402
 from qwen_megakernel.utterance import Sampling  # noqa: E402
+from tools import compute_sanitizer  # noqa: E402
 from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
 BIG, SMALL = "random-1.7b", "random-0.6b-base"
 TOY, TOY_PROJECTED = "tiny-random", "tiny-random-1.7b"
 STREAM_COUNTS = (1, 4, 8, 16)
 NUM_LAUNCHES = 100_000
-SANITIZERS = ("memcheck", "racecheck", "synccheck")
 PATIENT_SECONDS = 120.0  # of a barrier under a sanitizer
-REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
 
 
 class Steps:
@@ -138,47 +135,22 @@ class Steps:
         if self.emulation:  # the emulated counterpart is tests/kernels/test_sanitizers.py
             subprocess.run([*program, "--emulation"], check=True)
             return {"status": "skipped", "why": "no compute-sanitizer without a GPU"}
-        toolkit = Path(build_tts.find_nvcc()).resolve().parents[1]
-        places = [os.environ["PATH"], toolkit / "bin", toolkit / "compute-sanitizer"]
-        tool = shutil.which("compute-sanitizer", path=os.pathsep.join(map(str, places)))
+        tool = compute_sanitizer.find()
         if tool is None:
             return {"status": "refused", "why": "compute-sanitizer is not installed"}
         found: dict[str, Any] = {}
-        for index, name in enumerate(SANITIZERS):
-            command = [tool, "--tool", name, "--error-exitcode", "9"]
-            if name == "memcheck":  # torch asks the driver for entry points that are not there
-                command += ["--report-api-errors", "no"]
-            left = (self.deadline - time.monotonic()) / (len(SANITIZERS) - index)
-            found[name] = self._sanitize([*command, *program], left)
+        names = compute_sanitizer.TOOLS
+        for index, name in enumerate(names):
+            left = (self.deadline - time.monotonic()) / (len(names) - index)
+            found[name] = compute_sanitizer.run(
+                [*compute_sanitizer.command(tool, name), *program], left, cwd=ROOT
+            )
             self.keep(found)
         statuses = {each["status"] for each in found.values()}
         status = next(s for s in ("failed", "timeout", "ok", "refused") if s in statuses)
         if status == "failed":
             raise SystemExit(f"compute-sanitizer: {found}")
         return found | {"status": status}
-
-    def _sanitize(self, command: list[str], seconds: float) -> dict[str, Any]:
-        """{"status": "ok", "failed", "refused" or "timeout", "says": the last word of a tool}."""
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-            status = "failed" if process.returncode else "ok"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the tool and what it watches
-            output, _ = process.communicate()
-            status = "timeout"
-        print(f"-- {' '.join(command)}: {status}\n{output}")
-        lines = [line for line in output.splitlines() if line.startswith("=========")]
-        if status == "failed" and any(word in line.lower() for word in REFUSALS for line in lines):
-            status = "refused"
-        return {"status": status, "says": lines[-1] if lines else output[-200:]}
 
     def toy_frames(self) -> dict[str, Any]:
         """Prompt and frames of three streams at toy size, compared with the plain decoder."""
