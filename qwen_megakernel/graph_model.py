@@ -4,7 +4,9 @@ Nothing here reads a value back, or has a shape that depends on one: that is wha
 record it.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,23 @@ MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 # other values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it takes the
 # time of a compilation for each of the some twenty shapes of a frame.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
+    """For methods that graphs record.
+
+    The choice is the whole process's: a CPU, which has no such attention, leaves it alone.
+    """
+
+    @functools.wraps(run)
+    def chosen(self: "GraphModel", *arguments: Any) -> Any:
+        if self.device.type == "cpu":
+            return run(self, *arguments)
+        with sdpa_kernel(ATTENTION):
+            return run(self, *arguments)
+
+    return chosen
+
 
 # Rows of the control, [num_slots] each: int32, the last ones float32.
 INTEGERS = ("active", "position", "frame", "num_text", "seed_low", "seed_high", "part")
@@ -162,14 +181,14 @@ class GraphModel:
 
     # ---- what graphs record
 
-    @sdpa_kernel(ATTENTION)
+    @without_cudnn_attention
     def run_prompt(self, count: int) -> None:
         """The prompt's first `count` rows; its last hidden state becomes the slot's."""
         slot, last = self.prompt_control.split(1)
         hidden = self.talker.prompt(self.prompt[:count], slot)
         self.hidden.index_copy_(0, slot, hidden.index_select(0, last))
 
-    @sdpa_kernel(ATTENTION)
+    @without_cudnn_attention
     def run_frame(self, reach: int, is_forced: bool, use_top_p: bool) -> tuple[Tensor, Tensor]:
         """One frame of every active slot, in the rotated order: talker step, then codes.
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from host_watch import NoHostMode
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import TTSEngine, graph_model
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import GenerationError, UsageError
 from qwen_megakernel.graph_decoder import GraphDecoder
@@ -267,6 +267,16 @@ def test_attention_is_never_cudnns(hollow, monkeypatch):
         hollow.model.run_frame(128, False, False)
     assert len(allowed) > 2 and not any(allowed)
     assert torch.backends.cuda.cudnn_sdp_enabled() == before  # others may like it
+
+
+def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
+    turned = []
+    choose = graph_model.sdpa_kernel
+    monkeypatch.setattr(graph_model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
+    decoder = pair(k.random_checkpoint(k.small_config()))[0]
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.step([0], 1)
+    assert bool(turned) == (decoder.device.type == "cuda")
 
 
 def test_the_operations_of_a_frame_are_those_the_documentation_tells():
