@@ -34,9 +34,7 @@ CLIENT_BUFFERS_MS = (0, 100)
 def main(args: argparse.Namespace) -> int:
     """Speak, write the file, report."""
     _need_packages(args)
-    from qwen_megakernel.text import validate
-
-    text = validate(options.read_text(args.text))
+    text = options.read_speech(args.text, args.output)
     with (
         options.load_engine(args) as engine,
         WavWriter(args.output, engine.sample_rate) as file,
@@ -108,6 +106,9 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
 
     @tts.event_handler("on_speech_ended")
     async def on_speech_ended(_: MegakernelTTSService, context_id: str, stream: Any) -> None:
+        num_frames = len(stream.codes)
+        seconds = num_frames * engine.seconds_per_frame
+        options.warn_of_end(stream.finish_reason, num_frames, seconds, stream.seed)
         heard.finish_reasons.append(stream.finish_reason)
         heard.seeds.append(stream.seed)
         heard.codes.append(stream.codes)

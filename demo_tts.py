@@ -11,8 +11,9 @@ from qwen_megakernel import options
 
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line."""
+    text = options.read_speech(args.text, args.output)
     with options.load_engine(args) as tts:
-        speech = tts.synthesize(options.read_text(args.text), **options.speech_options(args, tts))
+        speech = tts.synthesize(text, **options.speech_options(args, tts))
         speech.save(args.output)
     seconds = len(speech.audio) / speech.sample_rate
     total = speech.timings["total"] / 1000
@@ -20,6 +21,7 @@ def main(args: argparse.Namespace) -> int:
         f"{args.output}: {seconds:.2f} s of speech in {total:.2f} s (RTF {total / seconds:.3f}), "
         f"{speech.finish_reason}, seed {speech.seed}"
     )
+    options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
     return 0
 
 

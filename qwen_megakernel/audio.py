@@ -47,6 +47,33 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
     return scaled.clip(-FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
+def check_path(path: str | Path) -> None:
+    """Refuse a path that no audio file can have, before there is any audio. Leaves nothing there.
+
+    Raises:
+        UsageError, OutputError: as `WavWriter`.
+    """
+    _begin_file(Path(path)).unlink()
+
+
+def _begin_file(path: Path) -> Path:
+    """The hidden file beside `path`, empty, in which its audio is collected."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"Cannot write {path}: no audio format is called {path.suffix!r}.",
+            cure=f"Known: {', '.join(FORMATS)}.",
+        )
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OutputError(f"Cannot write {path}: it exists and is not a file.")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        partial.touch(exist_ok=False)
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
+    return partial
+
+
 class WavWriter:
     """An audio file, written while the speech arrives.
 
@@ -68,21 +95,9 @@ class WavWriter:
         import soundfile
 
         self.path = Path(path)
-        if self.path.suffix.lower() not in FORMATS:
-            raise UsageError(
-                f"Cannot write {self.path}: no audio format is called {self.path.suffix!r}.",
-                cure=f"Known: {', '.join(FORMATS)}.",
-            )
-        target = self.path.resolve()
-        if target.exists() and not target.is_file():
-            raise OutputError(f"Cannot write {self.path}: it exists and is not a file.")
-        self._target = target
-        self._partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        self._target = target = self.path.resolve()
+        self._partial = _begin_file(self.path)
         self._has_audio = False
-        try:
-            self._partial.touch(exist_ok=False)
-        except OSError as error:
-            raise OutputError(f"Cannot write {self.path}: {error.strerror}.") from error
         self._file = soundfile.SoundFile(
             self._partial, "w", rate, channels=1, format=FORMATS[target.suffix.lower()]
         )

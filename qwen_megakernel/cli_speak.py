@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qwen_megakernel.speech_stream import SpeechStream
     from qwen_megakernel.utterance import AudioChunk
 
+DEFAULT_OUTPUT = "out.wav"
 CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
@@ -26,14 +27,16 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
 
 
-def check_output(args: argparse.Namespace) -> None:
-    """Refuse what excludes each other, before a model is loaded.
+def read_text(args: argparse.Namespace) -> str:
+    """What to say, once it and the place it goes to can serve: before a model is loaded.
 
     Raises:
-        UsageError: see above.
+        UsageError: options exclude each other, or there is nothing to say, or too much.
+        OutputError: the file cannot be written.
     """
     if args.stdout and args.output:
         raise UsageError("--stdout and --output exclude each other.")
+    return options.read_speech(args.text, None if args.stdout else args.output or DEFAULT_OUTPUT)
 
 
 def write_speech(
@@ -42,7 +45,7 @@ def write_speech(
     """Send a stream where `add_output_options` says; `text` is for the progress bar."""
     from qwen_megakernel import audio, codes_file
 
-    output = args.output or "out.wav"
+    output = args.output or DEFAULT_OUTPUT
     if args.stdout:
         for chunk in stream:
             sys.stdout.buffer.write(chunk.pcm16)
@@ -64,12 +67,12 @@ def write_speech(
             f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
             file=sys.stderr,
         )
+        options.warn_of_end(stream.finish_reason, len(stream.codes), seconds, stream.seed)
 
 
 def speak(args: argparse.Namespace) -> int:
     """Say something: to a file, or as raw samples to standard output."""
-    check_output(args)
-    text = options.read_text(args.text)
+    text = read_text(args)
     with options.load_engine(args) as tts:
         write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
     return 0

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
 WEIGHTS = ("int8-talker", "int8")  # likewise
 
+logger = logging.getLogger(__name__)
+
+# Ends of a speech that are not its own.
+_ENDS = {
+    "length": "Stopped",
+    "silence": "It fell silent: stopped",
+    "repeat": "It repeated itself: stopped",
+}
+
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
@@ -153,6 +162,34 @@ def read_text(text: str) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
+
+
+def read_speech(text: str, output: str | None) -> str:
+    """The clean text to say, once it can be said and written: a model may take minutes to load.
+
+    Args:
+        text: itself, or "-" for standard input.
+        output: the audio file it will go to; None: no file.
+    Raises:
+        UsageError: nothing to say, or too much; no such audio format.
+        OutputError: the file cannot be written.
+    """
+    from qwen_megakernel import audio
+    from qwen_megakernel.text import validate
+
+    if output is not None:
+        audio.check_path(output)
+    return validate(read_text(text))
+
+
+def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
+    """Say that a speech did not end by itself; what was spoken until then is kept all the same."""
+    how = _ENDS.get(finish_reason)
+    if how:
+        logger.warning(
+            "%s at %d frames (%.1f s) without an end token (seed %d).",
+            *(how, num_frames, seconds, seed),
+        )
 
 
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

@@ -53,12 +53,17 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, TypeError) as error:
         is_absent = isinstance(path, str | Path) and not Path(path).exists()
-        reason = "no such file" if is_absent else str(error).rstrip(".")
+        reason = "no such file" if is_absent else why_unreadable(error)
         raise ReferenceError_(
             f"{name or path} cannot be read as audio: {reason}.",
             cure="Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
     return to_mono(samples), rate
+
+
+def why_unreadable(error: Exception) -> str:
+    """What libsndfile has against a file, without the address of the object that held it."""
+    return getattr(error, "error_string", str(error)).rstrip(".")
 
 
 def to_mono(samples: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ The wire is described in docs/serving.md, and by the server itself at /openapi.j
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 import time
@@ -292,7 +293,14 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        raise UsageError(f"Cannot listen on {host} port {port}: {error}.") from error
+        # create_server repeats the address in its own words, behind what is wrong with it.
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
+        raise UsageError(
+            f"Cannot listen on {host} port {port}: {reason.rstrip('.')}.",
+            cure="Choose another port; 0 takes any free one."
+            if getattr(error, "errno", None) == errno.EADDRINUSE
+            else "",
+        ) from error
 
 
 def new_server(

@@ -240,7 +240,7 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
         if isinstance(error, ReferenceError_):
             raise
         raise ReferenceError_(
-            f"The recording cannot be read as audio: {error}.",
+            f"The recording cannot be read as audio: {reference_audio.why_unreadable(error)}.",
             cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
     return np.concatenate([np.empty(0, np.float32), *samples]), rate

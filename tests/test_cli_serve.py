@@ -91,7 +91,10 @@ def test_a_port_that_is_taken_is_named(capsys):
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port)]) == 2
     error = capsys.readouterr().err
-    assert f"Cannot listen on 127.0.0.1 port {port}" in error and "Traceback" not in error
+    assert error == (
+        f"error: Cannot listen on 127.0.0.1 port {port}: Address already in use.\n"
+        "Choose another port; 0 takes any free one.\n"
+    )
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsys):

@@ -1,5 +1,6 @@
 """Recordings of any kind come in as the official package would hear them; bad ones are refused."""
 
+import io
 import logging
 
 import librosa
@@ -47,6 +48,9 @@ def test_what_is_no_audio_is_refused(tmp_path):
         with pytest.raises(ReferenceError_, match=reason) as caught:
             reference_audio.read(path)
         assert str(path) in caught.value.what
+    with pytest.raises(ReferenceError_) as caught:
+        reference_audio.read(io.BytesIO(b"not audio"), name="It")
+    assert caught.value.what == "It cannot be read as audio: Format not recognised."
     with pytest.raises(ReferenceError_, match="cannot be read"):
         reference_audio.read(tmp_path)
 

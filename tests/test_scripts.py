@@ -140,6 +140,34 @@ def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("🙂",), 2),
+        (("a" * 20_001,), 2),
+        (("Hello.", "--output", "a.xyz"), 2),
+        (("Hello.", "--output", "/no/such/dir/a.wav"), 5),
+    ],
+)
+def test_what_cannot_be_said_or_written_is_told_before_a_model_is_loaded(
+    run_here, monkeypatch, script, arguments, code
+):
+    monkeypatch.setattr(options, "load_engine", lambda *_: pytest.fail("loaded"))
+    done = run_here(*script, *arguments)
+    assert done.returncode == code and done.stderr.startswith("error: ")
+    assert "--max-chars" not in done.stderr  # which these commands do not have
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_a_speech_that_is_cut_off_is_told(run_here, tmp_path, caplog, script):
+    text = "This sentence is too long for so few frames."
+    options = ("--model", "demo-voice", "--output", tmp_path / "a.wav", "--max-frames", "5")
+    done = run_here(*script, text, *options, "--seed", "7")
+    assert done.returncode == 0, done.stderr
+    assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages
+
+
 def test_debug_shows_the_traceback():
     assert "Traceback" in run(*SPEAK, "", "--debug", *TINY).stderr
 

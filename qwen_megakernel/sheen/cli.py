@@ -86,8 +86,7 @@ def infer(args: argparse.Namespace) -> int:
     """Say something with a trained voice."""
     from qwen_megakernel.sheen.engine import SheenEngine
 
-    cli_speak.check_output(args)
-    text = options.read_text(args.text)
+    text = cli_speak.read_text(args)
     engine = SheenEngine.from_pretrained(
         args.model,
         backend=args.backend,
