@@ -29,6 +29,7 @@ SPEAKER_ENCODER_DEFAULTS = {
 
 SUPPORTED_TOKENIZER = "qwen3_tts_tokenizer_12hz"
 MODEL_TYPES = ("base", "custom_voice", "voice_design")
+TOY = "toy"  # the tts_model_size of the demonstration voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class ModelConfig:
     """config.json of a Qwen3-TTS checkpoint."""
 
     model_type: str  # one of MODEL_TYPES
-    model_size: str  # "0b6", "1b7", or a name of ours for a toy
+    model_size: str  # "0b6", "1b7", TOY, or a name of ours
     im_start_id: int
     im_end_id: int
     tts_pad_id: int
@@ -125,8 +126,12 @@ class ModelConfig:
 
     @property
     def drops_instruct(self) -> bool:
-        """The official wrapper ignores instruct on 0.6B CustomVoice (a test for "0b6")."""
-        return self.model_type == "custom_voice" and "0b6" in self.model_size
+        """The official wrapper ignores instruct on 0.6B CustomVoice (a test for "0b6").
+
+        The demonstration voice has learned to follow none either: it would read it aloud.
+        """
+        unheeding = "0b6" in self.model_size or self.model_size == TOY
+        return self.model_type == "custom_voice" and unheeding
 
     @property
     def has_projection(self) -> bool:

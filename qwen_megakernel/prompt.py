@@ -257,7 +257,10 @@ class PromptBuilder:
                 "Leave instruct out, or load a CustomVoice or VoiceDesign model.",
             )
         if self._config.drops_instruct:
-            self._warn_once("instruct is ignored: 0.6B CustomVoice models do not follow one.")
+            self._warn_once(
+                "instruct is ignored: 0.6B CustomVoice models do not follow one, nor does the "
+                "demonstration voice."
+            )
             return False
         return True
 

@@ -96,6 +96,15 @@ def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
         np.testing.assert_array_equal(codes, expected)
 
 
+def test_an_instruction_is_ignored_not_read_aloud(
+    engine: TTSEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = engine.synthesize(TEXT, seed=3)
+    told = engine.synthesize(TEXT, seed=3, instruct="Speak slowly and sadly, please.")
+    np.testing.assert_array_equal(told.codes, plain.codes)
+    assert "instruct is ignored" in caplog.text
+
+
 @pytest.mark.parametrize("feed", FEEDS)
 def test_the_official_classes_say_the_same(
     engine: TTSEngine, official_model: Callable[[str], Any], feed: str

@@ -34,7 +34,7 @@ and holds no weight of Qwen's. How it is made: `tools/demo_voice/README.md`.
 | size | {talker:.1f} M + {vocoder:.1f} M parameters (talker bf16, vocoder fp16), {size:.1f} MB |
 | frame | 8 codebooks of 256 codes, 80 ms, 24 kHz |
 | ask for | nothing, or `voice="demo"`, `language="english"` |
-| cannot | clone voices: the codec encoder is left out |
+| cannot | clone voices: the codec encoder is left out; follow an instruction: it is ignored |
 | trained on | speech of espeak-ng 1.51, one voice; nothing recorded from people |
 | licence | Apache-2.0, as the project |
 

@@ -5,7 +5,7 @@ All other modules read the parsed configs, so another size of voice is a change 
 
 from typing import Any
 
-from qwen_megakernel.config import ModelConfig, parse_model_config
+from qwen_megakernel.config import TOY, ModelConfig, parse_model_config
 
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920  # 80 ms
@@ -96,7 +96,7 @@ def model_config() -> dict[str, Any]:
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "toy",
+        "tts_model_size": TOY,
         "tts_model_type": "custom_voice",
         "im_start_token_id": _TEXT_IDS["<|im_start|>"],
         "im_end_token_id": _TEXT_IDS["<|im_end|>"],
