@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from qwen_megakernel import build_tts
+from qwen_megakernel import build_tts, driver
 from qwen_megakernel.errors import BuildError
 
 PACKAGES = (
@@ -23,12 +23,18 @@ PACKAGES = (
     "pipecat-ai",
     "qwen-tts",
     "snac",
+    "fastapi",
+    "wyoming",
+    "ray",
+    "av",
+    "sounddevice",
 )
 
 
 def report() -> dict[str, Any]:
-    """Versions, processor, GPU, compilers, caches and the backend `auto` would pick."""
+    """Versions, processor, GPU, driver, compilers, caches and the backend `auto` would pick."""
     import torch
+    from huggingface_hub import constants
 
     import qwen_megakernel
     from qwen_megakernel.checkpoint import cache_folder
@@ -45,12 +51,14 @@ def report() -> dict[str, Any]:
         else os.cpu_count(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(torch),
+        "driver": _driver(),
+        "torch_cuda": torch.version.cuda,
         "nvcc": _tool(build_tts.find_nvcc),
         "cxx": _tool(build_tts.find_cxx),
         "ninja": _tool(build_tts.find_ninja),
         "kernel_cache": str(build_tts.build_cache()),
         "model_cache": str(cache_folder()),
-        "hub_cache": os.environ.get("HF_HOME", "~/.cache/huggingface"),
+        "hub_cache": constants.HF_HUB_CACHE,
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),
         "backend": {"auto": chosen.name, "device": str(chosen.device), "why": chosen.why},
     }
@@ -93,3 +101,11 @@ def _gpu(torch: Any) -> dict[str, Any] | None:
         "memory_gb": round(properties.total_memory / 1e9, 1),
         "cuda": torch.version.cuda,
     }
+
+
+def _driver() -> str | None:
+    """NVIDIA's driver, and the CUDA version it supports."""
+    supported = driver.cuda_of_driver()
+    if supported is None:
+        return None
+    return f"{driver.driver_version() or 'of unknown version'}, CUDA {supported[0]}.{supported[1]}"

@@ -12,9 +12,11 @@ import sys
 import numpy as np
 import pytest
 import soundfile
+import torch
 from commands import ROOT, run, start
+from huggingface_hub import constants
 
-from qwen_megakernel import options
+from qwen_megakernel import driver, options
 
 SHORT = ("--max-frames", "6", "--seed", "3")
 TINY = ("--model", "tiny-random")
@@ -191,6 +193,17 @@ def test_doctor_tells_what_is_here(run_here):
     facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("torch", "kernel")
     assert "torch" in run_here("-m", "qwen_megakernel", "doctor").stdout
+
+
+def test_doctor_tells_the_driver_and_the_cache_in_use(run_here, tmp_path, monkeypatch):
+    """docs/gpu-setup.md: the CUDA version of the driver and the one torch was built for."""
+    monkeypatch.setattr(driver, "cuda_of_driver", lambda: (12, 4))
+    monkeypatch.setattr(driver, "driver_version", lambda: "550.163.01")
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
+    assert (facts["driver"], facts["torch_cuda"]) == ("550.163.01, CUDA 12.4", "13.2")
+    assert facts["hub_cache"] == str(tmp_path)
 
 
 def test_codes_compare_prints_figures_and_overlaps(run_here, tmp_path):
