@@ -6,6 +6,9 @@ import sys
 
 import pytest
 from commands import ROOT, blocks, lines, run
+from live_server import serving
+
+from qwen_megakernel import TTSEngine, cli
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -33,6 +36,17 @@ def test_the_first_screen_has_the_two_commands():
     assert "make demo TEXT=" in screen and "make test" in screen
     makefile = (ROOT / "Makefile").read_text()
     assert "demo:" in makefile and "test:" in makefile
+
+
+def test_the_server_answers_openais_voices():
+    [command] = re.findall(r"`python -m qwen_megakernel (serve [^`]+)`", README)
+    args = cli.parser().parse_args(command.split())
+    with (
+        TTSEngine.from_pretrained(args.model, warmup=False) as tts,
+        serving(tts, voice_fallback=args.voice_fallback) as live,
+    ):
+        assert args.port == 8090
+        assert live.speak("Hello.", voice="alloy", model="tts-1").status_code == 200
 
 
 @pytest.mark.parametrize("block", blocks(README, "python"))
