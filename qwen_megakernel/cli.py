@@ -2,7 +2,9 @@
 
 import argparse
 import json
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from qwen_megakernel import __version__, cli_build, cli_serve, cli_speak, cli_voices, options
 from qwen_megakernel.errors import UsageError
@@ -68,11 +70,25 @@ def compare_codes(args: argparse.Namespace) -> int:
     return 0
 
 
+class Parser(argparse.ArgumentParser):
+    """Says under a command's own usage what it does not know, and which option may be meant."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
+            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
+            hint = f"; did you mean {meant}?" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return known, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    root = argparse.ArgumentParser(
-        prog="qwen-megakernel", description="Qwen3-TTS speech, streamed."
-    )
+    root = Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 
@@ -92,16 +108,18 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor", help="describe this machine", description=doctor.__doc__
     )
-    command.add_argument("--json", action="store_true")
+    command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=doctor)
 
     cli_build.add_command(commands)
 
     codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
-    command = codes.add_parser("compare", description=compare_codes.__doc__)
-    command.add_argument("files", nargs="+", metavar="TSV")
-    command.add_argument("--json", action="store_true")
+    command = codes.add_parser(
+        "compare", help="entropy, repeats, overlap", description=compare_codes.__doc__
+    )
+    command.add_argument("files", nargs="+", metavar="TSV", help="from --dump-codes")
+    command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=compare_codes)
     return root

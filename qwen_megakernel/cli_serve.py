@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
         "serve", help="speak for others, over HTTP", description=serve.__doc__
     )
     command.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
-    command.add_argument("--port", type=int, default=8090, help="0: any free one")
+    command.add_argument("--port", type=int, default=8090, help="default 8090; 0: any free one")
     command.add_argument(
         "--wyoming-port",
         type=int,
@@ -35,11 +35,29 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--api-key", metavar="K", help=f"ask clients for it (default: ${API_KEY_VARIABLE})"
     )
-    command.add_argument("--slots", type=int, default=1, help="streams spoken at the same time")
-    command.add_argument("--max-frames", type=int, help="for each part of a text (default 1000)")
-    command.add_argument("--max-queue", type=int, default=8, help="requests that may wait")
-    command.add_argument("--max-chars", type=int, default=4096, help="of a request's text")
-    command.add_argument("--default-format", default="wav", help="when a request names none")
+    command.add_argument(
+        "--slots",
+        type=options.at_least(1),
+        default=1,
+        help="streams spoken at the same time (default: %(default)s)",
+    )
+    command.add_argument(
+        "--max-frames", type=options.at_least(1), help="for each part of a text (default: 1000)"
+    )
+    command.add_argument(
+        "--max-queue", type=int, default=8, help="requests that may wait (default: %(default)s)"
+    )
+    command.add_argument(
+        "--max-chars",
+        type=int,
+        default=4096,
+        help="of a request's text (default: %(default)s, at most 20000)",
+    )
+    command.add_argument(
+        "--default-format",
+        default="wav",
+        help="when a request names none: wav, pcm, flac, mp3, opus or aac (default: %(default)s)",
+    )
     command.add_argument(
         "--voice-fallback", metavar="NAME", help='who speaks for OpenAI\'s voices ("alloy", ...)'
     )
@@ -49,9 +67,17 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--allow-origin", metavar="URL", action="append", default=[], help="web pages that may call"
     )
-    command.add_argument("--deadline", type=float, default=600.0, help="seconds for a request")
     command.add_argument(
-        "--drain", type=float, default=120.0, help="seconds running streams get after SIGTERM"
+        "--deadline",
+        type=float,
+        default=600.0,
+        help="seconds for a request (default: %(default)g)",
+    )
+    command.add_argument(
+        "--drain",
+        type=float,
+        default=120.0,
+        help="seconds running streams get after SIGTERM (default: %(default)g)",
     )
     command.add_argument(
         "--ray", action="store_true", help="several engines behind one address, on Ray Serve"

@@ -19,35 +19,43 @@ def add_commands(commands: Any) -> None:
     voices = commands.add_parser("voices", help="make and manage voices").add_subparsers(
         required=True
     )
-    command = voices.add_parser("create", description=create.__doc__)
+    command = voices.add_parser(
+        "create", help="make them from recordings", description=create.__doc__
+    )
     command.add_argument(
         "source",
         metavar="DIR|FILE",
         help="a recording, or a folder of them; NAME.txt beside NAME.wav is its transcript",
     )
-    command.add_argument("-o", "--output", help="a folder, or the file to write")
+    command.add_argument("-o", "--output", help="a folder, or the file to write (default: here)")
     command.add_argument("--ref-text", help="exactly what is said, for one recording")
     command.add_argument("--xvector", action="store_true", help="leave transcripts out")
     command.add_argument("--legacy-bin", action="store_true", help="one voice_presets.bin")
     options.add_model_options(command)
     command.set_defaults(run=create)
 
-    command = voices.add_parser("list", description=list_voices.__doc__)
-    command.add_argument("folder", nargs="?", default=".", metavar="DIR|BIN")
-    command.add_argument("--json", action="store_true")
+    command = voices.add_parser(
+        "list", help="list those of a folder", description=list_voices.__doc__
+    )
+    command.add_argument("folder", nargs="?", default=".", metavar="DIR|BIN", help="default: here")
+    command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=list_voices)
 
-    command = voices.add_parser("show", description=show.__doc__)
-    command.add_argument("voice", metavar="NAME|FILE")
-    command.add_argument("--voices", default=".", metavar="DIR", help="where names are looked up")
-    command.add_argument("--json", action="store_true")
+    command = voices.add_parser("show", help="show one", description=show.__doc__)
+    command.add_argument("voice", metavar="NAME|FILE", help="a name in --voices, or a file")
+    command.add_argument(
+        "--voices", default=".", metavar="DIR", help="where names are looked up (default: here)"
+    )
+    command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=show)
 
-    command = voices.add_parser("delete", description=delete.__doc__)
-    command.add_argument("voice", metavar="NAME")
-    command.add_argument("--voices", default=".", metavar="DIR", help="the folder it is in")
+    command = voices.add_parser("delete", help="delete one", description=delete.__doc__)
+    command.add_argument("voice", metavar="NAME", help="a name in --voices")
+    command.add_argument(
+        "--voices", default=".", metavar="DIR", help="the folder it is in (default: here)"
+    )
     options.add_verbosity(command)
     command.set_defaults(run=delete)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
 WEIGHTS = ("int8-talker", "int8")  # likewise
 
+BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
+DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, the faster one on a CPU)"
+
 logger = logging.getLogger(__name__)
 
 # Ends of a speech that are not its own.
@@ -56,9 +59,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: Qwen/Qwen3-TTS-12Hz-0.6B-Base)",
     )
     parser.add_argument("--voices", metavar="DIR", help="folder of voice files, found by name")
-    parser.add_argument("--backend", default="auto", choices=BACKENDS)
+    parser.add_argument("--backend", default="auto", choices=BACKENDS, help=BACKEND_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=DTYPE_HELP)
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
@@ -82,19 +85,27 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--xvector", action="store_true", help="clone without the transcript")
     parser.add_argument("--language", default="auto", help='a name, a code like "en", or auto')
     parser.add_argument("--instruct", help="how to speak, for models that take it")
-    parser.add_argument("--text-feed", default="auto", choices=("auto", "stepwise", "full"))
+    parser.add_argument(
+        "--text-feed",
+        default="auto",
+        choices=("auto", "stepwise", "full"),
+        help="text a token a frame, or all of it in the prompt (default: the official choice)",
+    )
     add_sampling_options(parser)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --max-frames and the sampling knobs, which every family of models has."""
     parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
-    parser.add_argument("--max-frames", type=int, help="stop after this many frames (80 ms each)")
+    parser.add_argument(
+        "--max-frames",
+        type=int,
+        help="stop after this many frames (80 ms each, of a trained voice 85)",
+    )
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--repetition-penalty", type=float)
+    for name in ("temperature", "top-k", "top-p", "repetition-penalty"):
+        kind = int if name == "top-k" else float
+        parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
 
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:

@@ -170,7 +170,9 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 
 
 def _add_prepare(sheen: Any) -> None:
-    command = sheen.add_parser("prepare", description=prepare.__doc__)
+    command = sheen.add_parser(
+        "prepare", help="turn recordings into codes", description=prepare.__doc__
+    )
     command.add_argument("dataset", metavar="DIR", help="metadata.csv (id|phonemes) and wav/")
     command.add_argument("--output", default="dataset.jsonl", help="what is there already stays")
     command.add_argument(
@@ -183,7 +185,7 @@ def _add_prepare(sheen: Any) -> None:
 
 
 def _add_train(sheen: Any) -> None:
-    command = sheen.add_parser("train", description=train.__doc__)
+    command = sheen.add_parser("train", help="train a voice on them", description=train.__doc__)
     _add_training_options(command)
     command.add_argument("--output", required=True, metavar="DIR", help="the voice's folder")
     command.add_argument(
@@ -194,7 +196,7 @@ def _add_train(sheen: Any) -> None:
 
 
 def _add_infer(sheen: Any) -> None:
-    command = sheen.add_parser("infer", description=infer.__doc__)
+    command = sheen.add_parser("infer", help="say something with it", description=infer.__doc__)
     command.add_argument("text", help="what to say; - reads standard input")
     command.add_argument("--model", required=True, metavar="DIR", help="a trained voice")
     command.add_argument(
@@ -206,9 +208,9 @@ def _add_infer(sheen: Any) -> None:
         choices=("repair", "refuse"),
         help="offer the model only tokens in their place, or fail at one out of place",
     )
-    command.add_argument("--backend", default="auto", choices=BACKENDS)
+    command.add_argument("--backend", default="auto", choices=BACKENDS, help=options.BACKEND_HELP)
     command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"))
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), help=options.DTYPE_HELP)
     cli_speak.add_output_options(command)
     options.add_sampling_options(command)
     options.add_verbosity(command)
@@ -219,23 +221,33 @@ def _add_verify(sheen: Any) -> None:
     verify = sheen.add_parser("verify", help="check each stage by itself").add_subparsers(
         required=True
     )
-    command = verify.add_parser("dataset", description=verify_dataset.__doc__)
-    command.add_argument("data", metavar="JSONL")
+    command = verify.add_parser(
+        "dataset", help="every line of a dataset, and the whole", description=verify_dataset.__doc__
+    )
+    command.add_argument("data", metavar="JSONL", help="from sheen prepare")
     command.add_argument("--codebook-size", type=int, default=4096, help="of the SNAC")
     command.add_argument("--max-length", type=int, default=1024, help="tokens of a sequence")
     options.add_verbosity(command)
     command.set_defaults(run=verify_dataset)
 
-    command = verify.add_parser("tokenizer", description=verify_tokenizer.__doc__)
+    command = verify.add_parser(
+        "tokenizer",
+        help="of a trained voice, with its embeddings",
+        description=verify_tokenizer.__doc__,
+    )
     command.add_argument("model", metavar="DIR", help="a trained voice")
     options.add_verbosity(command)
     command.set_defaults(run=verify_tokenizer)
 
-    command = verify.add_parser("snac", description=verify_snac.__doc__)
+    command = verify.add_parser(
+        "snac", help="it hears, speaks, and streams", description=verify_snac.__doc__
+    )
     _add_snac_options(command)
     command.set_defaults(run=verify_snac)
 
-    command = verify.add_parser("training", description=verify_training.__doc__)
+    command = verify.add_parser(
+        "training", help="on two samples; nothing is kept", description=verify_training.__doc__
+    )
     _add_training_options(command)
     command.set_defaults(run=verify_training, output="", save_steps=1, resume=False)
 

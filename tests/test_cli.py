@@ -1,0 +1,49 @@
+"""The command line as a whole: every option says what it does, and a slip of the pen is told."""
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from qwen_megakernel import cli
+
+
+def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
+    """Options and commands of a parser that `--help` says nothing about."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            told = {choice.dest for choice in action._choices_actions}
+            for name, command in action.choices.items():
+                yield from () if name in told else [f"{path} {name}"]
+                yield from silent(command, f"{path} {name}")
+        elif not action.help:
+            yield f"{path} {action.option_strings or action.dest}"
+
+
+def test_help_says_something_about_everything():
+    assert not list(silent(cli.parser()))
+
+
+def test_the_help_of_serve_tells_its_defaults(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for default in ("8090", "default: 1)", "8)", "4096", "wav)", "600)", "120)", "1000)"):
+        assert default in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("speak", "Hello.", "--outptu", "a.wav"), "--outptu a.wav; did you mean --output?"),
+        (("voices", "list", "--jsno"), "--jsno; did you mean --json?"),
+        (("speak", "Hello.", "--temprature=1"), "did you mean --temperature?"),
+        (("doctor", "now"), "unrecognized arguments: now"),
+    ],
+)
+def test_an_option_spelled_nearly_right_is_named(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(words))
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.strip().endswith(told)
+    assert error.startswith(f"usage: qwen-megakernel {words[0]}")
