@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +24,25 @@ SPLITS = ("auto", "off")
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
+
+
+def _make_plain(record: Any, kind: type, *names: str) -> None:
+    """Turn fields of a record into plain bools, ints or floats, or refuse them.
+
+    A decoder that stumbles over 1.5 in the middle of a step ends every stream of that step.
+    """
+    for name in names:
+        value = getattr(record, name)
+        try:
+            plain = kind(value)
+            fits = isinstance(value, Real | np.bool_) and (plain == value or value != value)
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise UsageError(f"{name} is {value!r}; it must be {_KINDS[kind]}.")
+        object.__setattr__(record, name, plain)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -39,7 +59,11 @@ class Sampling:
     subtalker_top_p: float = 1.0
 
     def __post_init__(self) -> None:
+        _make_plain(self, float, "repetition_penalty")
         for prefix in ("", "subtalker_"):
+            _make_plain(self, bool, f"{prefix}do_sample")
+            _make_plain(self, int, f"{prefix}top_k")
+            _make_plain(self, float, f"{prefix}temperature", f"{prefix}top_p")
             temperature, top_k, top_p = (
                 getattr(self, prefix + name) for name in ("temperature", "top_k", "top_p")
             )
@@ -49,7 +73,7 @@ class Sampling:
                     f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}.",
                     cure=f"For greedy decoding set {prefix}do_sample=False.",
                 )
-            if top_k % 1 or not 0 <= top_k <= MAX_TOP_K:
+            if not 0 <= top_k <= MAX_TOP_K:
                 raise UsageError(
                     f"{prefix}top_k is {top_k}; it must be a whole number, 0 (off) .. {MAX_TOP_K}."
                 )
@@ -95,6 +119,9 @@ class SpeechRequest:
     chunk_frames: int = 10
 
     def __post_init__(self) -> None:
+        _make_plain(self, int, "seed", "first_chunk_frames", "chunk_frames")
+        if self.max_frames is not None:
+            _make_plain(self, int, "max_frames")
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {self.seed}; it must be in 0 .. 2**64 - 1.")
         if self.max_frames is not None and self.max_frames < 1:

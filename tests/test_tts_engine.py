@@ -199,6 +199,35 @@ def test_no_request_can_end_its_neighbours(tts, alone, factor):
     assert list(extreme)[-1].finish_reason in ("eos", "length")
 
 
+NO_NUMBERS = [
+    ("seed", 1.5),
+    ("seed", "7"),
+    ("max_frames", 5.5),
+    ("chunk_frames", 2.5),
+    ("first_chunk_frames", 1.5),
+    ("top_k", 1.5),
+    ("subtalker_top_k", float("nan")),
+    ("temperature", "0.9"),
+    ("top_p", b"1"),
+    ("do_sample", "no"),
+    ("subtalker_do_sample", 2),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NO_NUMBERS)
+def test_what_is_no_number_is_refused_before_it_could_end_a_neighbour(tts, name, value):
+    with pytest.raises(UsageError, match=f"{name} is "):
+        tts.stream(TEXT, voice=VOICE, **{name: value})
+
+
+def test_numbers_of_any_kind_are_taken(tts, alone):
+    """JSON knows no whole numbers, and numpy has its own."""
+    for seed, sampled in ((1.0, np.bool_(True)), (np.int64(1), 1), (np.uint64(1), True)):
+        speech = speak(tts, seed=seed, top_k=50.0, do_sample=sampled, max_frames=np.int32(400))
+        assert np.array_equal(speech.codes, alone[1].codes)
+        assert isinstance(speech.seed, int)
+
+
 def test_control_characters_do_not_change_the_speech(tts):
     dirty = "\x00Hello\x07 there,\x1b how are you today?\ufeff"
     assert np.array_equal(
