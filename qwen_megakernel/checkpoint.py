@@ -7,7 +7,6 @@ imply before any is used, and nothing is ever loaded in part.
 import difflib
 import logging
 import os
-import re
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -127,7 +126,7 @@ def resolve(model: str, *, local_files_only: bool = False, progress: bool = True
         )
     elif (folder := Path(model).expanduser()).is_dir():
         files = _files_in(folder, model)
-    elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+    elif hub.is_repo_id(model):
         names = (*MODEL_FILES, *(f"{CODEC_FOLDER}/{name}" for name in CODEC_FILES))
         folder = hub.fetch(
             model,

@@ -9,6 +9,7 @@ import errno
 import http.client
 import logging
 import os
+import re
 import socket
 import ssl
 import threading
@@ -54,6 +55,11 @@ RELEASED = {
 }
 
 
+def is_repo_id(name: str) -> bool:
+    """Whether a name has the form of a hub id, "owner/name"."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
+
+
 def fetch(
     repo: str,
     names: tuple[str, ...],
@@ -61,6 +67,7 @@ def fetch(
     accept: Callable[[Path], None],
     local_files_only: bool,
     progress: bool,
+    option: str = "--model",
 ) -> Path:
     """The folder that holds `names` of a hub repository, downloaded if they are not cached.
 
@@ -70,6 +77,7 @@ def fetch(
         accept: called with the folder once names[0] is there; raises to refuse the rest.
         local_files_only: never ask the network.
         progress: show a bar with sizes per file, on stderr.
+        option: of the command line, which takes a folder instead.
     Raises:
         ModelFilesError: the hub cannot be reached, does not have the repository or a file, or the
             download broke off.
@@ -84,10 +92,10 @@ def fetch(
         raise UsageError(f"HF_ENDPOINT is {endpoint!r}; it must begin with https:// or http://.")
     host = urlsplit(endpoint).netloc
     if local_files_only or constants.HF_HUB_OFFLINE:
-        raise _offline(repo, names, f"Not asking {host} (local files only)")
+        raise _offline(repo, names, option, f"Not asking {host} (local files only)")
     reason = _why_unreachable(f"{endpoint}/api/models/{repo}")
     if reason:
-        raise _offline(repo, names, f"Cannot reach {host} ({reason})")
+        raise _offline(repo, names, option, f"Cannot reach {host} ({reason})")
     logger.info("Fetching %s from %s. %s", repo, host, _needed(repo, names))
     try:
         with _progress_bars(progress):
@@ -99,7 +107,7 @@ def fetch(
                 _needed(repo, names),
                 "Free some space there, or set HF_HUB_CACHE to another folder.",
             ) from error
-        raise _failed(repo, names, host, error) from error
+        raise _failed(repo, names, option, host, error) from error
 
 
 def _download(
@@ -168,19 +176,21 @@ def _reason(error: BaseException | None) -> str:
     return outermost
 
 
-def _offline(repo: str, names: tuple[str, ...], what: str) -> ModelFilesError:
+def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> ModelFilesError:
+    instead = ", or hear the pipeline now with --model demo-voice" if option == "--model" else ""
     return ModelFilesError(
         f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
         _needed(repo, names),
-        "Copy that folder here and pass --model PATH, or set HF_ENDPOINT to a mirror, "
-        "or hear the pipeline now with --model demo-voice.",
+        f"Copy that folder here and pass {option} PATH, or set HF_ENDPOINT to a mirror{instead}.",
     )
 
 
-def _failed(repo: str, names: tuple[str, ...], host: str, error: Exception) -> ModelFilesError:
+def _failed(
+    repo: str, names: tuple[str, ...], option: str, host: str, error: Exception
+) -> ModelFilesError:
     """What to tell about a download that the hub refused or that broke off."""
     status = _status(error)
-    models = f"The 12 Hz models are {', '.join(RELEASED)}."
+    models = f"The 12 Hz models are {', '.join(RELEASED)}." if option == "--model" else ""
     if status == 404 and isinstance(error, EntryNotFoundError):
         missing = next(name for name in names if not _cached(repo, (name,)))
         return ModelFilesError(f"{repo} on {host} has no {missing}.", models)

@@ -39,11 +39,13 @@ def prepare(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
-    from qwen_megakernel.sheen.prepare import prepare
+    from qwen_megakernel.sheen.prepare import METADATA, prepare, read_metadata
 
     def bar(rows: "list[Row]") -> "Iterator[Row]":
         yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
 
+    # It is there, or nothing is downloaded.
+    read_metadata(Path(args.dataset) / METADATA, is_text=args.espeak is not None)
     device = find_device(args.device)
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
     report = prepare(

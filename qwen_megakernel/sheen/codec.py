@@ -44,6 +44,8 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
+        if not hub.is_repo_id(source):
+            raise ModelFilesError(f"There is no folder {source}, and it is no hub id.")
         names = (CONFIG, WEIGHTS)
         return hub.fetch(
             source,
@@ -51,6 +53,7 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
             accept=lambda folder: None,
             local_files_only=local_files_only,
             progress=progress,
+            option="--snac",
         )
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():

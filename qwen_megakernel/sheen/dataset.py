@@ -81,8 +81,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DatasetError(
-            f"{path} cannot be read: {error}.",
+            f"{path} cannot be read: {reason}.",
             cure="Make it with: python -m qwen_megakernel sheen prepare",
         ) from error
 

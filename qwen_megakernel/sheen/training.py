@@ -75,6 +75,7 @@ def load_parts(job: Job, seed: int) -> Parts:
     Raises:
         DatasetError, ModelFilesError, UnsupportedModel: something is missing or damaged.
     """
+    next(dataset.lines(job.data), None)  # it is there, or nothing is downloaded
     hub_options = {"local_files_only": job.local_files_only}
     snac = find_snac(job.snac, progress=job.progress, **hub_options)
     codebook_size = read_snac_config(snac)["codebook_size"]

@@ -6,7 +6,7 @@ import pytest
 import soundfile
 from sheen_toys import TEXTS
 
-from qwen_megakernel import cli
+from qwen_megakernel import cli, hub
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.speech_engine import Files, SpeechEngine
 
@@ -179,11 +179,32 @@ def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
     assert run("infer", "...", "--model", trained)[0] == 2
     code, told = run("infer", HELLO, "--model", trained, "--stdout", "--output", "x.wav")
     assert code == 2 and "exclude each other" in told
+    (tmp_path / "metadata.csv").write_text("0001|a")
     code, told = run("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
     assert code == 4 and "has no config.json" in told
+    code, told = run("verify", "snac", "--snac", "./nothing")
+    assert code == 4 and "no folder ./nothing, and it is no hub id" in told
     code, told = run("train", tmp_path / "none.jsonl", "--output", tmp_path, "--precision", "fp32",
                      "--snac", trained / "snac", "--model", trained)  # fmt: skip
     assert code == 2 and "none.jsonl cannot be read" in told
+
+
+def test_a_dataset_that_is_not_there_is_told_before_anything_is_downloaded(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("asked the hub"))
+    assert cli.main(["sheen", "prepare", str(tmp_path)]) == 2
+    assert "metadata.csv cannot be read: No such file" in capsys.readouterr().err
+    words = ["--output", str(tmp_path / "voice")]
+    assert cli.main(["sheen", "train", str(tmp_path / "none.jsonl"), *words]) == 2
+    assert "none.jsonl cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_a_codec_that_cannot_be_had_names_its_own_option(capsys, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert cli.main(["sheen", "verify", "snac", "--snac", "nobody/nothing"]) == 4
+    told = capsys.readouterr().err
+    assert "pass --snac PATH" in told and "--model" not in told
 
 
 def test_a_model_that_cannot_be_had_is_named(dataset_file, trained, tmp_path, capsys, monkeypatch):
