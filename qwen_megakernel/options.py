@@ -213,6 +213,9 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
+        # Before torch, which would import it from C++ and swallow a Ctrl-C there.
+        import numpy  # noqa: F401
+
         code = main(args)
         if sys.stdout:  # nobody has closed it
             sys.stdout.flush()  # here, where what fails can still be told

@@ -189,6 +189,29 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
     assert "Traceback" not in rest
 
 
+INTERRUPT_AT = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[0]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+sys.meta_path.insert(0, Interrupt())
+from qwen_megakernel import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "numpy.exceptions", "numpy.lib", "torch.functional"])
+def test_ctrl_c_while_libraries_are_imported_ends_the_command(module):
+    done = run("-c", INTERRUPT_AT, module, "doctor")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_doctor_tells_what_is_here(run_here):
     facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("torch", "kernel")
