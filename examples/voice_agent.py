@@ -17,6 +17,7 @@ Environment:
 
 import functools
 import os
+import sys
 
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import LLMRunFrame
@@ -35,7 +36,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.base_transport import BaseTransport, TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import QwenTTSError, TTSEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 INSTRUCTION = (
@@ -134,5 +135,9 @@ async def bot(runner_args: RunnerArguments) -> None:
 if __name__ == "__main__":
     from pipecat.runner.run import main
 
-    load_engine()  # before the first call, not in it
+    if not {"-h", "--help"} & set(sys.argv):
+        try:
+            load_engine()  # before the first call, not in it
+        except QwenTTSError as error:
+            sys.exit(f"error: {error}")
     main()

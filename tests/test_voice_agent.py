@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import run
 from fake_engine import FakeEngine
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transports.base_transport import BaseTransport
@@ -66,6 +67,14 @@ async def test_the_agent_greets_whoever_connects(
     assert engine.streams[0].request.voice == "aiden"
     await browser._call_event_handler("on_client_disconnected", None)
     await asyncio.wait_for(running, 5)
+
+
+def test_help_loads_no_model_and_a_model_that_is_not_there_is_told() -> None:
+    agent = EXAMPLES / "voice_agent.py"
+    assert "usage" in run(agent, "--help", TTS_MODEL="/no/such/folder").stdout
+    done = run(agent, TTS_MODEL="/no/such/folder")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: There is no folder /no/such/folder" in done.stderr
 
 
 def test_any_openai_compatible_server_can_answer(
