@@ -1,5 +1,6 @@
 """Codec frames as text: one row a frame, the codes of its groups separated by tabs."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -27,30 +28,40 @@ def read(path: Path) -> np.ndarray:
         UsageError: the file is missing, empty, or not a table of integers.
     """
     try:
-        with path.open(encoding="utf-8") as file:  # numpy's own error would not say why
-            codes = np.loadtxt(file, dtype=np.int64, delimiter="\t", ndmin=2)
+        rows = path.read_text(encoding="utf-8").split("\n")  # numpy's own error would not say why
+        if not any(map(str.strip, rows)):
+            raise UsageError(f"{path} holds no frames.")
+        return np.loadtxt(rows, dtype=np.int64, delimiter="\t", ndmin=2)
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
+    except UsageError:
+        raise
     except ValueError as error:
-        raise UsageError(f"{path} is not a table of codes: {error}.") from error
-    if not codes.size:
-        raise UsageError(f"{path} holds no frames.")
-    return codes
+        reason = str(error).rstrip(".")
+        raise UsageError(f"{path} is not a table of codes: {reason}.") from error
 
 
 def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
     """Figures that tell a healthy dump from a stuck one.
 
     Returns:
-        `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram;
-        `stuck_groups`, groups that hold one value throughout; `repeat_rate`, the share of frames
-        whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of code 0 in the
-        first half less that in the second; `unique_code_0`.
+        `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram,
+        with the least and the largest of them; mean and standard deviation of code 0 and of all
+        others; `stuck_groups`, groups that hold one value throughout; `repeat_rate`, the share of
+        frames whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of code 0 in
+        the first half less that in the second; `unique_code_0`.
     """
-    code_0, half = codes[:, 0], len(codes) // 2
+    code_0, others, half = codes[:, 0], codes[:, 1:], len(codes) // 2
+    entropies = [_entropy_bits(group) for group in codes.T]
     return {
         "frames": len(codes),
-        "entropy_bits": float(np.mean([_entropy_bits(group) for group in codes.T])),
+        "entropy_bits": float(np.mean(entropies)),
+        "entropy_min_bits": min(entropies),
+        "entropy_max_bits": max(entropies),
+        "code_0_mean": float(code_0.mean()),
+        "code_0_std": float(code_0.std()),
+        "others_mean": float(others.mean()) if others.size else 0.0,
+        "others_std": float(others.std()) if others.size else 0.0,
         "stuck_groups": [
             index for index, group in enumerate(codes.T) if len(codes) > 1 and np.ptp(group) == 0
         ],
@@ -62,17 +73,20 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
 
 def overlap(a: np.ndarray, b: np.ndarray) -> float:
     """Mean over groups of the overlap of two dumps' histograms, 0 (disjoint) to 1 (equal)."""
-    shares = []
+    common = []
     for group_a, group_b in zip(a.T, b.T, strict=True):
-        size = 1 + max(group_a.max(), group_b.max())
-        histogram_a = np.bincount(group_a, minlength=size) / len(group_a)
-        histogram_b = np.bincount(group_b, minlength=size) / len(group_b)
-        shares.append(np.minimum(histogram_a, histogram_b).sum())
-    return float(np.mean(shares))
+        shares_a, shares_b = _shares(group_a), _shares(group_b)
+        common.append(sum(min(share, shares_b.get(code, 0)) for code, share in shares_a.items()))
+    return float(np.mean(common))
 
 
-def _entropy_bits(values: np.ndarray) -> float:
-    if not len(values):
-        return 0.0
-    shares = np.unique(values, return_counts=True)[1] / len(values)
-    return float(-(shares * np.log2(shares)).sum())
+def _shares(group: np.ndarray) -> dict[int, float]:
+    """How often each code occurs in [num_frames] codes."""
+    codes, counts = np.unique(group, return_counts=True)
+    return dict(zip(codes.tolist(), (counts / len(group)).tolist(), strict=True))
+
+
+def _entropy_bits(group: np.ndarray) -> float:
+    return (
+        -sum(share * math.log2(share) for share in _shares(group).values()) if len(group) else 0.0
+    )

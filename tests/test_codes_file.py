@@ -25,7 +25,13 @@ def test_a_known_distribution_has_its_known_entropy():
     assert figures["stuck_groups"] == [1]
     assert figures["repeat_rate"] == 0.0
     assert figures["entropy_drop_bits"] == pytest.approx(0)
+    assert (figures["entropy_min_bits"], figures["entropy_max_bits"]) == (0, pytest.approx(4))
     assert figures["unique_code_0"] == 16
+    assert (figures["code_0_mean"], figures["code_0_std"]) == (7.5, pytest.approx(21.25**0.5))
+    assert (figures["others_mean"], figures["others_std"]) == (
+        0.75,
+        pytest.approx(1.0897, abs=1e-4),
+    )
 
 
 def test_a_dump_that_gets_stuck_shows_it():
@@ -36,13 +42,14 @@ def test_a_dump_that_gets_stuck_shows_it():
 
 
 def test_overlap_is_one_for_equal_and_zero_for_disjoint_dumps():
-    low, high = np.arange(32)[:, None], np.arange(100, 132)[:, None]
+    low, high = np.arange(-1, 31)[:, None], 10**12 + np.arange(32)[:, None]  # no codes of any codec
     assert codes_file.overlap(low, low[::-1]) == pytest.approx(1)
     assert codes_file.overlap(low, high) == 0
-    assert codes_file.overlap(low, np.arange(16, 48)[:, None]) == pytest.approx(0.5)
+    assert codes_file.overlap(low, np.arange(15, 47)[:, None]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("content", ["", "1\t2\n3\n", "a\tb\n"])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("content", ["", "\n \n", "1\t2\n3\n", "a\tb\n"])
 def test_what_is_no_dump_is_refused(tmp_path, content):
     path = tmp_path / "bad.tsv"
     path.write_text(content)
