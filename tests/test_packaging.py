@@ -1,5 +1,6 @@
 """The wheel: complete, installable, usable from another folder."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -67,3 +68,11 @@ speech.save("hello.wav")
 """
     subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, timeout=200)
     assert (tmp_path / "hello.wav").stat().st_size > 9000
+
+
+def test_requirements_allow_what_the_package_allows():
+    """`pip install -r requirements.txt` alone must bring no Pipecat that the service fails on."""
+    allowed = set(re.findall(r'"([\w-]+[^"\s]*)"', (ROOT / "setup.py").read_text()))
+    lines = (ROOT / "requirements.txt").read_text().split()
+    assert lines[0].startswith("torch==")  # which build the others resolve against
+    assert set(lines[1:]) <= allowed
