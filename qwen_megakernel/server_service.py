@@ -74,7 +74,10 @@ class Service:
 
     async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
         """Options for `speak`, and warnings; see `engine_options`."""
-        return await engine_options(body, self.voices, self.engine.files.name)
+        options, warnings = await engine_options(body, self.voices, self.engine.files.name)
+        if options["instruct"] and self.engine.ignores_instruct:
+            warnings.append("instructions are ignored: this model follows none")
+        return options, warnings
 
     def speak(
         self,

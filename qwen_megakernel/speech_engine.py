@@ -66,6 +66,7 @@ class SpeechEngine(ABC):
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests that say nothing else
+    ignores_instruct = False  # of models that were trained with none, but are often given one
     reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
     def __init__(

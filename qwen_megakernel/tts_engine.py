@@ -65,7 +65,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
     ):
         asked_dtype = dtype_of(dtype)
         chosen = choose_backend(backend, device, weights)
-        self.config = loaded.config
+        self.config, self.ignores_instruct = loaded.config, loaded.config.drops_instruct
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = Voices(loaded, voices)

@@ -62,7 +62,7 @@ class FakeEngine:
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
-        self.reference_cache_hits = 0
+        self.reference_cache_hits, self.ignores_instruct = 0, False
         self.failure: QwenTTSError | None = None  # why it takes nothing more, for good
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s

@@ -151,6 +151,11 @@ def test_unknown_fields_are_ignored_with_a_warning(live):
     assert answer.headers["x-warning"] == 'ignored: "f\\u00fc\\u00dfe", "task_type"'
 
 
+def test_instructions_that_the_model_follows_none_of_are_ignored_with_a_warning(live):
+    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, instructions="Whisper.")
+    assert answer.headers["x-warning"] == "instructions are ignored: this model follows none"
+
+
 # ---- events --------------------------------------------------------------------------------------
 
 
