@@ -115,6 +115,11 @@ void complete(Fiber* lanes, Collective kind) {
     case Collective::kMma:
       multiply(lanes);
       break;
+    case Collective::kCall:
+      void (*call)(Fiber*);
+      std::memcpy(&call, lanes[0].deposit, sizeof call);
+      call(lanes);
+      break;
   }
 }
 
@@ -169,6 +174,12 @@ void warp_collective(Collective kind, Where where) {
     wait_here("waits in a warp collective");
   }
   if (kind == Collective::kSyncWarp) acquire(tsan);
+}
+
+void warp_call(void (*call)(Fiber* lanes), void* operands, Where where) {
+  std::memcpy(current->deposit, &call, sizeof call);
+  std::memcpy(current->deposit + 8, &operands, sizeof operands);
+  warp_collective(Collective::kCall, where);
 }
 
 void block_barrier(Where where) {

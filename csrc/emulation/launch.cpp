@@ -99,6 +99,8 @@ void tear_down(Block* block) {
 }
 }  // namespace
 
+uint64_t launch_number = 0;
+
 const char* error_message() { return last_message.c_str(); }
 
 int launch(dim3 grid_dim, dim3 block_dim, size_t bytes, const std::function<void()>& body) {
@@ -118,6 +120,7 @@ int launch(dim3 grid_dim, dim3 block_dim, size_t bytes, const std::function<void
                                            : environment("EMULATION_FIRST_BLOCK", 0) % grid_dim.x;
   grid.current_block = static_cast<int>(first);
   enter_grid(grid.blocks[first].get(), seed);
+  ++launch_number;
   acquire(&grid.tsan_end);
   for (auto& block : grid.blocks) tear_down(block.get());
   last_message = grid.message;

@@ -56,7 +56,7 @@ struct BlockView {  // what a thread sees of its block
 extern Fiber* current __attribute__((visibility("hidden")));
 extern BlockView* view __attribute__((visibility("hidden")));
 
-enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma };
+enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma, kCall };
 
 // Deposit of a lane in kMma: where its operands lie and where its sums are added.
 struct MmaOperands {
@@ -67,6 +67,9 @@ struct MmaOperands {
 
 // Meets the other 31 lanes; the last one to arrive computes every lane's `result`.
 void warp_collective(Collective kind, Where where);
+// A collective of one's own: when all 32 have arrived, `call` gets the lanes, with `operands` of
+// each behind the first eight bytes of its deposit.
+void warp_call(void (*call)(Fiber* lanes), void* operands, Where where);
 void block_barrier(Where where);
 // Inside a spin loop: lets others run. Fails the launch when nobody makes progress any more.
 void pause(Where where);
@@ -86,6 +89,8 @@ void async_wait(int groups_left);
 
 // Runs `body` as every thread of the grid. Returns 0, or a CUDA error number.
 int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+// How many launches there were before this one.
+extern uint64_t launch_number __attribute__((visibility("hidden")));
 int environment(const char* name, int fallback);
 uint64_t now_ns();
 const char* error_message();

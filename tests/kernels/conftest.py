@@ -1,15 +1,21 @@
 """Both decoders on the same weights.
 
-Tests that drive a whole decoder run twice: the kernel by emulation, and on a GPU (marker `gpu`,
-skipped where there is none). Tests of one stage (probes.cu) run by emulation.
+Tests that drive a whole decoder run three times: the kernel by emulation, what nvcc makes of it on
+this CPU (`ptx`, slow), and on a GPU (marker `gpu`, skipped where there is none). Tests of one stage
+(probes.cu) run by emulation.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tools.ptx.build
+from qwen_megakernel import build_tts
+from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.reference import ReferenceDecoder
@@ -25,7 +31,10 @@ EMULATION_ONLY = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without one."""
+    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without one.
+
+    And the variant on PTX of tests that have nothing of it.
+    """
     has_gpu = torch.cuda.is_available()
     kept = []
     for item in items:
@@ -34,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 continue
             if not has_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch sees none"))
+        if "[ptx" in item.name and item.path.name == "test_graph_decoder.py":
+            continue
         kept.append(item)
     items[:] = kept
 
@@ -57,10 +68,29 @@ class GraphsOnGpu(_TapsOnCpu, GraphDecoder):
     pass
 
 
+class KernelOfPtx(KernelDecoder):
+    """The kernel as it is compiled for an H100 or H200, instruction by instruction on the CPU."""
+
+    def __init__(self, *args: Any, **options: Any):
+        def build_ptx(config: ModelConfig, target: build_tts.Target) -> Path:
+            return tools.ptx.build.build(config, replace(target, arch="sm_90a"))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build_tts, "build", build_ptx)
+            super().__init__(*args, **options)
+
+
 ON_GPU = {KernelDecoder: KernelOnGpu, GraphDecoder: GraphsOnGpu}
 
 
-@pytest.fixture(scope="session", params=["emulation", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "emulation",
+        pytest.param("ptx", marks=pytest.mark.slow),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ],
+)
 def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """make_decoder(kind, checkpoint, dtype, **options): one of the decoders.
 
@@ -72,6 +102,8 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
         device = CPU
         if request.param == "gpu" and kind in ON_GPU:
             kind, device = ON_GPU[kind], torch.device("cuda")
+        if request.param == "ptx" and kind is KernelDecoder:
+            kind = KernelOfPtx
         return kind(checkpoint, device=device, dtype=dtype, **options)
 
     return make

@@ -1,0 +1,132 @@
+"""The kernel as nvcc compiles it for a GPU, for a CPU to run.
+
+Host code, shared memory and threads are the emulation's; the kernels are the PTX that a GPU would
+get, instruction by instruction (machine.h).
+"""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from qwen_megakernel import build_tts
+from qwen_megakernel.build_tts import Target
+from qwen_megakernel.config import ModelConfig
+from tools.ptx.translate import translate
+
+HERE = Path(__file__).parent
+NVCC_FLAGS = [flag for flag in build_tts.NVCC_FLAGS if flag.startswith(("-std", "-O"))]
+# -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as a GPU's do.
+CXX_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
+CXX_FLAGS += ["-ffp-contract=off", *(["-mfma"] if platform.machine() == "x86_64" else [])]
+
+
+def build(
+    config: ModelConfig,
+    target: Target,
+    *,
+    program: Path | None = None,
+    sanitize: Sequence[str] = (),
+    change: tuple[str, str] | None = None,
+    count: bool = False,
+) -> Path:
+    """As `build_tts.build` for the GPU of `target`.
+
+    Args:
+        program: a source that includes both kernels; the result is then no library but this.
+        sanitize: flags for what stands for the GPU's own code.
+        change: (pattern, replacement) of all such texts in the frame's PTX: a planted fault.
+        count: tally what is executed (`translate`).
+    Raises:
+        RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
+    """
+    nvcc = build_tts.find_nvcc()
+    defines = [f"-D{name}={value}" for name, value in build_tts.definitions(config, target).items()]
+    command = [nvcc, *NVCC_FLAGS, f"-arch={target.arch}", *defines]
+    names = ["probes"] if target.probes else ["step_kernel", "forward_kernel"]
+    host = [program] if program else [_source(name) for name in names]
+    if not program and not target.probes:
+        host.append(_source("tts_kernel"))
+
+    def compile_kernels() -> dict[str, str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ptx = list(
+                pool.map(lambda name: _run([*command, "-ptx", _source(name), "-o", "-"]), names)
+            )
+        if change:
+            changed = re.sub(*change, ptx[0])
+            if changed == ptx[0]:
+                raise RuntimeError(f"{change[0]!r} is not in the PTX.")
+            ptx[0] = changed
+        return dict(zip(names, ptx, strict=True))
+
+    key = build_tts._cache_key(nvcc, [*command, *(change or ())])
+    return assemble(key, compile_kernels, host, defines, sanitize, not program, count)
+
+
+def assemble(
+    key: str,
+    compile_kernels: Callable[[], dict[str, str]],
+    host: Sequence[Path],
+    defines: Sequence[str] = (),
+    sanitize: Sequence[str] = (),
+    is_library: bool = True,
+    count: bool = False,
+) -> Path:
+    """PTX and the host code that launches it, in one file; kept for as long as nothing changes.
+
+    Args:
+        key: of the PTX.
+        compile_kernels: the PTX, by names.
+        host: C++ sources. Kernels in them give way to those of the PTX.
+    """
+    cxx = build_tts.find_cxx()
+    digest = hashlib.sha256(repr([key, cxx, CXX_FLAGS, *defines, *sanitize, count]).encode())
+    for path in [*sorted(HERE.glob("*.*")), *host]:
+        digest.update(path.read_bytes())
+    result = build_tts.build_cache() / f"ptx-{digest.hexdigest()[:24]}"
+    if result.exists():
+        return result
+    ptx = compile_kernels()
+    result.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=result.parent, prefix=f"{result.name}.") as folder:
+        work = Path(folder)
+        emulation = (build_tts.source_folder() / "emulation").glob("*.cpp")
+        jobs = [(path, ()) for path in [HERE / "machine.cpp", *emulation]]
+        for name, text in ptx.items():
+            jobs.insert(0, (work / f"{name}_ptx.cpp", sanitize))  # the longest first
+            jobs[0][0].write_text(translate(text, count))
+        jobs += [(path, [*defines, "-O0"]) for path in host]  # they only launch
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda job: _object(work, cxx, *job), jobs))
+        entries = re.findall(r"\.entry (\w+)", "".join(ptx.values()))
+        for path in host:
+            weaken = [f"--weaken-symbol={entry}" for entry in entries]
+            _run(["objcopy", *weaken, work / f"{path.stem}.o"])
+        link = ["-shared", "-Wl,-Bsymbolic"] if is_library else ["-lpthread"]
+        _run([cxx, *sanitize, *objects, *link, "-o", work / "result"])
+        os.replace(work / "result", result)
+    return result
+
+
+def _source(name: str) -> Path:
+    return build_tts.source_folder() / f"{name}.cu"
+
+
+def _object(work: Path, cxx: str, source: Path, flags: Sequence[str]) -> Path:
+    path = work / f"{source.stem}.o"
+    include = [f"-I{HERE}", f"-I{build_tts.source_folder()}"]
+    _run([cxx, *CXX_FLAGS, *include, *flags, "-x", "c++", "-c", source, "-o", path])
+    return path
+
+
+def _run(command: Sequence[str | Path]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
