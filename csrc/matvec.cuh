@@ -17,7 +17,7 @@ constexpr int kChunkStride = kChunkCols + kTileCols;  // columns plus padding (r
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
 struct MatvecSmem {
-  // f32 [rows][stride], or two planes (hi, lo) of bf16 [rows][stride]
+  // f32 [rows][stride], or bf16 in pairs of rows (num_stored_rows)
   alignas(16) float activations[kMaxRows * kChunkStride];
   alignas(16) float partials[kNumWarps][kRoundTiles][kMaxRows][kTileRows];
   float sum_squares[kMaxRows][kMaxSegments];
@@ -37,9 +37,23 @@ struct InputRows {
 using Rows = InputRows<false>;
 using NormedRows = InputRows<true>;
 
-// Distance between activation rows in shared memory: an odd multiple of 32 elements, so that the
-// eight bf16 rows that a tensor-core fragment touches at once lie in different banks.
-__device__ __forceinline__ int row_stride(int num_cols) { return num_cols | kTileCols; }
+// Words from row to row of activations in shared memory. A tensor-core fragment reads 16 of every
+// 32 bytes of two rows at once: they lie in different banks.
+__device__ __forceinline__ int row_stride(int num_cols) { return num_cols + 4; }
+
+#if WEIGHTS_F32
+__device__ __forceinline__ int num_stored_rows(int num_rows) { return num_rows; }
+#else
+// A fragment of A has rows g and g + 8. What a lane brings of both lies side by side, so that one
+// load of 16 bytes is what one product wants: columns 4i, 4i+1 of the first row, then of the
+// second, then columns 4i+2, 4i+3 likewise. Up to 8 rows, first and second are hi and lo of the
+// same row; from 9 rows on they are rows g and g + 8, in eight pairs of hi and then eight of lo.
+constexpr int kMostPairs = kMaxRows / 2;
+__device__ __forceinline__ bool is_one_product(int num_rows) { return num_rows <= kMostPairs; }
+__device__ __forceinline__ int num_stored_rows(int num_rows) {
+  return is_one_product(num_rows) ? num_rows : 2 * kMostPairs;
+}
+#endif
 
 __device__ __forceinline__ float4 load_weight_vector4(const float* address) {
   return __ldg(reinterpret_cast<const float4*>(address));
@@ -48,13 +62,6 @@ __device__ __forceinline__ float4 load_weight_vector4(const bf16* address) {
   const uint2 pairs = __ldg(reinterpret_cast<const uint2*>(address));
   return make_float4(lower_bf16(pairs.x), upper_bf16(pairs.x), lower_bf16(pairs.y),
                      upper_bf16(pairs.y));
-}
-
-// Two bf16 in one register, `low` in the lower half.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  const float2 rounded =
-      make_float2(to_float(from_float<bf16>(low)), to_float(from_float<bf16>(high)));
-  return __float_as_uint(rounded.x) >> 16 | (__float_as_uint(rounded.y) & 0xffff0000u);
 }
 
 // Four activations of one row to shared memory, in the form that the product wants.
@@ -66,9 +73,17 @@ __device__ __forceinline__ void store_activations(float* activations, float4 v, 
   const uint2 hi = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
   const uint2 lo = make_uint2(pack_bf16(v.x - lower_bf16(hi.x), v.y - upper_bf16(hi.x)),
                               pack_bf16(v.z - lower_bf16(hi.y), v.w - upper_bf16(hi.y)));
-  bf16* plane = reinterpret_cast<bf16*>(activations);
-  *reinterpret_cast<uint2*>(&plane[row * stride + col]) = hi;
-  *reinterpret_cast<uint2*>(&plane[(num_rows + row) * stride + col]) = lo;
+  if (is_one_product(num_rows)) {
+    *reinterpret_cast<uint4*>(&activations[row * stride + col]) =
+        make_uint4(hi.x, lo.x, hi.y, lo.y);
+  } else {
+    const int pair = row % kMostPairs, second = row / kMostPairs;
+    unsigned* words = reinterpret_cast<unsigned*>(activations) + col + second;
+    words[pair * stride] = hi.x;
+    words[pair * stride + 2] = hi.y;
+    words[(kMostPairs + pair) * stride] = lo.x;
+    words[(kMostPairs + pair) * stride + 2] = lo.y;
+  }
 #endif
 }
 
@@ -158,36 +173,32 @@ template <class Matrix, class Stream>
 __device__ void multiply(float (*partials)[kTileRows], Stream& weights, int num_chunk_tiles,
                          const float* activations, int stride, int num_rows, bool first_chunk) {
   const int group = lane_idx() / 4, pair = lane_idx() % 4;
-  const bool one_product = num_rows <= kMaxRows / 2;
+  const bool one_product = is_one_product(num_rows);
   const bool has_upper = group < num_rows;
   const bool has_lower = one_product ? has_upper : group + 8 < num_rows;
-  const bf16* hi = reinterpret_cast<const bf16*>(activations) + pair * kLaneWeights;
-  const bf16* upper = hi + group * stride;
-  const bf16* lower = one_product ? upper + num_rows * stride : upper + 8 * stride;
+  const uint4* hi = reinterpret_cast<const uint4*>(activations + (has_upper ? group : 0) * stride +
+                                                   pair * kLaneWeights);
+  const uint4* lo = hi + kMostPairs * stride / 4;
+  // What a lane without a row brings, nobody reads. For the emulation it is zero: then it is free.
+  const bool is_empty = kZerosAreFree && !has_upper;
   const uint4 zero = make_uint4(0, 0, 0, 0);
   float sums_hi[4] = {}, sums_lo[4] = {};
 
 #pragma unroll 1
   for (int col = warp_idx(); col < num_chunk_tiles; col += kNumWarps) {
     const uint4 tile = weights.template read<1>().vector[0];
-    const auto add = [&](int offset, const uint4& b) {
-      const auto piece = [&](const bf16* row, bool exists) {
-        return exists ? *reinterpret_cast<const uint4*>(row + offset) : zero;
-      };
-      mma_tile(sums_hi, piece(upper, has_upper), piece(lower, has_lower), b);
-      if (!one_product) {
-        const int lo = num_rows * stride;
-        mma_tile(sums_lo, piece(upper + lo, has_upper), piece(lower + lo, has_lower), b);
-      }
+    const auto add = [&](int offset, const uint4& b) {  // offset of the 16 bytes of four columns
+      mma_tile(sums_hi, is_empty ? zero : hi[offset], is_empty ? zero : hi[offset + 1], b);
+      if (!one_product) mma_tile(sums_lo, lo[offset], lo[offset + 1], b);
     };
-    const int offset = col * Matrix::kTileCols;
+    const int offset = col * (Matrix::kTileCols / 4);
     if constexpr (Matrix::kInt8) {
       const auto widen = [](unsigned first, unsigned second) {
         const uint2 a = widen_int8(first), b = widen_int8(second);
         return make_uint4(a.x, a.y, b.x, b.y);
       };
       add(offset, widen(tile.x, tile.y));
-      add(offset + kTileCols, widen(tile.z, tile.w));
+      add(offset + kTileCols / 4, widen(tile.z, tile.w));
     } else {
       add(offset, tile);
     }
@@ -228,7 +239,8 @@ __device__ void matvec(const Matrix& matrix, const Forecast& after, const Input&
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
   const WeightSlice slice = weight_slice(matrix);
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
-  const bool resident = rows.num_rows * row_stride(kPaddedIn) <= kMaxRows * kChunkStride;
+  const bool resident =
+      num_stored_rows(rows.num_rows) * row_stride(kPaddedIn) <= kMaxRows * kChunkStride;
   bool loaded = false;
   WeightStream<kSlots> weights(rings, slice, after);
 #pragma unroll 1
@@ -254,13 +266,8 @@ __device__ void matvec(const Matrix& matrix, const Forecast& after, const Input&
           }
         }
       }
-      const float* activations = smem.activations;
-      const int skipped = chunk * Matrix::kTileCols - begin;  // columns in front of this chunk
-#if WEIGHTS_F32
-      activations += skipped;
-#else
-      activations += skipped / 2;
-#endif
+      const float* activations =
+          smem.activations + chunk * Matrix::kTileCols - begin;  // columns in front of this chunk
 #pragma unroll 1
       for (int tile = 0; tile < num_tiles; ++tile) {
         multiply<Matrix>(smem.partials[warp_idx()][tile], weights, chunk_end - chunk, activations,
@@ -268,12 +275,14 @@ __device__ void matvec(const Matrix& matrix, const Forecast& after, const Input&
       }
     }
     __syncthreads();  // partials and norm_scale are complete
-    const int num_items = num_tiles * rows.num_rows * (kTileRows / 2);
+    // As many as if the round were full: a division by num_tiles takes longer than the sums.
+    constexpr int kRowItems = kRoundTiles * kTileRows / 2;
 #pragma unroll 1
-    for (int item = thread_idx(); item < num_items; item += kNumThreads) {
+    for (int item = thread_idx(); item < rows.num_rows * kRowItems; item += kNumThreads) {
       const int pair = item % (kTileRows / 2);
-      const int tile = item / (kTileRows / 2) % num_tiles;
-      const int row = item / (kTileRows / 2) / num_tiles;
+      const int tile = item / (kTileRows / 2) % kRoundTiles;
+      const int row = item / kRowItems;
+      if (tile >= num_tiles) continue;
       const int out = (round + tile) * kTileRows + 2 * pair;
       constexpr bool kAdds = std::is_same_v<Epilogue, AddTo>;
       [[maybe_unused]] float2 old, *target, row_scale;
@@ -285,7 +294,7 @@ __device__ void matvec(const Matrix& matrix, const Forecast& after, const Input&
         row_scale = __ldg(reinterpret_cast<const float2*>(matrix.scales + out));
       }
       float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 4
+#pragma unroll 8
       for (int warp = 0; warp < kNumWarps; ++warp) {
         const float2 partial =
             *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);

@@ -107,24 +107,31 @@ __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
-// d[16x8] += a[16x32] b[32x8], bf16 in, f32 accumulated: two instructions of 16 columns. In each,
-// lane 4g+t holds rows g and g+8 of a (columns 2t,2t+1 and 2t+8,2t+9), column g of b (the same k),
-// and of d rows g and g+8, columns 2t and 2t+1. PTX: the wmma intrinsics hide this layout, and the
-// packed weights rely on it.
-__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower,
+// Is a product faster when rows of it are zero?
+constexpr bool kZerosAreFree = false;
+// d[16x8] += a[16x32] b[32x8], bf16 in, f32 accumulated: two instructions of 16 columns, one for
+// each of a_first and a_second. In each, lane 4g+t holds of a row g, columns 2t,2t+1 (x) and
+// 2t+8,2t+9 (z), and row g+8 likewise (y, w); column g of b, the same k; and of d rows g and g+8,
+// columns 2t and 2t+1. PTX: the wmma intrinsics hide this layout, and the packed weights rely on
+// it.
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_first, const uint4& a_second,
                                          const uint4& b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a_upper.x), "r"(a_lower.x), "r"(a_upper.y), "r"(a_lower.y), "r"(b.x), "r"(b.y));
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a_upper.z), "r"(a_lower.z), "r"(a_upper.w), "r"(a_lower.w), "r"(b.z), "r"(b.w));
+  const auto product = [&](const uint4& a, unsigned b_upper, unsigned b_lower) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b_upper), "r"(b_lower));
+  };
+  product(a_first, b.x, b.y);
+  product(a_second, b.z, b.w);
 }
 
+// Two values as bf16, to nearest, in one register; `low` in its lower half.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const unsigned&>(pair);
+}
 // Products of two bf16 in a register each, subnormals as they are.
 __device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
   const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
@@ -212,20 +219,21 @@ inline float quad_sum(float value, EMULATION_HERE) {
 inline const uint32_t* registers_of(const uint4& four) {
   return reinterpret_cast<const uint32_t*>(&four);
 }
-inline void mma_tile(float (&d)[4], const uint4& a_upper, const uint4& a_lower, const uint4& b,
+constexpr bool kZerosAreFree = true;
+inline void mma_tile(float (&d)[4], const uint4& a_first, const uint4& a_second, const uint4& b,
                      EMULATION_HERE) {
   const emulation::MmaOperands operands{
-      {registers_of(a_upper), registers_of(a_lower)}, registers_of(b), d};
+      {registers_of(a_first), registers_of(a_second)}, registers_of(b), d};
   std::memcpy(emulation::current->deposit, &operands, sizeof operands);
   emulation::warp_collective(emulation::Collective::kMma, where);
+}
+inline unsigned pack_bf16(float low, float high) {
+  return unsigned{__float2bfloat16_rn(high).bits} << 16 | __float2bfloat16_rn(low).bits;
 }
 inline unsigned multiply_bf16x2(unsigned a, unsigned b) {
   const auto product = [&](int shift) {
     const float x = __uint_as_float(a >> shift << 16), y = __uint_as_float(b >> shift << 16);
-    const bf16 rounded = __float2bfloat16_rn(x * y);
-    uint16_t bits;
-    std::memcpy(&bits, &rounded, sizeof bits);
-    return unsigned{bits} << shift;
+    return unsigned{__float2bfloat16_rn(x * y).bits} << shift;
   };
   return product(0) | product(16);
 }

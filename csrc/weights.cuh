@@ -69,42 +69,58 @@ __device__ WeightSlice weight_slice(const Matrix& matrix) {
 
 // The tiles of a slice that one warp reads, in the order in which it reads them: rounds of
 // kRoundTiles row tiles; within a round chunks of columns; within a chunk row tiles; within a row
-// tile every kNumWarps-th column tile. matvec.cuh loops in this order.
+// tile every kNumWarps-th column tile. matvec.cuh loops in this order. Every tile costs a step, so
+// a step inside a chunk is additions alone; what needs the shape is done once for each chunk.
 struct WeightCursor {
-  int round, tile, chunk, col;
+  const uint4* address;     // of the current tile; the same for all lanes, as everything here
+  int num_cols, cols_left;  // of this warp in a row tile of the chunk: all, and still to be read
+  int rows_left;            // row tiles of the chunk, with the current one; 0: the slice is read
+  int round, chunk;         // first row tile and first column tile of the chunk
 
   __device__ void enter(const WeightSlice& slice) {
-    round = tile = slice.begin;
+    round = slice.begin;
     chunk = 0;
-    col = warp_idx();
-    skip_empty(slice);
+    find_tiles(slice);
   }
-  __device__ bool inside(const WeightSlice& slice) const { return tile < slice.end; }
+  __device__ bool inside() const { return rows_left > 0; }
   __device__ void advance(const WeightSlice& slice) {
-    col += kNumWarps;
-    skip_empty(slice);
-  }
-
-  // This lane's weights of the current tile.
-  __device__ const uint4* address(const WeightSlice& slice) const {
-    const size_t index = static_cast<size_t>(tile) * slice.num_col_tiles() + col;
-    return static_cast<const uint4*>(slice.tiles) +
-           (index * kWarpSize + lane_idx()) * slice.lane_vectors();
+    int step = kNumWarps;
+    if (--cols_left == 0) {
+      cols_left = num_cols;
+      step = slice.num_col_tiles() - (num_cols - 1) * kNumWarps;
+      if (--rows_left == 0) {
+        next_chunk(slice);
+        find_tiles(slice);
+        return;
+      }
+    }
+    address += step * kWarpSize * slice.lane_vectors();
   }
 
  private:
-  __device__ void skip_empty(const WeightSlice& slice) {
-    while (inside(slice) && col >= min(chunk + slice.chunk_tiles(), slice.num_col_tiles())) {
-      if (++tile == min(round + kRoundTiles, slice.end)) {
-        chunk += slice.chunk_tiles();
-        if (chunk >= slice.num_col_tiles()) {
-          chunk = 0;
-          round += kRoundTiles;
-        }
-        tile = round;
-      }
-      col = chunk + warp_idx();
+  __device__ void next_chunk(const WeightSlice& slice) {
+    chunk += slice.chunk_tiles();
+    if (chunk >= slice.num_col_tiles()) {
+      chunk = 0;
+      round += kRoundTiles;
     }
+  }
+
+  // From this chunk on the first one in which this warp has tiles.
+  __device__ void find_tiles(const WeightSlice& slice) {
+#pragma unroll 1
+    for (; round < slice.end; next_chunk(slice)) {
+      const int col = chunk + warp_idx();
+      const int end = min(chunk + slice.chunk_tiles(), slice.num_col_tiles());
+      if (col < end) {
+        const size_t index = static_cast<size_t>(round) * slice.num_col_tiles() + col;
+        address = static_cast<const uint4*>(slice.tiles) + index * kWarpSize * slice.lane_vectors();
+        num_cols = cols_left = (end - col + kNumWarps - 1) / kNumWarps;
+        rows_left = min(kRoundTiles, slice.end - round);
+        return;
+      }
+    }
+    rows_left = 0;
   }
 };
 
@@ -155,6 +171,7 @@ class WeightStream {
       copy_async_wait<0>();  // or the dropped tiles may land on top of the new ones
       cursor_.enter(slice);
     }
+    tail_ = (head_ + num_tiles_) % kSlots;
     if (lane_idx() == 0) state_.forecast = forecast;
     __syncwarp();
 #pragma unroll 1
@@ -170,7 +187,7 @@ class WeightStream {
     LaneTile<kVectors> tile;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) tile.vector[i] = vector(head_, i);
-    head_ = head_ + 1 == kSlots ? 0 : head_ + 1;
+    head_ = slot_after(head_);
     --num_tiles_;
     fetch();
     return tile;
@@ -194,7 +211,8 @@ class WeightStream {
  private:
   // Turns to the next matrix with tiles for this warp, as far as there is a forecast.
   __device__ void leave_finished() {
-    while (matrix_ < 2 && !cursor_.inside(from_)) {
+#pragma unroll 1
+    while (matrix_ < 2 && !cursor_.inside()) {
       from_ = matrix_++ == 0 ? state_.forecast.next : state_.forecast.then;
       cursor_.enter(from_);
     }
@@ -203,26 +221,27 @@ class WeightStream {
   // Starts copying the next tile into the next free slot; without a forecast the slot stays empty.
   __device__ void fetch() {
     leave_finished();
-    if (cursor_.inside(from_)) {
-      const int slot = (head_ + num_tiles_) % kSlots;
-      const uint4* tile = cursor_.address(from_);
+    if (cursor_.inside()) {
+      const uint4* own = cursor_.address + lane_idx() * from_.lane_vectors();
 #pragma unroll
       for (int i = 0; i < kLaneVectors; ++i) {
-        if (i < from_.lane_vectors()) copy_async(&vector(slot, i), &tile[i]);
+        if (i < from_.lane_vectors()) copy_async(&vector(tail_, i), &own[i]);
       }
       cursor_.advance(from_);
+      tail_ = slot_after(tail_);
       ++num_tiles_;
     }
     copy_async_commit();
   }
 
   __device__ uint4& vector(int slot, int i) { return ring_[slot][i][lane_idx()]; }
+  __device__ static int slot_after(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
 
   uint4 (&ring_)[kSlots][kLaneVectors][kWarpSize];  // of this warp alone
   WeightStreamState& state_;
   WeightSlice from_;  // what is being fetched
   WeightCursor cursor_;
-  int head_;
+  int head_, tail_;    // slots of the oldest tile, and of the next one that is fetched
   int num_tiles_ = 0;  // in the ring
   int matrix_ = 0;     // 0: the slice is being fetched; 1, 2: the first, the second of the forecast
 };

@@ -24,10 +24,13 @@ ENTER = 0.35  # us to read the activations again, from L2
 LEAVE = 0.3  # us to add the warps' sums and to store
 ATTENTION = 1.2  # us for q and k norms, a share of the context, and the merge
 SAMPLING = 4.0  # us for one draw
-TILE_TIME = 0.05  # us to multiply one tile in each of 16 warps
-# A tile of int8 is two of bf16 to the tensor cores, and 20 instructions of each warp before: 12 of
-# them logical, at half rate, in 4 warps of a scheduler at 1.8 GHz, and none of it hidden.
-INT8_TILE_TIME = 2 * TILE_TIME + 0.07
+# us to multiply one tile in each of 16 warps: 58 instructions of the loop and a share of 12 of what
+# surrounds it (counted in what ptxas makes for sm_90a), in 4 warps of a scheduler that starts one
+# of them a cycle at 1.755 GHz
+TILE_TIME = 0.16
+# A tile of int8 is two of bf16 to the tensor cores, which costs two loads and two products, and 20
+# instructions before: 12 of them logical, at half rate.
+INT8_TILE_TIME = TILE_TIME + 0.015 + 0.07
 SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
 TILE_BYTES = 512 * build_tts.GPU_THREADS // 32  # one tile for each warp
 

@@ -68,14 +68,13 @@ void multiply(Fiber* lanes) {
     const int half = row / 8;
     uint32_t any = 0;
     for (int pair = 0; pair < 4; ++pair) {
-      const uint32_t* regs = quad[pair].a[half];
-      any |= regs[0] | regs[1] | regs[2] | regs[3];
+      for (const uint32_t* regs : quad[pair].a) any |= regs[half] | regs[half + 2];
     }
     if (!any) continue;
     for (int step = 0; step < 2; ++step) {
       Columns left = {}, right = {};
       for (int k = 0; k < 16; ++k) {
-        const uint32_t bits = quad[k % 8 / 2].a[half][2 * step + k / 8];
+        const uint32_t bits = quad[k % 8 / 2].a[step][k / 8 * 2 + half];
         const float a = k % 2 ? upper_half(bits) : lower_half(bits);
         left += a * b[step][k][0];
         right += a * b[step][k][1];

@@ -60,8 +60,8 @@ enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma, kCall }
 
 // Deposit of a lane in kMma: where its operands lie and where its sums are added.
 struct MmaOperands {
-  const uint32_t* a[2];  // four registers of two bf16 each: rows g and g + 8
-  const uint32_t* b;     // four registers
+  const uint32_t* a[2];  // four registers of two bf16 each, of either instruction
+  const uint32_t* b;     // four registers, two of either
   float* d;              // [4]
 };
 
