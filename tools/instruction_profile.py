@@ -10,18 +10,20 @@ below how long a stage keeps a block busy.
 import argparse
 import ctypes
 import os
-from collections import defaultdict
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from benchmarks import common
-from qwen_megakernel import build_tts, kernels
+from qwen_megakernel import kernels
 from qwen_megakernel.config import ModelConfig, parse_model_config
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
 from qwen_megakernel.synthetic_config import model_config
 from qwen_megakernel.utterance import Sampling
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.frame_model import NUM_SMS
 from tools.ptx import build as ptx
 
@@ -31,13 +33,9 @@ NUM_CODE_GROUPS = 3  # a frame with two passes of the predictor: they are all al
 
 
 class Interval(ctypes.Structure):
-    """Between two barriers, of the busiest scheduler: of all blocks, and of the mean block."""
+    """Between two barriers, of the busiest scheduler of all blocks."""
 
-    _fields_ = [
-        ("instructions", ctypes.c_uint32),
-        ("integers", ctypes.c_uint32),
-        ("mean_instructions", ctypes.c_float),
-    ]
+    _fields_ = [("instructions", ctypes.c_uint32), ("integers", ctypes.c_uint32)]
 
 
 def short(config: ModelConfig) -> ModelConfig:
@@ -70,19 +68,15 @@ def count(config: ModelConfig, num_streams: int) -> list[Interval]:
         for name, shape in model_tensors(config).items()
     }
     os.environ["EMULATION_SMS"] = str(NUM_SMS)
-    build_tts.build, build = (  # what is counted instead of what the emulation compiles
-        lambda config, target: ptx.build(config, replace(target, arch=ARCH), count=True),
-        build_tts.build,
-    )
-    decoder = kernels.KernelDecoder(
-        SimpleNamespace(config=config, talker=weights),
-        num_slots=num_streams,
-        max_positions=64,
-        max_text_rows=8,
-        device=torch.device("cpu"),
-        dtype=torch.bfloat16,
-    )
-    build_tts.build = build
+    with ptx.instead_of_emulation(ARCH, count=True):
+        decoder = kernels.KernelDecoder(
+            SimpleNamespace(config=config, talker=weights),
+            num_slots=num_streams,
+            max_positions=64,
+            max_text_rows=8,
+            device=torch.device("cpu"),
+            dtype=torch.bfloat16,
+        )
     decoder.launcher.timeout_seconds = 3600
     width = config.talker.stack.hidden_size
     for slot in range(num_streams):
@@ -96,32 +90,18 @@ def count(config: ModelConfig, num_streams: int) -> list[Interval]:
 
 
 def main() -> None:
-    """Print the counts, or write them."""
+    """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="random-0.6b", help="random-0.6b or random-1.7b")
     parser.add_argument("--streams", type=int, default=1)
-    common.add_result_option(parser)
     args = parser.parse_args()
     full = parse_model_config(model_config(args.model))
     found = count(short(full), args.streams)
-    names = stages()
-    if len(found) not in (len(names), len(names) + 1):
-        raise SystemExit(f"{len(found)} stages were counted, {len(names)} are known.")
-    rows = defaultdict(list)
-    for name, interval in zip(names, found, strict=False):
-        rows[name].append(interval)
     print(f"{'stage':26} {'instructions':>12} {'integers':>9} {'us, at least':>12}")
-    result = {}
-    for name, intervals in rows.items():
-        last = intervals[-1]
-        cycles = max(last.instructions, 2 * last.integers)
-        result[name] = {
-            "instructions": last.instructions,
-            "integers": last.integers,
-            "mean_instructions": round(last.mean_instructions),
-            "us": round(cycles / CLOCK_GHZ / 1000, 3),
-        }
-        print(f"{name:26} {last.instructions:12} {last.integers:9} {result[name]['us']:12}")
+    # Of stages that come again, the last: the first pass of the predictor has two rows a stream.
+    for name, each in dict(zip(stages(), found, strict=True)).items():
+        us = max(each.instructions, 2 * each.integers) / CLOCK_GHZ / 1000
+        print(f"{name:26} {each.instructions:12} {each.integers:9} {us:12.3f}")
 
 
 if __name__ == "__main__":

@@ -6,19 +6,15 @@ this CPU (`ptx`, slow), and on a GPU (marker `gpu`, skipped where there is none)
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tools.ptx.build
-from qwen_megakernel import build_tts
-from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.reference import ReferenceDecoder
+from tools.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
 
@@ -72,11 +68,7 @@ class KernelOfPtx(KernelDecoder):
     """The kernel as it is compiled for an H100 or H200, instruction by instruction on the CPU."""
 
     def __init__(self, *args: Any, **options: Any):
-        def build_ptx(config: ModelConfig, target: build_tts.Target) -> Path:
-            return tools.ptx.build.build(config, replace(target, arch="sm_90a"))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build_tts, "build", build_ptx)
+        with instead_of_emulation("sm_90a"):
             super().__init__(*args, **options)
 
 

@@ -25,7 +25,7 @@ from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.synthetic_config import model_config
 from qwen_megakernel.utterance import Sampling
-from tools.ptx.build import assemble, build
+from tools.ptx.build import assemble, build, instead_of_emulation
 from tools.ptx.translate import translate
 
 CPU = torch.device("cpu")
@@ -215,15 +215,10 @@ def test_an_unknown_instruction_or_kernel_is_refused():
 # ---- the kernel
 
 
-def decoder_from_ptx(monkeypatch, checkpoint, dtype, arch, change=None, **options) -> KernelDecoder:
+def decoder_from_ptx(checkpoint, dtype, arch, change=None, **options) -> KernelDecoder:
     """A decoder whose library is made of what nvcc compiles for `arch`."""
-
-    def build_ptx(config, target):
-        return build(config, replace(target, arch=arch), change=change)
-
     options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
-    with monkeypatch.context() as patch:
-        patch.setattr(build_tts, "build", build_ptx)
+    with instead_of_emulation(arch, change=change):
         return KernelDecoder(checkpoint, device=CPU, dtype=dtype, **options)
 
 
@@ -256,13 +251,13 @@ CASES = [
 
 @needs_nvcc
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
-def test_frames_are_those_of_the_sources(monkeypatch, arch, dtype, weights, shape):
+def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
     if weights:
         checkpoint = k.with_int8(checkpoint, weights)
     sizes = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16}
     emulation = KernelDecoder(checkpoint, device=CPU, dtype=dtype, **sizes)
-    ptx = decoder_from_ptx(monkeypatch, checkpoint, dtype, arch)
+    ptx = decoder_from_ptx(checkpoint, dtype, arch)
     assert ptx.library.description.num_threads == build_tts.GPU_THREADS
     for sampling in (Sampling.greedy(), Sampling()):
         (codes, logits), (expected, others) = frames(ptx, sampling), frames(emulation, sampling)
@@ -291,13 +286,11 @@ FAULTS = {
 @slow
 @needs_nvcc
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_noticed(monkeypatch, fault):
+def test_a_planted_fault_is_noticed(fault):
     pattern, replacement, message = FAULTS[fault]
     checkpoint = k.random_checkpoint(k.small_config())
-    right = decoder_from_ptx(monkeypatch, checkpoint, torch.bfloat16, "sm_90a")
-    wrong = decoder_from_ptx(
-        monkeypatch, checkpoint, torch.bfloat16, "sm_90a", (pattern, replacement)
-    )
+    right = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a")
+    wrong = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", (pattern, replacement))
     expected = frames(right, Sampling.greedy())[0]
     if message:
         with pytest.raises(GenerationError, match=message):
@@ -318,7 +311,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     checkpoint = k.random_checkpoint(replace(config, talker=talker))
     checkpoint.talker = {name: w.bfloat16() for name, w in checkpoint.talker.items()}
     sizes = {"num_slots": 1, "max_positions": 64, "max_text_rows": 8}
-    ptx = decoder_from_ptx(monkeypatch, checkpoint, torch.bfloat16, "sm_90a", **sizes)
+    ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
     ptx.launcher.timeout_seconds = 3600  # of one barrier: 67,584 threads share a core
     reference = ReferenceDecoder(checkpoint, device=CPU, dtype=torch.float32, **sizes)
     forced = torch.randint(0, 2048, (1, 1, 16), generator=torch.Generator().manual_seed(9))

@@ -10,9 +10,13 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from qwen_megakernel import build_tts
 from qwen_megakernel.build_tts import Target
@@ -67,6 +71,17 @@ def build(
 
     key = build_tts._cache_key(nvcc, [*command, *(change or ())])
     return assemble(key, compile_kernels, host, defines, sanitize, not program, count)
+
+
+@contextmanager
+def instead_of_emulation(arch: str, **options: Any) -> Iterator[None]:
+    """Decoders that are made inside get the kernel compiled for `arch`, by `build`."""
+
+    def build_ptx(config: ModelConfig, target: Target) -> Path:
+        return build(config, replace(target, arch=arch), **options)
+
+    with mock.patch.object(build_tts, "build", build_ptx):
+        yield
 
 
 def assemble(

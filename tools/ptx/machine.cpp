@@ -10,10 +10,9 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kSchedulers = 4;  // of an SM; warp w belongs to the (w % 4)-th
 
-// Between two arrivals: of the busiest scheduler of the busiest block, and of the mean block.
+// Between two arrivals, of the busiest scheduler of all blocks.
 struct Interval {
   u32 instructions, integers;
-  float mean_instructions;
 };
 std::vector<std::vector<Tally>> tallies;  // [block][thread]
 std::vector<size_t> num_arrivals;         // of each block
@@ -47,13 +46,10 @@ void note_arrival() {
   const size_t index = num_arrivals[blockIdx.x]++;
   if (index == intervals.size()) intervals.push_back({});
   Interval& interval = intervals[index];
-  u32 most = 0;
   for (const Tally& scheduler : schedulers) {
-    most = std::max(most, scheduler.instructions);
     interval.instructions = std::max(interval.instructions, scheduler.instructions);
     interval.integers = std::max(interval.integers, scheduler.integers);
   }
-  interval.mean_instructions += static_cast<float>(most) / gridDim.x;
 }
 
 // The intervals of the last launch that was counted, up to `size` of them.

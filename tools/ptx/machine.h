@@ -342,14 +342,18 @@ template <class T, int n>
 void write(T* to, const Vector<T, n>& values) {
   for (int i = 0; i < n; ++i) to[i] = values.at[i];
 }
-template <class T, int n>
-Vector<T, n> ld_param(u64 address) {
-  return read<T, n>(global_at<T, n>(address));
-}
-template <class T, int n>
-Vector<T, n> ld_local(u64 address) {
-  return read<T, n>(global_at<T, n>(address));
-}
+// Addresses of all spaces but shared memory, generic ones too, are the host's.
+#define PTX_LOAD(name)                           \
+  template <class T, int n>                      \
+  Vector<T, n> name(u64 address) {               \
+    return read<T, n>(global_at<T, n>(address)); \
+  }
+PTX_LOAD(ld)
+PTX_LOAD(ld_param)
+PTX_LOAD(ld_local)
+PTX_LOAD(ld_global)
+PTX_LOAD(ld_global_cg)
+#undef PTX_LOAD
 template <class T, int n>
 void st_local(u64 address, const Vector<T, n>& values) {
   write(global_at<T, n>(address), values);
@@ -361,19 +365,6 @@ Vector<T, n> ld_shared(u64 address) {
 template <class T, int n>
 void st_shared(u64 address, const Vector<T, n>& values) {
   write(shared_at<T, n>(address), values);
-}
-// Of a generic address: those of all spaces but shared memory are the host's.
-template <class T, int n>
-Vector<T, n> ld(u64 address) {
-  return read<T, n>(global_at<T, n>(address));
-}
-template <class T, int n>
-Vector<T, n> ld_global(u64 address) {
-  return read<T, n>(global_at<T, n>(address));
-}
-template <class T, int n>
-Vector<T, n> ld_global_cg(u64 address) {
-  return read<T, n>(global_at<T, n>(address));
 }
 template <class T, int n>
 Vector<T, n> ld_global_nc(u64 address) {
