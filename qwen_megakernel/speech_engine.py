@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import reprlib
 import secrets
 import weakref
 from abc import ABC, abstractmethod
@@ -116,8 +117,8 @@ class SpeechEngine(ABC):
         self,
         text: str | None = None,
         *,
-        voice: str | Voice | None = None,
-        language: str = AUTO,
+        voice: str | os.PathLike[str] | Voice | None = None,
+        language: str | None = AUTO,
         instruct: str | None = None,
         seed: int | None = None,
         max_frames: int | None = None,
@@ -135,7 +136,7 @@ class SpeechEngine(ABC):
                 whose text comes through `feed`.
             voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
                 `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
-            language: name, BCP-47 code or "auto".
+            language: name, BCP-47 code or "auto", which None means, too.
             instruct: how to speak, where the model takes it.
             seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
             max_frames: stop after this many frames (of 80 ms), over the whole utterance.
@@ -150,6 +151,12 @@ class SpeechEngine(ABC):
             EnvironmentError_: a trained voice's text needs espeak-ng, which is not installed.
             EngineClosed: the engine is closed.
         """
+        if isinstance(voice, os.PathLike):
+            voice = os.fspath(voice)
+        if not isinstance(voice, str | Voice | None):
+            raise UsageError(
+                f"voice is {reprlib.repr(voice)}; it must be a name, a path or a Voice."
+            )
         if (text is None) != text_open:
             raise UsageError("Give either a text or text_open=True, not both and not neither.")
         return self._begin(

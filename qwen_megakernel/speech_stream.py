@@ -22,7 +22,13 @@ from qwen_megakernel import audio
 from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.sentences import char_length, spoken_length
 from qwen_megakernel.text import TextStream
-from qwen_megakernel.utterance import AudioChunk, FinishReason, SpeechRequest, TextIds
+from qwen_megakernel.utterance import (
+    AudioChunk,
+    FinishReason,
+    SpeechRequest,
+    TextIds,
+    check_text,
+)
 
 # A turn fed in pieces is cut into parts like long text is (text.split), with a wide character as
 # three: at the first sentence end past this many characters, or failing that at the first space,
@@ -189,8 +195,10 @@ class SpeechStream:
         """Give the next piece of text; pieces need not be words.
 
         Raises:
-            UsageError: the stream was not opened with `text_open=True`, or its text has ended.
+            UsageError: the stream was not opened with `text_open=True`, or its text has ended; or
+                this is no text.
         """
+        check_text(text=text)
         if self._new_text is None or self._state.text_closed:
             raise UsageError(
                 "feed() on a stream whose text is complete.",

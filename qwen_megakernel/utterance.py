@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,13 @@ MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
+
+
+def check_text(**values: Any) -> None:
+    """Refuse what is neither a text nor None, under the name that it was given."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a text.")
 
 
 def _make_plain(record: Any, kind: type, *names: str) -> None:
@@ -108,7 +116,7 @@ class SpeechRequest:
 
     text: str | None
     voice: str | Voice | None = None
-    language: str = "auto"
+    language: str | None = "auto"
     instruct: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 .. 2**64 - 1
@@ -119,6 +127,7 @@ class SpeechRequest:
     chunk_frames: int = 10
 
     def __post_init__(self) -> None:
+        check_text(text=self.text, language=self.language, instruct=self.instruct)
         _make_plain(self, int, "seed", "first_chunk_frames", "chunk_frames")
         if self.max_frames is not None:
             _make_plain(self, int, "max_frames")

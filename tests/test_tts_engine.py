@@ -220,6 +220,20 @@ def test_what_is_no_number_is_refused_before_it_could_end_a_neighbour(tts, name,
         tts.stream(TEXT, voice=VOICE, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["text", "voice", "language", "instruct"])
+@pytest.mark.parametrize("value", [5, b"Hello.", ["Hello."]])
+def test_what_is_no_text_is_refused(tts, name, value):
+    with pytest.raises(UsageError, match=f"{name} is .*; it must be a "):
+        tts.stream(**{"text": TEXT, "voice": VOICE} | {name: value})
+
+
+def test_what_is_no_text_cannot_be_fed(tts):
+    stream = tts.stream(text_open=True, voice=VOICE)
+    with pytest.raises(UsageError, match="text is b'Hello"):
+        stream.feed(b"Hello.")
+    stream.close()
+
+
 def test_numbers_of_any_kind_are_taken(tts, alone):
     """JSON knows no whole numbers, and numpy has its own."""
     for seed, sampled in ((1.0, np.bool_(True)), (np.int64(1), 1), (np.uint64(1), True)):
@@ -262,3 +276,8 @@ def test_the_warm_up_fits_an_engine_of_few_frames():
     """Its sentence has more text rows than a part of this engine has frames."""
     with TTSEngine.from_pretrained("tiny-random-base", max_frames=1) as small:
         assert small.synthesize("Hi", text_feed="full", seed=1).finish_reason == "length"
+
+
+def test_a_voice_file_may_be_named_by_a_path(tts, tmp_path):
+    with pytest.raises(UnknownVoice, match="no voice file"):
+        tts.stream(TEXT, voice=tmp_path / "nobody.voice.safetensors")
