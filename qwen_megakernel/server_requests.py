@@ -9,6 +9,7 @@ from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.server_errors import ApiError
 from qwen_megakernel.server_settings import ServerSettings
 from qwen_megakernel.server_voices import VoiceDesk
+from qwen_megakernel.text import MAX_CHARS
 from qwen_megakernel.utterance import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.voice import Voice
 
@@ -133,9 +134,10 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
         TextTooLong: more than `max_chars` characters.
     """
     if num_chars > settings.max_chars:
+        or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
         raise TextTooLong(
             f"{num_chars} characters; limit {settings.max_chars}.",
-            cure="Split the input, or raise the server's --max-chars.",
+            cure=f"Split the input{or_raise}.",
         )
 
 

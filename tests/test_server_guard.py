@@ -10,11 +10,15 @@ from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
     ReferenceError_,
+    TextTooLong,
     UnknownLanguage,
     UnknownVoice,
 )
 from qwen_megakernel.server import create_app
 from qwen_megakernel.server_errors import snake
+from qwen_megakernel.server_requests import check_length
+from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.text import MAX_CHARS
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40
@@ -130,6 +134,13 @@ def test_half_a_surrogate_pair_is_told_back_as_an_escape(live, field, status):
     body = b'{"input": "Hello.", "%s": "\\ud800"}' % field.encode()
     answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
     assert r'"\ud800"' in assert_error(answer, status)["message"]
+
+
+def test_too_long_a_text_is_told_to_raise_the_limit_only_where_it_can_be_raised():
+    for limit, can_be_raised in ((100, True), (MAX_CHARS, False)):
+        with pytest.raises(TextTooLong) as raised:
+            check_length(limit + 1, ServerSettings(max_chars=limit))
+        assert ("--max-chars" in str(raised.value)) == can_be_raised
 
 
 def test_text_that_is_too_long_is_answered_413(live):
