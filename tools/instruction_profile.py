@@ -32,10 +32,16 @@ LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 NUM_CODE_GROUPS = 3  # a frame with two passes of the predictor: they are all alike
 
 
-class Interval(ctypes.Structure):
-    """Between two barriers, of the busiest scheduler of all blocks."""
+class Tally(ctypes.Structure):
+    """Of the busiest scheduler of all blocks."""
 
     _fields_ = [("instructions", ctypes.c_uint32), ("integers", ctypes.c_uint32)]
+
+
+class Interval(ctypes.Structure):
+    """Before the blocks arrived at a barrier, and while they waited there for each other."""
+
+    _fields_ = [("stage", Tally), ("waiting", Tally)]
 
 
 def short(config: ModelConfig) -> ModelConfig:
@@ -97,11 +103,14 @@ def main() -> None:
     args = parser.parse_args()
     full = parse_model_config(model_config(args.model))
     found = count(short(full), args.streams)
-    print(f"{'stage':26} {'instructions':>12} {'integers':>9} {'us, at least':>12}")
-    # Of stages that come again, the last: the first pass of the predictor has two rows a stream.
+    print(f"{'stage':26} {'instructions':>12} {'integers':>9} {'us, at least':>12} {'waiting':>8}")
+    # Of stages that come again, the last but one: the first pass of the predictor has two rows a
+    # stream, and behind the last one there is nothing to prepare.
     for name, each in dict(zip(stages(), found, strict=True)).items():
-        us = max(each.instructions, 2 * each.integers) / CLOCK_GHZ / 1000
-        print(f"{name:26} {each.instructions:12} {each.integers:9} {us:12.3f}")
+        stage = each.stage
+        us = max(stage.instructions, 2 * stage.integers) / CLOCK_GHZ / 1000
+        waiting = each.waiting.instructions
+        print(f"{name:26} {stage.instructions:12} {stage.integers:9} {us:12.3f} {waiting:8}")
 
 
 if __name__ == "__main__":

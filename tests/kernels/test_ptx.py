@@ -79,6 +79,10 @@ BODIES = {
       st.global.u64 [%rd4+16], %rd8;""",
     "butterfly": "shfl.sync.bfly.b32 %r9|%p1, %r1, 5, 31, -1;" + STORE,
     "up": "shfl.sync.up.b32 %r9|%p1, %r1, 3, 0, -1; selp.b32 %r9, %r9, -1, %p1;" + STORE,
+    "of_lane": "shfl.sync.idx.b32 %r9|%p1, %r1, 21, 31, -1;" + STORE,
+    # within each half of the warp, and there not beyond its tenth lane
+    "of_lane_in_half": "and.b32 %r10, %r20, 15; shfl.sync.idx.b32 %r9|%p1, %r1, %r10, 0x1009, -1; "
+    "selp.b32 %r9, %r9, -1, %p1;" + STORE,
     "product": """
       ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd4];
       mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
@@ -157,6 +161,9 @@ def test_lanes_exchange_what_they_hold(library):
     assert torch.equal(execute(library, "butterfly", given)[:, 0], given[lanes ^ 5, 0])
     shifted = torch.where(lanes < 3, -1, given[lanes - 3, 0])
     assert torch.equal(execute(library, "up", given)[:, 0], shifted.to(torch.int32))
+    assert torch.equal(execute(library, "of_lane", given)[:, 0], given[21, 0].expand(32))
+    own = torch.where(lanes % 16 < 10, given[:, 0], -1)
+    assert torch.equal(execute(library, "of_lane_in_half", given)[:, 0], own.to(torch.int32))
 
 
 def test_the_tensor_core_product_has_the_documented_layout(library):

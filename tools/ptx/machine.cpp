@@ -10,45 +10,82 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kSchedulers = 4;  // of an SM; warp w belongs to the (w % 4)-th
 
-// Between two arrivals, of the busiest scheduler of all blocks.
+// Of the busiest scheduler of all blocks: before they arrived, and while they waited for each
+// other.
 struct Interval {
-  u32 instructions, integers;
+  Tally stage, waiting;
 };
-std::vector<std::vector<Tally>> tallies;  // [block][thread]
-std::vector<size_t> num_arrivals;         // of each block
+struct ThreadTallies {
+  Tally recent;               // since the thread last met its block
+  std::vector<Tally> before;  // from meeting to meeting since the block arrived
+};
+std::vector<std::vector<ThreadTallies>> tallies;  // [block][thread]
+std::vector<size_t> num_arrivals;                 // of each block
 std::vector<Interval> intervals;
 u64 tallied_launch = ~u64{0};
+
+// Most of all schedulers, where tally_of(thread) is what one thread did.
+template <class TallyOf>
+void raise_to_busiest(Tally& most, const TallyOf& tally_of) {
+  Tally schedulers[kSchedulers];
+  for (u32 first = 0; first < blockDim.x; first += 32) {
+    Tally warp;  // as many as its busiest lane: the others wait for that
+    for (u32 i = first; i < first + 32; ++i) {
+      const Tally lane = tally_of(i);
+      warp.instructions = std::max(warp.instructions, lane.instructions);
+      warp.integers = std::max(warp.integers, lane.integers);
+    }
+    schedulers[first / 32 % kSchedulers].add(warp.instructions, warp.integers);
+  }
+  for (const Tally& scheduler : schedulers) {
+    most.instructions = std::max(most.instructions, scheduler.instructions);
+    most.integers = std::max(most.integers, scheduler.integers);
+  }
+}
 }  // namespace
 
 Tally& tally_of_thread() {
   if (tallied_launch != emulation::launch_number) {
     tallied_launch = emulation::launch_number;
-    tallies.assign(gridDim.x, std::vector<Tally>(kMaxThreads));
+    tallies.assign(gridDim.x, std::vector<ThreadTallies>(kMaxThreads));
     num_arrivals.assign(gridDim.x, 0);
     intervals.clear();
   }
-  return tallies[blockIdx.x][threadIdx.x];
+  return tallies[blockIdx.x][threadIdx.x].recent;
+}
+
+void note_meeting() {
+  if (tallied_launch != emulation::launch_number) return;  // nobody counts
+  ThreadTallies& mine = tallies[blockIdx.x][threadIdx.x];
+  mine.before.push_back(mine.recent);
+  mine.recent = {};
 }
 
 void note_arrival() {
-  if (tallied_launch != emulation::launch_number) return;  // nobody counts
-  Tally schedulers[kSchedulers];
-  std::vector<Tally>& threads = tallies[blockIdx.x];
-  for (u32 first = 0; first < blockDim.x; first += 32) {
-    Tally warp;  // as many as its busiest lane: the others wait for that
-    for (u32 i = first; i < first + 32; ++i) {
-      warp.instructions = std::max(warp.instructions, threads[i].instructions);
-      warp.integers = std::max(warp.integers, threads[i].integers);
-      threads[i] = {};
-    }
-    schedulers[first / 32 % kSchedulers].add(warp.instructions, warp.integers);
-  }
+  if (tallied_launch != emulation::launch_number) return;
+  std::vector<ThreadTallies>& threads = tallies[blockIdx.x];
   const size_t index = num_arrivals[blockIdx.x]++;
   if (index == intervals.size()) intervals.push_back({});
-  Interval& interval = intervals[index];
-  for (const Tally& scheduler : schedulers) {
-    interval.instructions = std::max(interval.instructions, scheduler.instructions);
-    interval.integers = std::max(interval.integers, scheduler.integers);
+  // Behind an arrival every thread first meets its block when the others have arrived, too. Some
+  // may have come further by now than this one.
+  const size_t num_meetings = threads[threadIdx.x].before.size(), first = index ? 1 : 0;
+  raise_to_busiest(intervals[index].stage, [&](u32 thread) {
+    Tally sum;
+    for (size_t i = first; i < num_meetings; ++i) {
+      const Tally& part = threads[thread].before[i];
+      sum.add(part.instructions, part.integers);
+    }
+    return sum;
+  });
+  if (index) {
+    raise_to_busiest(intervals[index - 1].waiting, [&](u32 thread) {
+      // How often the thread polls that arrives, says nothing here.
+      return thread == threadIdx.x ? Tally{} : threads[thread].before[0];
+    });
+  }
+  for (u32 i = 0; i < blockDim.x; ++i) {
+    std::vector<Tally>& before = threads[i].before;
+    before.erase(before.begin(), before.begin() + num_meetings);
   }
 }
 

@@ -32,7 +32,7 @@ struct bf16x2 {
   u32 bits;
 };
 
-// What one thread has executed since the block last arrived at a barrier of the grid.
+// What one thread executes.
 struct Tally {
   u32 instructions = 0, integers = 0;
   void add(u32 num, u32 num_integer) {
@@ -41,7 +41,8 @@ struct Tally {
   }
 };
 Tally& tally_of_thread();
-void note_arrival();  // of a block, by one thread for all of it
+void note_meeting();  // of a thread with its block
+void note_arrival();  // of a block at a barrier of the grid, by one thread for all of it
 
 // ---- registers
 
@@ -446,6 +447,7 @@ inline void prefetch_global_L2(u64) {}
 
 // ---- where threads meet. `line` is of the PTX: lanes must meet at the same one.
 inline void bar_sync(int line, u32 barrier) {
+  note_meeting();
   if (barrier) emulation::fail("bar.sync %u: the kernel has barrier 0 alone", barrier);
   emulation::block_barrier({"ptx", line});
 }
@@ -479,6 +481,14 @@ Shuffled<T> shfl_sync_bfly(int line, A value, B distance, C clamp, D mask) {
   const int lane = emulation::current->lane, segment = as<u32>(clamp) >> 8 & 31;
   const int last = (lane & segment) | (as<u32>(clamp) & 31 & ~segment);
   const int source = lane ^ static_cast<int>(as<u32>(distance) & 31);
+  return shuffle(line, as<T>(value), source, source <= last);
+}
+template <class T, class A, class B, class C, class D>
+Shuffled<T> shfl_sync_idx(int line, A value, B lane, C clamp, D mask) {
+  need_whole_warp(mask, line);
+  const int segment = as<u32>(clamp) >> 8 & 31, first = emulation::current->lane & segment;
+  const int last = first | (as<u32>(clamp) & 31 & ~segment);
+  const int source = first | (static_cast<int>(as<u32>(lane) & 31) & ~segment);
   return shuffle(line, as<T>(value), source, source <= last);
 }
 template <class T, class A, class B, class C, class D>

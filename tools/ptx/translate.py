@@ -88,7 +88,7 @@ class _Kernel:
                 if not re.match(r"\.|mov\.\w+ %\w+, %\w+$", text):
                     num, num_integer = num + 1, num_integer + bool(INTEGER.search(text))
                 out.append(self.statement(text))
-                if "bra" in text or "ret" in text:
+                if "bra" in text or "ret" in text or "bar.sync" in text:
                     end_block()
                     out.append(";")
             self.line += match[0][len(lead) :].count("\n")
