@@ -91,8 +91,39 @@ class Attention {
         workspace_(workspace),
         smem_(smem) {}
 
+  // Asks for the cached positions that this block will read, which the weights of a frame have
+  // pushed out of L2. Needs nothing that the pass writes.
+  __device__ void prefetch_cache() const {
+    constexpr int kLineElements = 128 / sizeof(Cache);
+    for_each_item([&](int row, int head, int, int, int begin, int end) {
+      const PassRow& own = pass_.rows[row];
+      const int first_fresh = pass_.rows[own.first_row].position;
+      const int last = min(end, first_fresh) * kHeadDim;
+#pragma unroll 1
+      for (int i = begin * kHeadDim + opaque(thread_idx()) * kLineElements; i < last;
+           i += kNumThreads * kLineElements) {
+        prefetch_l2(keys(own.slot, head) + i);
+        prefetch_l2(values(own.slot, head) + i);
+      }
+    });
+  }
+
   // All threads of all blocks. The caller owes a grid barrier before `out` or the cache is read.
   __device__ void run() {
+    for_each_item([&](int row, int head, int split, int num_splits, int begin, int end) {
+      attend(row, head, split, num_splits, begin, end);
+    });
+  }
+
+ private:
+  static constexpr int kHeadDim = Dims::kHeadDim;
+  static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
+  static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
+  static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
+
+  // The items of this block: item(row, head, split, num_splits, first position, end of positions).
+  template <class Item>
+  __device__ void for_each_item(const Item& do_item) const {
     int num_items = 0;  // of the rows before
     for (int row = 0; row < pass_.num_rows; ++row) {
       const int num_positions = pass_.rows[row].position + 1;
@@ -103,18 +134,12 @@ class Attention {
 #pragma unroll 1
       for (int item = first; item < Dims::kNumKvHeads * num_splits; item += num_blocks()) {
         const int split = item / Dims::kNumKvHeads;
-        attend(row, item % Dims::kNumKvHeads, split, num_splits, split * length,
-               min(num_positions, (split + 1) * length));
+        do_item(row, item % Dims::kNumKvHeads, split, num_splits, split * length,
+                min(num_positions, (split + 1) * length));
       }
       num_items += Dims::kNumKvHeads * num_splits;
     }
   }
-
- private:
-  static constexpr int kHeadDim = Dims::kHeadDim;
-  static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
-  static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
-  static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
 
   // Where one sequence's keys, or values, of one head begin in a cache
   // [num_layers, num_slots, num_kv_heads, max_positions, head_dim].
@@ -170,7 +195,7 @@ class Attention {
                                          pass_.rows[source_row], stack_);
       if (is_query) continue;
       __syncwarp();  // norm_rope's lanes wrote other elements than are read below
-      for (int i = lane_idx(); i < kHeadDim; i += kWarpSize) {
+      for (int i = opaque(lane_idx()); i < kHeadDim; i += kWarpSize) {
         const Cache k = from_float<Cache>(smem_.fresh_keys[fresh][i]);
         const Cache v = from_float<Cache>(load_activation(source + Dims::kKvSize + i));
         smem_.fresh_keys[fresh][i] = to_float(k);
@@ -247,23 +272,27 @@ class Attention {
     return workspace_.attention_partials + (item + split) * kPartialSize;
   }
 
-  // Warps that saw no position have maximum -inf and weigh nothing.
+  // Warps that saw no position have maximum -inf and weigh nothing. A warp here takes 32 elements
+  // of one head: lane w finds the weight of warp w, once for all of them.
   __device__ void merge_warps(int row, int head, int split, int num_splits) {
+    constexpr int kSegments = (kHeadDim + kWarpSize - 1) / kWarpSize;
+    const int lane = opaque(lane_idx());
 #pragma unroll 1
-    for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
-      const int g = item / kHeadDim, i = item % kHeadDim;
+    for (int item = warp_idx(); item < kHeadsPerKv * kSegments; item += kNumWarps) {
+      const int g = item / kSegments, i = item % kSegments * kWarpSize + lane;
       const int query_head = head * kHeadsPerKv + g;
-      float maximum = -INFINITY, total = 0, mixed = 0;
-#pragma unroll 4
+      const bool is_warp = lane < kNumWarps;
+      const float own_maximum = is_warp ? smem_.maximum[lane][g] : -INFINITY;
+      const float maximum = warp_max(own_maximum);
+      const float own_weight = expf(own_maximum - maximum);
+      const float total = warp_sum(is_warp ? smem_.total[lane][g] * own_weight : 0.f);
+      float mixed = 0;
+#pragma unroll 8
       for (int warp = 0; warp < kNumWarps; ++warp) {
-        maximum = fmaxf(maximum, smem_.maximum[warp][g]);
+        const float weight = __shfl_sync(0xffffffffu, own_weight, warp);
+        if (i < kHeadDim) mixed += smem_.mixed[warp][g][i] * weight;
       }
-#pragma unroll 4
-      for (int warp = 0; warp < kNumWarps; ++warp) {
-        const float weight = expf(smem_.maximum[warp][g] - maximum);
-        total += smem_.total[warp][g] * weight;
-        mixed += smem_.mixed[warp][g][i] * weight;
-      }
+      if (i >= kHeadDim) continue;
       if (num_splits == 1) {
         store(row, query_head, i, mixed / total);
       } else {

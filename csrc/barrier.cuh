@@ -29,15 +29,23 @@ class GridBarrier {
       : control_(control), timeout_ns_(timeout_ns), verdict_(verdict_smem) {}
 
   // All threads of all blocks. False: leave, without another sync().
-  __device__ bool sync(Stage stage, int layer) {
+  //   meanwhile  what to do while the other blocks arrive, which do not see it: it must not need
+  //              what they write
+  template <class Meanwhile>
+  __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
     if (thread_idx() == 0) {
       target_ += gridDim.x;
       add_release(&control_->arrived, 1);
-      *verdict_ = wait(stage, layer);
     }
+    meanwhile();
+    if (thread_idx() == 0) *verdict_ = wait(stage, layer);
     __syncthreads();
     return *verdict_ != 0;
+  }
+
+  __device__ bool sync(Stage stage, int layer) {
+    return sync(stage, layer, [] {});
   }
 
   // Stops the launch at the next sync() of every block. The first report wins.

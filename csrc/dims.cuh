@@ -12,12 +12,11 @@ using Weight = bf16;
 #endif
 using Cache = Weight;  // keys and values
 
-// Packed weights (packing.py): tiles of 8 output rows x 32 columns, stored one after another along
-// the columns. Lane 4g+t of a warp owns row g, columns 8t..8t+7 of a tile: 16 bytes of bf16. Two
-// such tiles side by side are one of int8: the lane's 16 bytes.
+// Packed weights (packing.py): tiles of 8 output rows x 64 columns, stored one after another along
+// the columns. A tile is 16 bytes for each lane of a warp, and as much again until it is complete:
+// once for int8, twice for bf16, four times for f32. Lane 4g+t has weights of row g.
 constexpr int kTileRows = 8;
-constexpr int kTileCols = 32;
-constexpr int kInt8TileCols = 64;
+constexpr int kTileCols = 64;
 
 // Stacks whose layers are int8, with an f32 scale for each output row. Heads, the projection,
 // embeddings, norms and biases stay Weight.
@@ -44,9 +43,8 @@ struct StackDims {
   static constexpr bool kQkvBias = kQkvBias_;  // Qwen2 adds one to q, k and v
   static constexpr bool kQkNorm = kQkNorm_;    // Qwen3 normalises the heads of q and k
   static constexpr bool kInt8 = kInt8_;        // the layers' matrices
-  static_assert(kHidden % kTileCols == 0 && kIntermediate % kTileCols == 0 &&
-                    kQSize % kTileCols == 0,
-                "the inputs of a matrix are cut into tiles of 32 columns");
+  static_assert(kHidden % 32 == 0 && kIntermediate % 32 == 0 && kQSize % 32 == 0,
+                "whole sectors of activations");
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "a head is cut into 16-byte pieces");
   static_assert(kNumHeads % kNumKvHeads == 0, "query heads share key/value heads evenly");
 };

@@ -90,9 +90,7 @@ class FrameLoop {
       }
       if (!c_.barrier.sync(Stage::kInput, frame())) return false;
       const Stack& talker = c_.model.talker;
-      const auto after = [&] {
-        return Forecast{weight_slice(codec_head()), after_codec_head().next};
-      };
+      const auto after = [&] { return Forecast{tile_grid(codec_head()), after_codec_head().next}; };
       if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, after, c_)) return false;
     }
     for (int row = 0; row < num_rows(); ++row) {
@@ -172,7 +170,7 @@ class FrameLoop {
   __device__ Forecast after_codec_head() const {
     const Forecast predictor = layer_start<Predictor>(c_.model.predictor, 0);
     if constexpr (!kHasProjection) return predictor;
-    return {weight_slice(projection()), predictor.next};
+    return {tile_grid(projection()), predictor.next};
   }
 
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
@@ -183,16 +181,20 @@ class FrameLoop {
       *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
     MatvecSmem& smem = c_.smem.stage.matvec;
-    matvec(codec_head(), after_codec_head(), rows, store_logits, smem, c_.smem.rings);
+    WeightStream<kRingSlots> weight_stream(c_.smem.rings);
+    weight_stream.open(tile_grid(codec_head()), after_codec_head());
+    matvec(weight_stream, codec_head(), rows, store_logits, smem);
     if constexpr (kHasProjection) {
       const float* bias = c_.model.projection_bias;
+      weight_stream.open(tile_grid(projection()), layer_start<Predictor>(c_.model.predictor, 0));
+      __syncthreads();  // the codec head's use of smem is over
       matvec(
-          projection(), layer_start<Predictor>(c_.model.predictor, 0), rows,
+          weight_stream, projection(), rows,
           [&](int row, int i, float2 sum) {
             float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
             *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
           },
-          smem, c_.smem.rings);
+          smem);
     }
     if (!c_.barrier.sync(Stage::kCodecHead, frame())) return false;
 
@@ -253,7 +255,7 @@ class FrameLoop {
       const bool more = first + count < pass_rows;
       const auto after = [&] {
         if (more) return again();
-        return Forecast{weight_slice(head()), after_head().next};
+        return Forecast{tile_grid(head()), after_head().next};
       };
       if (!decoder_layers<Predictor>(
               c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
@@ -265,12 +267,14 @@ class FrameLoop {
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
     const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
                           static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
+    WeightStream<kRingSlots> weight_stream(c_.smem.rings);
+    weight_stream.open(tile_grid(head()), after_head());
     matvec(
-        head(), after_head(), rows,
+        weight_stream, head(), rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
         },
-        c_.smem.stage.matvec, c_.smem.rings);
+        c_.smem.stage.matvec);
     return c_.barrier.sync(Stage::kLmHead, group);
   }
 

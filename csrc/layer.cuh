@@ -18,7 +18,8 @@ union StageSmem {
 };
 
 // The weight rings get what the stages leave of SMEM_BYTES, the most that a block may have.
-constexpr int kSlotBytes = kNumWarps * kLaneVectors * kWarpSize * static_cast<int>(sizeof(uint4));
+constexpr int kSlotBytes =
+    kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + 2048;
 static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit shared memory");
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
@@ -101,11 +102,11 @@ class LayerWeights {
   const unsigned char* first_;
 };
 
-// This block's shares of the first two matrices of a layer.
+// The first two matrices of a layer.
 template <class Dims>
 __device__ Forecast layer_start(const Stack& stack, int layer) {
   const LayerWeights<Dims> weights(stack, layer);
-  return {weight_slice(weights.qkv_proj()), weight_slice(weights.o_proj())};
+  return {tile_grid(weights.qkv_proj()), tile_grid(weights.o_proj())};
 }
 
 // A layer's norm vectors to L2. They are not in the stream of weights, and a whole stage would wait
@@ -114,6 +115,7 @@ __device__ Forecast layer_start(const Stack& stack, int layer) {
 template <class Dims>
 __device__ void prefetch_vectors(const Stack& stack, int layer) {
   constexpr int kLine = 128;
+  const int thread = opaque(thread_idx());
   const auto prefetch = [](const void* first, int num_bytes, int line, int step) {
 #pragma unroll 1
     for (int i = line * kLine; i < num_bytes; i += step * kLine) {
@@ -123,11 +125,11 @@ __device__ void prefetch_vectors(const Stack& stack, int layer) {
   using Layer = LayerWeights<Dims>;
   const Layer weights(stack, layer);
   if constexpr (Dims::kInt8) {
-    prefetch(weights.scales(), Layer::kScaleBytes, thread_idx() * num_blocks() + block_idx(),
+    prefetch(weights.scales(), Layer::kScaleBytes, thread * num_blocks() + block_idx(),
              kNumThreads * num_blocks());
   }
   if (block_idx() != num_blocks() - 1) return;
-  prefetch(weights.input_norm(), Layer::kNorms * sizeof(Weight), thread_idx(), kNumThreads);
+  prefetch(weights.input_norm(), Layer::kNorms * sizeof(Weight), thread, kNumThreads);
 }
 
 template <class Dims>
@@ -152,17 +154,41 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
   const float eps = stack.rms_norm_eps;
   const AddTo add_to_residual{x, kHidden};
 
+  WeightStream<kRingSlots> weight_stream(c.smem.rings);
+  const auto open_layer = [&](int layer) {
+    const LayerWeights<Dims> weights(stack, layer);
+    weight_stream.open(tile_grid(weights.qkv_proj()),
+                       {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
+  };
+
+  open_layer(0);
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
-    const auto o_slice = [&] { return weight_slice(weights.o_proj()); };
-    const auto gate_up_slice = [&] { return weight_slice(weights.gate_up_proj()); };
-    const auto down_slice = [&] { return weight_slice(weights.down_proj()); };
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
+    Attention<Dims> attention(stack, layer, weights.head_norms(), pass, w,
+                              attention_smem<Dims>(c.smem));
+    // While the grid waits behind the stage in front of each.
+    const auto before_attention = [&] { attention.prefetch_cache(); };
+    const auto before_o_proj = [&] {
+      weight_stream.open(tile_grid(weights.o_proj()),
+                         {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
+      if (!last) prefetch_vectors<Dims>(stack, layer + 1);
+    };
+    const auto before_gate_up_proj = [&] {
+      weight_stream.open(tile_grid(weights.gate_up_proj()),
+                         {tile_grid(weights.down_proj()), following().next});
+    };
+    const auto before_down_proj = [&] {
+      weight_stream.open(tile_grid(weights.down_proj()), following());
+    };
+    const auto before_next_layer = [&] {
+      if (!last) open_layer(layer + 1);
+    };
 
     const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec(
-        weights.qkv_proj(), {o_slice(), gate_up_slice()}, normed_input,
+        weight_stream, weights.qkv_proj(), normed_input,
         [&](int row, int i, float2 sum) {
           if constexpr (Dims::kQkvBias) {
             const Weight* bias = weights.qkv_bias() + i;
@@ -170,32 +196,28 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
           }
           *reinterpret_cast<float2*>(&w.qkv[static_cast<size_t>(row) * Dims::kQkvSize + i]) = sum;
         },
-        smem, c.smem.rings);
-    if (!c.barrier.sync(Stage::kQkvProj, layer)) return false;
+        smem);
+    if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 
-    Attention<Dims>(stack, layer, weights.head_norms(), pass, w, attention_smem<Dims>(c.smem))
-        .run();
-    if (!c.barrier.sync(Stage::kAttention, layer)) return false;
-
-    if (!last) prefetch_vectors<Dims>(stack, layer + 1);
+    attention.run();
+    if (!c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
 
     const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
-    matvec(weights.o_proj(), {gate_up_slice(), down_slice()}, attention_rows, add_to_residual, smem,
-           c.smem.rings);
-    if (!c.barrier.sync(Stage::kOProj, layer)) return false;
+    matvec(weight_stream, weights.o_proj(), attention_rows, add_to_residual, smem);
+    if (!c.barrier.sync(Stage::kOProj, layer, before_gate_up_proj)) return false;
 
     const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm(), eps};
     matvec(
-        weights.gate_up_proj(), {down_slice(), following().next}, normed_middle,
+        weight_stream, weights.gate_up_proj(), normed_middle,
         [&](int row, int i, float2 gate_up) {
           w.mlp[static_cast<size_t>(row) * kIntermediate + i / 2] = silu(gate_up.x) * gate_up.y;
         },
-        smem, c.smem.rings);
-    if (!c.barrier.sync(Stage::kGateUpProj, layer)) return false;
+        smem);
+    if (!c.barrier.sync(Stage::kGateUpProj, layer, before_down_proj)) return false;
 
     const Rows mlp_rows{w.mlp, kIntermediate, pass.num_rows};
-    matvec(weights.down_proj(), following(), mlp_rows, add_to_residual, smem, c.smem.rings);
-    if (!c.barrier.sync(Stage::kDownProj, layer)) return false;
+    matvec(weight_stream, weights.down_proj(), mlp_rows, add_to_residual, smem);
+    if (!c.barrier.sync(Stage::kDownProj, layer, before_next_layer)) return false;
   }
   return true;
 }

@@ -55,13 +55,14 @@ __device__ void norm_rope(float* out, const float* head, const Weight* weight, c
                           const Stack& stack) {
   constexpr int kPairs = kHeadDim / 2;
   constexpr int kLanePairs = (kPairs + kWarpSize - 1) / kWarpSize;
+  const int lane = opaque(lane_idx());
   // Everything is asked for before anything is needed: these loads wait for L2 together.
   float lower[kLanePairs], upper[kLanePairs], lower_weight[kLanePairs], upper_weight[kLanePairs];
   float cos[kLanePairs], sin[kLanePairs];
   [[maybe_unused]] float squares = 0;
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
-    const int i = min(lane_idx() + j * kWarpSize, kPairs - 1);
+    const int i = min(lane + j * kWarpSize, kPairs - 1);
     lower[j] = load_activation(head + i);
     upper[j] = load_activation(head + i + kPairs);
     lower_weight[j] = kNorm ? to_float(weight[i]) : 1.f;
@@ -73,14 +74,14 @@ __device__ void norm_rope(float* out, const float* head, const Weight* weight, c
   }
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
-    const bool inside = lane_idx() + j * kWarpSize < kPairs;
+    const bool inside = lane + j * kWarpSize < kPairs;
     squares += inside ? lower[j] * lower[j] + upper[j] * upper[j] : 0.f;
   }
   float scale = 1;
   if constexpr (kNorm) scale = rsqrtf(warp_sum(squares) / kHeadDim + stack.rms_norm_eps);
 #pragma unroll
   for (int j = 0; j < kLanePairs; ++j) {
-    const int i = lane_idx() + j * kWarpSize;
+    const int i = lane + j * kWarpSize;
     if (i < kPairs) {
       const float a = lower[j] * scale * lower_weight[j];
       const float b = upper[j] * scale * upper_weight[j];

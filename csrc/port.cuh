@@ -87,6 +87,13 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
+// The same value, of which the compiler knows nothing: what is computed from it within a stage is
+// not kept in registers through all the others.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // ---- Warps
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
@@ -200,6 +207,8 @@ template <int kGroupsLeft>
 inline void copy_async_wait() {
   if (emulation::lazy_copies) emulation::async_wait(kGroupsLeft);
 }
+
+inline int opaque(int value) { return value; }
 
 inline float warp_reduce(float value, emulation::Collective kind, emulation::Where where) {
   std::memcpy(emulation::current->deposit, &value, sizeof value);

@@ -20,19 +20,20 @@ template <class Matrix, class Input>
 __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
   const Matrix matrix{p.packed, p.scales};
-  const WeightSlice slice = weight_slice(matrix);
-  const WeightSlice again = p.num_passes > 1 ? slice : WeightSlice{};
-  prime(smem.rings, {slice, again});
+  const TileGrid grid = tile_grid(matrix);
+  const TileGrid again = p.num_passes > 1 ? grid : TileGrid{};
+  prime(smem.rings, {grid, again});
+  WeightStream<kRingSlots> stream(smem.rings);
   for (int pass = 0; pass < p.num_passes; ++pass) {
+    stream.open(grid, {pass + 1 < p.num_passes ? grid : TileGrid{},
+                       pass + 2 < p.num_passes ? grid : TileGrid{}});
+    __syncthreads();  // the pass before is done with smem
     matvec(
-        matrix,
-        {pass + 1 < p.num_passes ? slice : WeightSlice{},
-         pass + 2 < p.num_passes ? slice : WeightSlice{}},
-        rows,
+        stream, matrix, rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(&p.y[static_cast<size_t>(row) * Matrix::kOut + i]) = sum;
         },
-        smem.stage.matvec, smem.rings);
+        smem.stage.matvec);
   }
   copy_async_wait<0>();
 }

@@ -28,7 +28,7 @@ struct SamplingSmem {
   float weights[kMaxVocab];  // exp(score - best), for top-p
   uint32_t seen[kTalkerVocab / 32];
   unsigned histogram[256];
-  unsigned digit, num_above;
+  unsigned digit, num_above, num_equal;
   unsigned long long warp_best[kNumWarps];
   float warp_sums[kNumWarps];
 };
@@ -67,28 +67,30 @@ __device__ __forceinline__ int candidate_token(unsigned long long best) {
   return static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
 }
 
-// The largest candidate of the block, in all its threads.
-__device__ inline unsigned long long block_best(unsigned long long mine, SamplingSmem& smem) {
+// The largest candidate of a warp, in all its lanes; then of the block, in all its threads.
+__device__ inline unsigned long long warp_best(unsigned long long mine) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) {
     const unsigned long long other = __shfl_xor_sync(0xffffffffu, mine, distance);
     mine = other > mine ? other : mine;
   }
+  return mine;
+}
+__device__ inline unsigned long long block_best(unsigned long long mine, SamplingSmem& smem) {
+  mine = warp_best(mine);
   __syncthreads();  // an earlier result has been read
   if (lane_idx() == 0) smem.warp_best[warp_idx()] = mine;
   __syncthreads();
-#pragma unroll 4
-  for (int warp = 0; warp < kNumWarps; ++warp) {
-    mine = smem.warp_best[warp] > mine ? smem.warp_best[warp] : mine;
-  }
-  return mine;
+  return warp_best(lane_idx() < kNumWarps ? smem.warp_best[lane_idx()] : 0);
 }
 
-// order_key of the k-th largest of scores[0 .. vocab): radix select, 8 bits at a time.
+// The least order_key of the k largest of scores[0 .. vocab), or as many of its upper bits as tell
+// them from the others: radix select, 8 bits at a time.
 __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem) {
   unsigned prefix = 0;
 #pragma unroll 1
   for (int shift = 24; shift >= 0; shift -= 8) {
+#pragma unroll 1
     for (int i = thread_idx(); i < 256; i += kNumThreads) smem.histogram[i] = 0;
     __syncthreads();
 #pragma unroll 1
@@ -99,7 +101,7 @@ __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem)
     }
     __syncthreads();
     if (warp_idx() == 0) {  // lane l looks at digits 255 - 8l down to 248 - 8l
-      const int top = 255 - 8 * lane_idx();
+      const int top = 255 - 8 * opaque(lane_idx());
       unsigned here = 0;
       for (int i = 0; i < 8; ++i) here += smem.histogram[top - i];
       unsigned up_to_here = here;
@@ -116,11 +118,13 @@ __device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem)
         }
         smem.digit = digit;
         smem.num_above = above;
+        smem.num_equal = smem.histogram[digit];
       }
     }
     __syncthreads();
     prefix |= smem.digit << shift;
     k -= smem.num_above;
+    if (smem.num_equal == static_cast<unsigned>(k)) break;  // all of them are among the k
   }
   return prefix;
 }
@@ -136,6 +140,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
     *reinterpret_cast<float4*>(&smem.scores[i]) = load_activation4(logits + i);
   }
+#pragma unroll 1
   for (int i = thread_idx(); rules.seen && i < vocab / 32; i += kNumThreads) {
     smem.seen[i] = __ldcg(rules.seen + i);
   }

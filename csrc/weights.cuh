@@ -1,8 +1,8 @@
 // How a block walks through its share of a packed matrix, and how the bytes get there in time.
 //
-// A block owns a contiguous run of 8-row tiles. Its warps share every tile: warp w takes the column
-// tiles w, w + kNumWarps, ... Which warp adds which products therefore depends on the matrix alone,
-// never on the grid, and a sum has the same bits on every GPU of one build.
+// A block owns a contiguous run of 8-row tiles. Its warps share every row of tiles: warp w takes
+// the column tiles w, w + kNumWarps, ... Which warp adds which products therefore depends on the
+// matrix alone, never on the grid, and a sum has the same bits on every GPU of one build.
 //
 // Weights do not change during a launch, so they are fetched without regard to barriers: behind the
 // last tile of a matrix the stream goes on with the tiles of the next two, while the grid still
@@ -13,197 +13,196 @@
 
 namespace qwen_tts {
 
-constexpr int kLaneWeights = kTileRows * kTileCols / kWarpSize;   // of one lane in one tile
-constexpr int kLaneVectors = kLaneWeights * sizeof(Weight) / 16;  // 16-byte pieces of them
-constexpr int kRoundTiles = ROUND_TILES;                          // tiles between reductions
-constexpr int kChunkCols = CHUNK_COLS;                            // of activations held at once
-static_assert(kLaneWeights == 8 && kChunkCols % kInt8TileCols == 0);
+constexpr int kVectorsOfWeight = kTileRows * kTileCols * sizeof(Weight) / (16 * kWarpSize);
+constexpr int kRoundTiles = ROUND_TILES;  // row tiles between reductions
+constexpr int kChunkCols = CHUNK_COLS;    // of activations held at once
+static_assert(kChunkCols % (kTileCols * kNumWarps) == 0, "tiles of a chunk for every warp alike");
 
-// A packed matrix [kOut, kIn]. The tiles of int8 are twice as wide; columns that fill up the last
-// one are zero.
+// A packed matrix [kOut, kIn]; columns that fill up the last tile are zero.
 template <int kOut_, int kIn_, bool kInt8_ = false>
 struct PackedMatrix {
   static constexpr int kOut = kOut_, kIn = kIn_;
   static constexpr bool kInt8 = kInt8_;
-  static constexpr int kTileCols = kInt8 ? kInt8TileCols : qwen_tts::kTileCols;
   static constexpr int kColTiles = (kIn + kTileCols - 1) / kTileCols;
   static constexpr int kPaddedIn = kColTiles * kTileCols;
-  static constexpr int kChunkTiles = kChunkCols / kTileCols;
-  static constexpr int kLaneVectors = kInt8 ? 1 : qwen_tts::kLaneVectors;
+  static constexpr int kLaneVectors = kInt8 ? 1 : kVectorsOfWeight;
   static constexpr size_t kBytes = size_t{kOut} * kPaddedIn * (kInt8 ? 1 : sizeof(Weight));
-  static_assert(kOut % kTileRows == 0 && kIn % qwen_tts::kTileCols == 0, "whole tiles");
+  static_assert(kOut % kTileRows == 0 && kIn % 4 == 0, "whole tiles, whole vectors of activations");
 
   const void* tiles;              // 16-byte aligned
   const float* scales = nullptr;  // [kOut], if kInt8; of units of 2^-6 (widen_int8)
 };
 
 template <int kVectors>
-struct LaneTile {  // one lane's share of a tile: row lane/4, columns 8 (lane%4) ..
+struct LaneTile {  // one lane's 16-byte pieces of a tile (packing.py)
   uint4 vector[kVectors];
 };
 
-// A block's share of one packed matrix.
-struct WeightSlice {
-  const void* tiles = nullptr;
-  int begin = 0, end = 0;  // row tiles
-  // Less than zero: of int8. A word for that alone would be a register too many.
-  int signed_num_col_tiles = 0;
+// A packed matrix as the stream sees it, whole or the rows of tiles that one block owns.
+struct alignas(16) TileGrid {
+  const uint4* tiles = nullptr;
+  int num_rows = 0;         // of tiles
+  int signed_num_cols = 0;  // of tiles; less than zero: of int8. A word for that is one too many
 
-  __device__ bool is_int8() const { return kAnyInt8 && signed_num_col_tiles < 0; }
-  __device__ int num_col_tiles() const {
-    return is_int8() ? -signed_num_col_tiles : signed_num_col_tiles;
+  __device__ bool is_int8() const { return kAnyInt8 && signed_num_cols < 0; }
+  __device__ int num_cols() const { return is_int8() ? -signed_num_cols : signed_num_cols; }
+  __device__ int lane_vectors() const { return is_int8() ? 1 : kVectorsOfWeight; }
+  // 16-byte pieces of one tile, and of a row of tiles
+  __device__ int tile_vectors() const { return lane_vectors() * kWarpSize; }
+  __device__ int row_vectors() const { return num_cols() * tile_vectors(); }
+
+  __device__ TileGrid rows(BlockRange range) const {
+    return {tiles + static_cast<size_t>(range.begin) * row_vectors(), range.end - range.begin,
+            signed_num_cols};
   }
-  __device__ int chunk_tiles() const {  // column tiles of one chunk
-    return kChunkCols / (is_int8() ? kInt8TileCols : kTileCols);
-  }
-  __device__ int lane_vectors() const { return is_int8() ? 1 : kLaneVectors; }
 };
 
 template <class Matrix>
-__device__ WeightSlice weight_slice(const Matrix& matrix) {
+__device__ TileGrid tile_grid(const Matrix& matrix) {
   static_assert(kAnyInt8 || !Matrix::kInt8);
-  const BlockRange range = block_range(Matrix::kOut / kTileRows);
-  return {matrix.tiles, range.begin, range.end,
+  return {static_cast<const uint4*>(matrix.tiles), Matrix::kOut / kTileRows,
           Matrix::kInt8 ? -Matrix::kColTiles : Matrix::kColTiles};
 }
 
-// The tiles of a slice that one warp reads, in the order in which it reads them: rounds of
-// kRoundTiles row tiles; within a round chunks of columns; within a chunk row tiles; within a row
-// tile every kNumWarps-th column tile. matvec.cuh loops in this order. Every tile costs a step, so
-// a step inside a chunk is additions alone; what needs the shape is done once for each chunk.
+// The tiles of a block's share that one warp reads, in the order in which it reads them: rounds of
+// kRoundTiles row tiles; within a round every kNumWarps-th column tile; within a column tile the
+// row tiles of the round, a run. matvec.cuh loops in this order. Every tile costs a step, so a step
+// inside a run is additions alone.
 struct WeightCursor {
-  const uint4* address;     // of the current tile; the same for all lanes, as everything here
-  int num_cols, cols_left;  // of this warp in a row tile of the chunk: all, and still to be read
-  int rows_left;            // row tiles of the chunk, with the current one; 0: the slice is read
-  int round, chunk;         // first row tile and first column tile of the chunk
+  const uint4* address;  // of this lane's first piece of the current tile
+  int run_left;          // tiles of the run, with the current one; 0: everything is read
+  int rows_left;         // row tiles of the share from the run's first on
+  int col;               // column tile of the run
+  int signed_num_cols;   // of the share
 
-  __device__ void enter(const WeightSlice& slice) {
-    round = slice.begin;
-    chunk = 0;
-    find_tiles(slice);
+  __device__ TileGrid grid() const { return {nullptr, 0, signed_num_cols}; }
+  __device__ bool inside() const { return run_left > 0; }
+  __device__ void enter(const TileGrid& share) {
+    signed_num_cols = share.signed_num_cols;
+    col = warp_idx();
+    address = share.tiles + col * share.tile_vectors() + lane_idx();
+    rows_left = col < share.num_cols() ? share.num_rows : 0;
+    run_left = min(kRoundTiles, rows_left);
   }
-  __device__ bool inside() const { return rows_left > 0; }
-  __device__ void advance(const WeightSlice& slice) {
-    int step = kNumWarps;
-    if (--cols_left == 0) {
-      cols_left = num_cols;
-      step = slice.num_col_tiles() - (num_cols - 1) * kNumWarps;
-      if (--rows_left == 0) {
-        next_chunk(slice);
-        find_tiles(slice);
-        return;
-      }
-    }
-    address += step * kWarpSize * slice.lane_vectors();
+  // To the next tile. False at the end of a run, when next_run() is due.
+  __device__ bool advance() {
+    address += grid().row_vectors();
+    return --run_left != 0;
   }
-
- private:
-  __device__ void next_chunk(const WeightSlice& slice) {
-    chunk += slice.chunk_tiles();
-    if (chunk >= slice.num_col_tiles()) {
-      chunk = 0;
-      round += kRoundTiles;
+  __device__ void next_run() {
+    const int run = min(kRoundTiles, rows_left);
+    if (col + kNumWarps < grid().num_cols()) {  // the same rows again
+      address += kNumWarps * grid().tile_vectors() - run * grid().row_vectors();
+      col += kNumWarps;
+    } else {
+      address -= (col - warp_idx()) * grid().tile_vectors();
+      col = warp_idx();
+      rows_left -= run;
     }
-  }
-
-  // From this chunk on the first one in which this warp has tiles.
-  __device__ void find_tiles(const WeightSlice& slice) {
-#pragma unroll 1
-    for (; round < slice.end; next_chunk(slice)) {
-      const int col = chunk + warp_idx();
-      const int end = min(chunk + slice.chunk_tiles(), slice.num_col_tiles());
-      if (col < end) {
-        const size_t index = static_cast<size_t>(round) * slice.num_col_tiles() + col;
-        address = static_cast<const uint4*>(slice.tiles) + index * kWarpSize * slice.lane_vectors();
-        num_cols = cols_left = (end - col + kNumWarps - 1) / kNumWarps;
-        rows_left = min(kRoundTiles, slice.end - round);
-        return;
-      }
-    }
-    rows_left = 0;
+    run_left = min(kRoundTiles, rows_left);
   }
 };
 
 // What this block will multiply by after the matrix at hand, in this order. Two matrices, because
 // one of them alone may be less than the ring holds, and memory would idle while the grid waits.
 struct Forecast {
-  WeightSlice next, then;
+  TileGrid next, then;
 };
 
 // What a warp remembers of its stream between two matrices, in shared memory.
 struct WeightStreamState {
-  const void* held[2];  // the matrices that tiles were fetched of, in this order; null: none
-  WeightCursor cursor;  // the first tile that is not in the ring
-  int cursor_in;        // 0 or 1: which of them it is a tile of
-  int head;             // slot of the oldest tile
-  int num_tiles;        // in the ring
-  Forecast forecast;    // while a matrix is read
+  TileGrid forecast[2];     // this block's shares of what follows the matrix that is or was read
+  const void* expected[2];  // which matrices these are, by their first byte
+  WeightCursor cursor;      // lane 0's: the first tile that is not in the ring
+  int cursor_in;            // which of the forecast it is a tile of
+  int head;                 // slot of the oldest tile
+  int num_tiles;            // in the ring
+  unsigned inverse_blocks;  // inverse_of_num_blocks()
 };
 
 // One ring of tiles for every warp, in shared memory.
 template <int kSlots>
 struct WeightRings {
-  uint4 tiles[kNumWarps][kSlots][kLaneVectors][kWarpSize];
+  uint4 tiles[kNumWarps][kSlots][kVectorsOfWeight][kWarpSize];
   WeightStreamState states[kNumWarps];
 };
 
-// A warp's stream of weights while one matrix is read. save() hands over to the next one.
+// A warp's stream of weights. Matrices are read one after another: open(), front() and pop() for
+// every tile, close(). Nothing of it waits for other blocks: open() is for the time in which they
+// are waited for.
 template <int kSlots>
 class WeightStream {
  public:
-  // slice     what will be read; tiles that were fetched of something else are dropped: a wrong
+  __device__ explicit WeightStream(WeightRings<kSlots>& rings)
+      : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
+
+  // grid      what will be read; tiles that were fetched of something else are dropped: a wrong
   //           expectation costs time and nothing else
   // forecast  what is expected to be read after it
-  __device__ WeightStream(WeightRings<kSlots>& rings, const WeightSlice& slice,
-                          const Forecast& forecast)
-      : ring_(rings.tiles[warp_idx()]),
-        state_(rings.states[warp_idx()]),
-        from_(slice),
-        cursor_(state_.cursor),
-        head_(state_.head) {
-    const bool as_expected = state_.held[0] == slice.tiles &&
-                             (state_.cursor_in == 0 || state_.held[1] == forecast.next.tiles);
+  __device__ void open(const TileGrid& grid, const Forecast& forecast) {
+    const auto owned = [&](const TileGrid& whole) {
+      return block_range(whole.num_rows, state_.inverse_blocks);
+    };
+    cursor_ = state_.cursor;
+    matrix_ = state_.cursor_in;
+    head_ = state_.head;
+    num_tiles_ = state_.num_tiles;
+    rows_ = owned(grid);
+    const bool as_expected = state_.expected[0] == grid.tiles &&
+                             (matrix_ == 0 || state_.expected[1] == forecast.next.tiles);
+    __syncwarp();  // everybody has read the state
+    if (lane_idx() == 0) {
+      state_.forecast[0] = forecast.next.rows(owned(forecast.next));
+      state_.forecast[1] = forecast.then.rows(owned(forecast.then));
+      state_.expected[0] = forecast.next.tiles;
+      state_.expected[1] = forecast.then.tiles;
+    }
+    __syncwarp();
     if (as_expected) {
-      num_tiles_ = state_.num_tiles;
-      matrix_ = state_.cursor_in;
-      if (matrix_) from_ = forecast.next;
+      cursor_.address += lane_idx();
     } else {
       copy_async_wait<0>();  // or the dropped tiles may land on top of the new ones
-      cursor_.enter(slice);
+      matrix_ = num_tiles_ = 0;
+      cursor_.enter(grid.rows(rows_));
     }
-    tail_ = (head_ + num_tiles_) % kSlots;
-    if (lane_idx() == 0) state_.forecast = forecast;
-    __syncwarp();
+    leave_finished();
+    int tail = (head_ + num_tiles_) % kSlots;
 #pragma unroll 1
-    for (int slot = num_tiles_; slot < kSlots; ++slot) fetch();
+    for (int slot = num_tiles_; slot < kSlots; ++slot, tail = slot_after(tail)) {
+      num_tiles_ += fetch(tail);
+    }
   }
 
-  // This lane's weights of the warp's next tile; its slot is filled again at once.
+  // The block's row tiles of the matrix at hand.
+  __device__ BlockRange rows() const { return rows_; }
+
+  // This lane's weights of the warp's next tile; pop() is due when they have been used.
   template <int kVectors>
-  __device__ LaneTile<kVectors> read() {
+  __device__ LaneTile<kVectors> front() {
     // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
-    // every read starts one more: behind the oldest slot there are at least kSlots - 1 groups.
+    // every pop() starts one more: behind the oldest slot there are at least kSlots - 1 groups.
     copy_async_wait<kSlots - 1>();
     LaneTile<kVectors> tile;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) tile.vector[i] = vector(head_, i);
-    head_ = slot_after(head_);
-    --num_tiles_;
-    fetch();
+    for (int i = 0; i < kVectors; ++i) tile.vector[i] = piece(head_, i);
     return tile;
   }
 
-  // All lanes, when the whole slice has been read.
-  __device__ void save() {
-    leave_finished();
-    __syncwarp();  // the other lanes may still have to turn to state_.forecast
+  // Fills the slot of the tile again. While there is something to fetch, the ring is full: what
+  // comes last goes where the first was. A load from shared memory that nobody has waited for could
+  // meet the copy, hence "used".
+  __device__ void pop() {
+    if (!fetch(head_)) --num_tiles_;
+    head_ = slot_after(head_);
+  }
+
+  // All lanes, when everything has been read. What follows is in the ring or on its way.
+  __device__ void close() {
     if (lane_idx() == 0) {
-      state_ = {{state_.forecast.next.tiles, state_.forecast.then.tiles},
-                cursor_,
-                matrix_ - 1,
-                head_,
-                num_tiles_,
-                Forecast{}};
+      state_.cursor = cursor_;
+      state_.cursor_in = matrix_ - 1;
+      state_.head = head_;
+      state_.num_tiles = num_tiles_;
     }
     __syncwarp();
   }
@@ -212,46 +211,55 @@ class WeightStream {
   // Turns to the next matrix with tiles for this warp, as far as there is a forecast.
   __device__ void leave_finished() {
 #pragma unroll 1
-    while (matrix_ < 2 && !cursor_.inside()) {
-      from_ = matrix_++ == 0 ? state_.forecast.next : state_.forecast.then;
-      cursor_.enter(from_);
-    }
+    while (matrix_ < 2 && !cursor_.inside()) cursor_.enter(state_.forecast[matrix_++]);
   }
 
-  // Starts copying the next tile into the next free slot; without a forecast the slot stays empty.
-  __device__ void fetch() {
-    leave_finished();
-    if (cursor_.inside()) {
-      const uint4* own = cursor_.address + lane_idx() * from_.lane_vectors();
+  // Starts copying the next tile into a free slot. False: there is no forecast, the slot stays
+  // empty.
+  __device__ bool fetch(int slot) {
+    const bool exists = cursor_.inside();
+    if (exists) {
 #pragma unroll
-      for (int i = 0; i < kLaneVectors; ++i) {
-        if (i < from_.lane_vectors()) copy_async(&vector(tail_, i), &own[i]);
+      for (int i = 0; i < kVectorsOfWeight; ++i) {
+        if (i < cursor_.grid().lane_vectors()) {
+          copy_async(&piece(slot, i), cursor_.address + i * kWarpSize);
+        }
       }
-      cursor_.advance(from_);
-      tail_ = slot_after(tail_);
-      ++num_tiles_;
+      if (!cursor_.advance()) {
+        cursor_.next_run();
+        leave_finished();
+      }
     }
     copy_async_commit();
+    return exists;
   }
 
-  __device__ uint4& vector(int slot, int i) { return ring_[slot][i][lane_idx()]; }
+  __device__ uint4& piece(int slot, int i) const {
+    return tiles_[(slot * kVectorsOfWeight + i) * kWarpSize];
+  }
   __device__ static int slot_after(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
 
-  uint4 (&ring_)[kSlots][kLaneVectors][kWarpSize];  // of this warp alone
+  uint4* tiles_;  // this lane's first piece in the warp's ring
   WeightStreamState& state_;
-  WeightSlice from_;  // what is being fetched
+  BlockRange rows_;
   WeightCursor cursor_;
-  int head_, tail_;    // slots of the oldest tile, and of the next one that is fetched
-  int num_tiles_ = 0;  // in the ring
-  int matrix_ = 0;     // 0: the slice is being fetched; 1, 2: the first, the second of the forecast
+  int matrix_;     // 0: the matrix at hand is being fetched; 1, 2: the first, the second forecast
+  int head_;       // slot of the oldest tile
+  int num_tiles_;  // in the ring
 };
 
 // Empties the rings at the start of a launch, and fetches what will be read first.
 template <int kSlots>
 __device__ void prime(WeightRings<kSlots>& rings, const Forecast& first) {
-  if (lane_idx() == 0) rings.states[warp_idx()] = {};
+  WeightStreamState& state = rings.states[warp_idx()];
+  if (lane_idx() == 0) {
+    state = {};
+    state.inverse_blocks = inverse_of_num_blocks();
+  }
   __syncwarp();
-  WeightStream<kSlots>(rings, WeightSlice{}, first).save();
+  WeightStream<kSlots> stream(rings);
+  stream.open({}, first);
+  stream.close();
 }
 
 }  // namespace qwen_tts

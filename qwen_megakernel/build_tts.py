@@ -37,13 +37,14 @@ GPU_THREADS = 512  # 16 warps, at most 128 registers each
 # A thread keeps the queries that share a key, and what they mix: with Qwen2.5's seven that is more
 # than 128 registers in a frame's kernel. Half the threads have twice as many.
 MAX_QUERIES_PER_KEY = 4
-GPU_LOOKAHEAD_TILES = 16  # per warp: 128 KiB in flight per block where shared memory allows it
+GPU_LOOKAHEAD_TILES = 16  # per warp: more than shared memory allows to 16 warps
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
 CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
-ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 8 KiB each
-# Where a block has less than 128 KiB, what these leave is worth more as look-ahead.
-SMALL_CHUNK_COLS, SMALL_ROUND_TILES = 512, 2
+ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of each
+# Where a block has less than 128 KiB, what half the activations and half the warps leave is worth
+# more as look-ahead; memory is slower there, and eight warps keep up with it.
+SMALL_SMEM_KIB = 128
 EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 LOCK_POLL_SECONDS = 0.2
 
@@ -116,7 +117,7 @@ def check_config(config: ModelConfig) -> None:
     if faults:
         raise UnsupportedModel(
             f"The kernel cannot run this model: {', '.join(faults)}.",
-            "Weights are cut into tiles of 8 rows and 32 columns, heads into 16 elements.",
+            "Weights are cut into tiles of 8 rows, activations into 32 columns, heads into 16.",
             "Use --backend torch.",
         )
 
@@ -149,12 +150,12 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     else:
         number = re.sub(r"\D", "", target.arch)
         kib = SMEM_KIB[number]
-        is_large = kib >= 128
+        is_small = kib < SMALL_SMEM_KIB
         stacks = config.talker.stack, config.predictor.stack
         queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
-        threads = GPU_THREADS if queries_per_key <= MAX_QUERIES_PER_KEY else GPU_THREADS // 2
-        tuning = (threads, CHUNK_COLS if is_large else SMALL_CHUNK_COLS)
-        tuning += (ROUND_TILES if is_large else SMALL_ROUND_TILES,)
+        is_halved = is_small or queries_per_key > MAX_QUERIES_PER_KEY
+        tuning = (GPU_THREADS // 2 if is_halved else GPU_THREADS,)
+        tuning += (CHUNK_COLS // 2 if is_small else CHUNK_COLS, ROUND_TILES)
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "ROUND_TILES", "LOOKAHEAD_TILES", "SMEM_BYTES")
     return values | dict(zip(names, tuning, strict=True))

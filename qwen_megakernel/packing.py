@@ -1,11 +1,11 @@
 """A checkpoint's weights in the layout that csrc/weights.cuh and csrc/layer.cuh read.
 
-A matrix is cut into tiles of 8 rows x 32 columns, stored tile row by tile row; inside a tile the
-eight columns 8t .. 8t+7 of row g belong to lane 4g+t of a warp and lie next to each other. A layer
-is one run: four matrices, its norm vectors, and the bias of q, k and v where the model has one.
-
-An int8 tile is two of those side by side, 8 x 64, so that a lane has 16 bytes of it, too. Behind an
-int8 layer's matrices are the scales of all their rows.
+A matrix is cut into tiles of 8 rows x 64 columns, stored row of tiles by row of tiles; columns that
+fill up the last tile are zero. A tile is cut into pieces of 16 bytes, one for each lane of a warp,
+then the next one for each lane: of bf16, lane 4g+t has the eight columns 8t .. of row g, then the
+eight columns 32 + 8t ..; of int8 both in one piece; of float32 the four columns 4t .., 16 + 4t ..,
+32 + 4t .. and 48 + 4t ... A layer is one run: four matrices, behind them the scales of all their
+rows if they are int8, the norm vectors, and the bias of q, k and v where the model has one.
 """
 
 import torch
@@ -16,9 +16,8 @@ from qwen_megakernel.config import ModelConfig, StackConfig
 from qwen_megakernel.quantized import Int8Matrix
 
 TILE_ROWS = 8
-TILE_COLS = 32
-LANE_COLS = 8
-INT8_TILE_COLS = 2 * TILE_COLS
+TILE_COLS = 64
+PIECE_BYTES = 16
 # A register holds four columns of int8 as magnitudes and signs: byte i the magnitude of column
 # INT8_MAGNITUDES[i] and, above it, the sign of column INT8_SIGNS[i]. With a mask the columns 0 and
 # 1 are then two bf16, with a rotation and a mask the columns 2 and 3.
@@ -27,29 +26,27 @@ INT8_UNIT = 2.0**-6  # what the kernel makes of an int8 of 1 (csrc/common.cuh, w
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[num_rows, num_cols] -> [num_rows * num_cols] in tile order.
+    """[num_rows, num_cols] -> [num_rows * num_cols, filled up] in tile order.
 
-    num_rows must be a multiple of 8 and num_cols of 32 (`build_tts.check_config`).
+    num_rows must be a multiple of 8 (`build_tts.check_config`).
     """
-    rows, cols = weight.shape
-    tiles = weight.reshape(
-        rows // TILE_ROWS, TILE_ROWS, cols // TILE_COLS, TILE_COLS // LANE_COLS, LANE_COLS
-    )
-    return tiles.permute(0, 2, 1, 3, 4).reshape(-1)
+    piece = PIECE_BYTES // weight.itemsize
+    tiles = F.pad(weight, (0, -weight.shape[1] % TILE_COLS))
+    tiles = tiles.unflatten(1, (-1, TILE_COLS // (4 * piece), 4 * piece))
+    return tiles.unflatten(0, (-1, TILE_ROWS)).permute(0, 2, 3, 1, 4).reshape(-1)
 
 
 def pack_int8(values: Tensor) -> Tensor:
-    """[num_rows, num_cols] int8 -> the bytes of its tiles in order, columns filled up with zeros.
+    """[num_rows, num_cols] int8 -> the bytes of its tiles in order.
 
     num_rows must be a multiple of 8; -128 has no magnitude here (`quantized.LARGEST`).
     """
-    rows, cols = values.shape
-    values = F.pad(values, (0, -cols % INT8_TILE_COLS)).unflatten(1, (-1, 4))
+    values = F.pad(values, (0, -values.shape[1] % TILE_COLS)).unflatten(1, (-1, 4))
     magnitudes = values.abs().view(torch.uint8)[..., INT8_MAGNITUDES]
     signs = (values < 0).to(torch.uint8)[..., INT8_SIGNS]
-    # A lane has eight columns of the left half of a tile and eight of the right one.
-    halves = (INT8_TILE_COLS // TILE_COLS, TILE_COLS // LANE_COLS, LANE_COLS)
-    tiles = (magnitudes | signs << 7).reshape(rows // TILE_ROWS, TILE_ROWS, -1, *halves)
+    # A piece has eight columns of the left half of a tile and eight of the right one.
+    halves = (2, 4, PIECE_BYTES // 2)
+    tiles = (magnitudes | signs << 7).reshape(len(values) // TILE_ROWS, TILE_ROWS, -1, *halves)
     return tiles.permute(0, 2, 1, 4, 3, 5).reshape(-1)
 
 

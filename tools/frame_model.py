@@ -18,28 +18,29 @@ from qwen_megakernel.synthetic_config import model_config
 NUM_SMS = 132
 BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H200
 LATENCY = 0.9  # us from the start of a copy to its arrival, under load
-L2_LATENCY = 0.3  # us, included in ENTER
+L2_LATENCY = 0.3  # us
 BARRIER = 0.9  # us; csrc/README.md expects 0.7 to 1.1
-ENTER = 0.35  # us to read the activations again, from L2
-LEAVE = 0.3  # us to add the warps' sums and to store
-ATTENTION = 1.2  # us for q and k norms, a share of the context, and the merge
+# Instructions of the busiest scheduler in a microsecond: it starts one a cycle at 1.755 GHz.
+ISSUE = 1755
+# Of its four warps: a stage's before its first tile and behind its last, and those of attention
+# (tools/instruction_profile.py; PTX).
+ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read again
+LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
+ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us: q, k and v, then what is cached
 SAMPLING = 4.0  # us for one draw
-# us to multiply one tile in each of 16 warps: 58 instructions of the loop and a share of 12 of what
-# surrounds it (counted in what ptxas makes for sm_90a), in 4 warps of a scheduler that starts one
-# of them a cycle at 1.755 GHz
-TILE_TIME = 0.16
-# A tile of int8 is two of bf16 to the tensor cores, which costs two loads and two products, and 20
-# instructions before: 12 of them logical, at half rate.
-INT8_TILE_TIME = TILE_TIME + 0.015 + 0.07
+# us to multiply one tile in each of 16 warps: 42 instructions (in what ptxas makes for sm_90a)
+TILE_TIME = 4 * 42 / ISSUE
+# To widen int8 takes 20 more, 12 of them logical, at half rate.
+INT8_TILE_TIME = TILE_TIME + 0.07
 SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
-TILE_BYTES = 512 * build_tts.GPU_THREADS // 32  # one tile for each warp
+TILE_WEIGHTS = 8 * 64 * build_tts.GPU_THREADS // 32  # one tile for each warp
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
     """What a variant of the kernel does differently."""
 
-    ring_tiles: int = 15  # slots of a warp's ring that fit beside the stages on sm_90
+    ring_tiles: int = 7  # slots of a warp's ring that fit beside the stages on sm_90
     forecast: int = 2  # matrices fetched ahead of the one at hand
     norms_in_l2: bool = True  # or does every stage with a norm wait for memory?
     int8: tuple[str, ...] = ()  # stacks whose layers are
@@ -53,6 +54,7 @@ class Stage(NamedTuple):
     extra: float  # us besides the product
     tiles: int = 0  # that one warp of the busiest block reads
     tile_time: float = TILE_TIME
+    tile_bytes: int = 2 * TILE_WEIGHTS  # in all warps
 
 
 class Block:
@@ -67,8 +69,8 @@ class Block:
 
     def run(self) -> float:
         """Microseconds from the first stage to the end of the last."""
-        matrices = [stage.tiles for stage in self.stages if stage.tiles]
-        of_tile = [index for index, tiles in enumerate(matrices) for _ in range(tiles)]
+        matrices = [stage for stage in self.stages if stage.tiles]
+        of_tile = [index for index, stage in enumerate(matrices) for _ in range(stage.tiles)]
         first_entry = [max(0, index - self.design.forecast) for index in of_tile]
         next_tile = 0
 
@@ -80,7 +82,8 @@ class Block:
                 if next_tile >= self.design.ring_tiles:
                     start = max(start, self.read[next_tile - self.design.ring_tiles])
                 before = self.arrived[-1] if self.arrived else 0.0
-                transfer = TILE_BYTES * NUM_SMS / BANDWIDTH
+                num_bytes = matrices[of_tile[next_tile]].tile_bytes
+                transfer = num_bytes * NUM_SMS / BANDWIDTH
                 self.arrived.append(max(start + LATENCY, before + transfer))
                 next_tile += 1
 
@@ -99,9 +102,9 @@ class Block:
         return self.now
 
 
-def tiles_of(rows: int, cols: int, tile_cols: int = 32) -> int:
+def tiles_of(rows: int, cols: int) -> int:
     """Tiles that one warp of the busiest block reads of a matrix."""
-    return -(-rows // 8 // NUM_SMS) * -(-cols // tile_cols // (build_tts.GPU_THREADS // 32))
+    return -(-rows // 8 // NUM_SMS) * -(-cols // 64 // (build_tts.GPU_THREADS // 32))
 
 
 def layer(
@@ -112,9 +115,8 @@ def layer(
     attention = ATTENTION if fused_attention is None else fused_attention - BARRIER
 
     def product(extra: float, rows: int, cols: int) -> Stage:
-        if not int8:
-            return Stage(extra, tiles_of(rows, cols))
-        return Stage(extra, tiles_of(rows, cols, 64), INT8_TILE_TIME)
+        tiles = tiles_of(rows, cols)
+        return Stage(extra, tiles, INT8_TILE_TIME, TILE_WEIGHTS) if int8 else Stage(extra, tiles)
 
     # Where sums are added to the residual, that is as late as the scales are.
     scales = SCALES if int8 else 0.0
@@ -165,8 +167,8 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]
     print(f"{'ms a frame, calculated':52}{'0.6B':>6}{'1.7B':>6}")
-    tiles = [sum(stage.tiles for stage in frame(config, Design())) for config in configs]
-    floor = "".join(f"{n * TILE_BYTES * NUM_SMS / BANDWIDTH / 1000:6.2f}" for n in tiles)
+    sizes = [sum(each.tiles * each.tile_bytes for each in frame(c, Design())) for c in configs]
+    floor = "".join(f"{size * NUM_SMS / BANDWIDTH / 1000:6.2f}" for size in sizes)
     print(f"{'weights alone, as the busiest block reads them':52}{floor}")
     for name, design in VARIANTS.items():
         times = [Block(design, frame(config, design)).run() / 1000 for config in configs]

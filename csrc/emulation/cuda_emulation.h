@@ -55,6 +55,10 @@ inline T emulated_shuffle(T value, int source_lane, ::emulation::Where where) {
   return value;
 }
 template <class T>
+inline T __shfl_sync(unsigned, T value, int source_lane, EMULATION_HERE) {
+  return emulated_shuffle(value, source_lane, where);
+}
+template <class T>
 inline T __shfl_xor_sync(unsigned, T value, int distance, EMULATION_HERE) {
   return emulated_shuffle(value, ::emulation::current->lane ^ distance, where);
 }

@@ -46,6 +46,11 @@ T* random_values(size_t size, float scale, float offset = 0) {
   return values;
 }
 
+template <int kOut, int kIn>
+Weight* random_matrices(size_t count, float scale) {
+  return random_values<Weight>(count * PackedMatrix<kOut, kIn>::kBytes / sizeof(Weight), scale);
+}
+
 template <class Dims>
 unsigned char* random_layers(int num_layers) {
   using Layer = LayerWeights<Dims>;
@@ -92,9 +97,9 @@ int run_frames() {
   Model model{};
   model.talker = make_stack<Talker>(1, kSlots, kPositions, true);
   model.predictor = make_stack<Predictor>(1, kMaxRows, kNumCodeGroups, false);
-  model.codec_head = random_values<Weight>(kTalkerVocab * hidden, 0.3f);
-  model.lm_heads = random_values<Weight>((groups - 1) * kPredictorVocab * Predictor::kHidden, 0.3f);
-  model.projection = random_values<Weight>(hidden * Predictor::kHidden, 0.1f);
+  model.codec_head = random_matrices<kTalkerVocab, Talker::kHidden>(1, 0.3f);
+  model.lm_heads = random_matrices<kPredictorVocab, Predictor::kHidden>(groups - 1, 0.3f);
+  model.projection = random_matrices<Predictor::kHidden, Talker::kHidden>(1, 0.1f);
   model.projection_bias = random_values<float>(Predictor::kHidden, 0.1f);
   const size_t table_rows = kTalkerVocab + (groups - 1) * kPredictorVocab;
   model.frame_table = random_values<Weight>(table_rows * hidden, 0.5f);

@@ -120,11 +120,15 @@ def test_a_matrix_that_follows_itself_is_found_in_the_ring(probes, monkeypatch, 
     assert torch.equal(run(probes, x, weight, passes=3), run(probes, x, weight))
 
 
-def test_pack_puts_eight_columns_of_a_row_next_to_each_other():
-    weight = torch.arange(16 * 64).reshape(16, 64)
-    tiles = packing.pack(weight).reshape(2, 2, 8, 4, 8)
-    assert torch.equal(tiles[1, 0, 3, 2], weight[8 + 3, 16:24])
-    assert torch.equal(tiles[0, 1, 7, 0], weight[7, 32:40])
+@pytest.mark.parametrize("dtype, columns", [(torch.bfloat16, 8), (torch.float32, 4)])
+def test_pack_gives_every_lane_sixteen_bytes_of_a_row(dtype, columns):
+    weight = torch.arange(16 * 96).remainder(251).reshape(16, 96).to(dtype)  # 1.5 tiles
+    pieces = 64 // (4 * columns)
+    tiles = packing.pack(weight).reshape(2, 2, pieces, 8, 4, columns)
+    for tile, piece, quarter in ((0, 0, 2), (0, 1, 0), (1, 0, 3)):
+        first = 64 * tile + 4 * columns * piece + columns * quarter
+        assert torch.equal(tiles[1, tile, piece, 3, quarter], weight[11, first : first + columns])
+    assert not tiles[:, 1, pieces // 2 :].any()  # columns 96 to 127
 
 
 def test_pack_int8_puts_two_halves_side_by_side_and_fills_up_with_zeros():

@@ -265,7 +265,8 @@ def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     sizes = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16}
     emulation = KernelDecoder(checkpoint, device=CPU, dtype=dtype, **sizes)
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
-    assert ptx.library.description.num_threads == build_tts.GPU_THREADS
+    small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
+    assert ptx.library.description.num_threads == build_tts.GPU_THREADS // (2 if small else 1)
     for sampling in (Sampling.greedy(), Sampling()):
         (codes, logits), (expected, others) = frames(ptx, sampling), frames(emulation, sampling)
         np.testing.assert_array_equal(codes, expected)

@@ -33,7 +33,7 @@ _TEXT_IDS = {token: NUM_TEXT_TOKENS + i for i, token in enumerate(SPECIAL_TOKENS
 _CODEC_NAMES = ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos")
 _CODEC_IDS = {name: CODEBOOK_SIZE + i for i, name in enumerate((*_CODEC_NAMES, LANGUAGE, SPEAKER))}
 
-# The kernel cuts weights into tiles of 32 columns and heads into 16 elements.
+# The kernel wants activations in 32 columns and heads in 16 elements.
 _STACK = {
     "hidden_size": 192,
     "num_attention_heads": 4,
