@@ -11,7 +11,7 @@ import argparse
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qwen_megakernel import build_tts, quantized
+from qwen_megakernel import build_tts, packing, quantized
 from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.synthetic_config import model_config
 
@@ -33,7 +33,8 @@ TILE_TIME = 4 * 42 / ISSUE
 # To widen int8 takes 20 more, 12 of them logical, at half rate.
 INT8_TILE_TIME = TILE_TIME + 0.07
 SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
-TILE_WEIGHTS = 8 * 64 * build_tts.GPU_THREADS // 32  # one tile for each warp
+NUM_WARPS = build_tts.GPU_THREADS // 32
+TILE_WEIGHTS = packing.TILE_ROWS * packing.TILE_COLS * NUM_WARPS  # one tile for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Block:
 
 def tiles_of(rows: int, cols: int) -> int:
     """Tiles that one warp of the busiest block reads of a matrix."""
-    return -(-rows // 8 // NUM_SMS) * -(-cols // 64 // (build_tts.GPU_THREADS // 32))
+    return -(-rows // packing.TILE_ROWS // NUM_SMS) * -(-cols // packing.TILE_COLS // NUM_WARPS)
 
 
 def layer(
