@@ -10,26 +10,29 @@ within tolerance; 1: something differs; 77: nothing could be compared on this ma
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from qwen_megakernel import checkpoint, options, validation, validation_cases
+from qwen_megakernel import checkpoint, options, quantized, validation, validation_cases
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
 from qwen_megakernel.model_tts import BACKENDS, Backend, choose_backend, make_decoder
 
 NOTHING_TO_COMPARE = 77
 
 
-def decoder(
-    loaded: checkpoint.Checkpoint,
-    backend: Backend,
-    dtype: torch.dtype,
-    weights: str | None = None,
-):
+def decoder(loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype):
     """A decoder with one slot."""
     sizes = {"num_slots": 1, "max_positions": 1024, "max_text_rows": 256}
-    return make_decoder(loaded, backend, dtype=dtype, weights=weights, **sizes)
+    return make_decoder(loaded, backend, dtype=dtype, **sizes)
+
+
+def with_weights(loaded: checkpoint.Checkpoint, weights: str | None) -> checkpoint.Checkpoint:
+    """The checkpoint with 8-bit layers, for all decoders to be compared; None: as it is."""
+    if weights is None:
+        return loaded
+    return replace(loaded, talker=quantized.quantize(loaded.talker, weights))
 
 
 def fast_backends(requested: str) -> list[Backend]:
@@ -70,9 +73,13 @@ def validate_plain(
 def validate_fast(
     loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> tuple[str, bool]:
-    """The kernel, its emulation or the graphs against the plain decoder in the same precision."""
-    plain = decoder(loaded, Backend("torch", backend.device, ""), dtype, args.weights)
-    fast = decoder(loaded, backend, dtype, args.weights)
+    """The kernel, its emulation or the graphs against the plain decoder in the same precision.
+
+    Args:
+        loaded: from `with_weights`; `args.weights` only names it.
+    """
+    plain = decoder(loaded, Backend("torch", backend.device, ""), dtype)
+    fast = decoder(loaded, backend, dtype)
     exact = dtype == torch.float32
     tolerance = args.tolerance
     if tolerance is None:
@@ -92,8 +99,8 @@ def validate_fast(
 
 def main(args: argparse.Namespace) -> int:
     """Compare what can be compared and print the tables."""
-    validation.forbid_tf32()
-    loaded = checkpoint.load(checkpoint.resolve(args.model))
+    validation.forbid_reduced_precision()
+    loaded = with_weights(checkpoint.load(checkpoint.resolve(args.model)), args.weights)
     print(f"{loaded.files.name}, {args.steps} frames")
     # The official package has no int8: there only our decoders are compared with each other.
     reports = [] if args.weights else [validate_plain(loaded, args)]

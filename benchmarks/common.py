@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine, run, and return a result object."""
-    with timed_engine(args, warmup=False) as (tts, load_s):
+    with timed_engine(args) as (tts, load_s):
         for index in range(args.warmup):
             run_once(tts, args, index)
         runs = [run_once(tts, args, index) for index in range(args.runs)]
@@ -194,7 +194,10 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout; "-dirty" when tracked files differ from it."""
+    """The commit of this checkout, as tools/gpu_check.py was told or as git knows it; "-dirty" when
+    tracked files differ from it."""
+    if told := os.environ.get("QWEN_MEGAKERNEL_COMMIT"):
+        return told
     folder = Path(__file__).parent
     try:
         done = subprocess.run(
@@ -210,11 +213,14 @@ def commit() -> str:
 
 
 def peak_memory_mb() -> dict[str, float]:
-    """Largest resident size of this process and, on a GPU, most memory torch held."""
+    """Largest resident size of this process; on a GPU the most memory that tensors took, and what
+    is taken of the device now: graphs, code and other processes too."""
     scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
     peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}
     if torch.cuda.is_available():
         peaks["gpu"] = torch.cuda.max_memory_allocated() / 1e6
+        free, total = torch.cuda.mem_get_info()
+        peaks["device"] = (total - free) / 1e6
     return peaks
 
 

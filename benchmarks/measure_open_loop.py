@@ -118,7 +118,7 @@ def row(load_name: str, value: float, heard: list[Heard], seconds: float) -> dic
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure every load and report."""
+    """Measure every load and report; the result file is written after each."""
     name = args.model or "random-0.6b"
     loaded = endless(checkpoint.load(checkpoint.resolve(name)))
     rows = []
@@ -126,11 +126,17 @@ def main(args: argparse.Namespace) -> int:
     with TTSEngine(loaded, dtype=args.dtype, weights=args.weights, **settings) as tts:
         loads = [("rps", value, open_loop) for value in args.rps]
         loads += [("listeners", value, listen) for value in args.listeners]
+        result = common.engine_header(tts) | {
+            "settings": {"streams": args.streams, "duration_s": args.duration, "seed": args.seed},
+            "rows": rows,
+        }
         for load_name, value, run in loads:
             started = time.perf_counter()
             heard = asyncio.run(run(tts, args, value))
             found = row(load_name, value, heard, time.perf_counter() - started)
             rows.append(found)
+            result["peak_memory_mb"] = common.peak_memory_mb()
+            common.write_json(args.json, result)
             first = found["first_chunk_ms"]
             print(
                 f"{load_name} {value:g}: {found['requests']} requests, first chunk p50 "
@@ -139,12 +145,6 @@ def main(args: argparse.Namespace) -> int:
                 f"{found['times_real_time']:.1f} times real time",
                 flush=True,
             )
-        found = common.engine_header(tts) | {
-            "settings": {"streams": args.streams, "duration_s": args.duration, "seed": args.seed},
-            "peak_memory_mb": common.peak_memory_mb(),
-            "rows": rows,
-        }
-    common.write_json(args.json, found)
     return 0
 
 

@@ -7,6 +7,7 @@ official package generates through transformers, as it is used; its figure holds
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from benchmarks import common
 from benchmarks.measure_open_loop import endless
 from qwen_megakernel import checkpoint, official, options
-from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
+from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.model_tts import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.utterance import Sampling
 
@@ -75,33 +76,33 @@ def official_ms(loaded: Any, device: torch.device, dtype: torch.dtype, frames: i
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure what can run here and report."""
+    """Measure what can run here and report; the result file is written after each system."""
     loaded = endless(checkpoint.load(checkpoint.resolve(args.model or "random-0.6b")))
     has_gpu = torch.cuda.is_available()
     device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
     dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)
     rows: list[dict[str, Any]] = []
+    found = common.model_header(loaded.files, device=str(device), dtype=common.name_of(dtype))
+    found |= {"settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS}}
+
+    def add(system: str, measure: Callable[[], list[float]]) -> None:
+        try:
+            rows.append({"system": system, "ms_per_frame": common.spread(measure())})
+        except EnvironmentError_ as error:
+            rows.append({"system": system, "why_not": error.what})
+        measured = [row for row in rows if "ms_per_frame" in row]
+        for row in measured:
+            best = min(other["ms_per_frame"]["p50"] for other in measured)
+            row["times_the_best"] = row["ms_per_frame"]["p50"] / best
+        common.write_json(args.json, found | {"rows": rows})
+
     names = ("kernel", "graph", "torch") if device.type == "cuda" else ("graph", "torch")
     for name in names:
-        try:
-            times = decoder_ms(loaded, choose_backend(name, device), dtype, args.frames)
-            rows.append({"system": name, "ms_per_frame": common.spread(times)})
-        except EnvironmentError_ as error:
-            rows.append({"system": name, "why_not": error.what})
-    try:
-        times = official_ms(loaded, device, dtype, args.frames)
-        rows.append({"system": "qwen-tts", "ms_per_frame": common.spread(times)})
-    except MissingPackageError as error:
-        rows.append({"system": "qwen-tts", "why_not": error.what})
-    measured = [row for row in rows if "ms_per_frame" in row]
-    best = min(row["ms_per_frame"]["p50"] for row in measured)
-    for row in measured:
-        row["times_the_best"] = row["ms_per_frame"]["p50"] / best
-    ran = {"device": str(device), "dtype": common.name_of(dtype)}
-    found = common.model_header(loaded.files, **ran) | {
-        "settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS},
-        "rows": rows,
-    }
+        add(
+            name,
+            lambda name=name: decoder_ms(loaded, choose_backend(name, device), dtype, args.frames),
+        )
+    add("qwen-tts", lambda: official_ms(loaded, device, dtype, args.frames))
     for row in rows:
         if "why_not" in row:
             print(f"{row['system']:10} not measured: {row['why_not']}")
@@ -110,7 +111,6 @@ def main(args: argparse.Namespace) -> int:
             print(
                 f"{row['system']:10}{figures['p50']:9.2f} ms a frame, {row['times_the_best']:.1f}x"
             )
-    common.write_json(args.json, found)
     return 0
 
 

@@ -55,7 +55,13 @@ STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "The same checkpoint on other decoders",
         ("model", "system", "ms_per_frame.p50", "times_the_best"),
     ),
-    "memory": ("Load time and memory", ("streams", "load_s", "peak_memory_mb.host")),
+    "memory": (
+        "Load time and memory (gpu: tensors at their peak; device: all that was taken of it)",
+        (
+            *("model", "streams", "load_s"),
+            *("peak_memory_mb.host", "peak_memory_mb.gpu", "peak_memory_mb.device"),
+        ),
+    ),
     "texts": (
         "Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice",
         ("model", "system", "text", "first_chunk_ms.p50", "total_ms.p50"),
@@ -140,7 +146,7 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
         )
         lines.append("")
         steps = result["steps"]
-        statuses = [f"{step} {found['status']}" for step, found in steps.items()]
+        statuses = [f"{step} {told(found)}" for step, found in steps.items()]
         lines += [f"Steps: {', '.join(statuses)}.", ""]
         lines += frame_table(steps)
         for step, (title, columns) in STEPS.items():
@@ -149,6 +155,13 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
                 lines += [f"{title}:", ""]
                 lines += table(list(columns), [[value(row, c) for c in columns] for row in rows])
     return lines
+
+
+def told(found: dict[str, Any]) -> str:
+    """The status of a step; of one that fell short of its goal, how far it came."""
+    if found["status"] != "short":
+        return found["status"]
+    return f"short ({found['result']['launches']} of {found['result']['goal']} launches)"
 
 
 def frame_table(steps: dict[str, Any]) -> list[str]:
@@ -263,15 +276,15 @@ def page() -> str:
     ]
     if not gpus:
         lines += [
-            "Nothing yet: no GPU was at hand. On a machine with one, four calls of less than nine "
-            "minutes each leave files in",
-            "`benchmarks/results/`, and this section is written from them:",
+            "Nothing yet: no GPU was at hand. On a machine with one, four commands leave files in "
+            "`benchmarks/results/`, and this section is",
+            "written from them (`docs/gpu-setup.md` fits them into half an hour):",
             "",
             "```",
             "tools/gpu_check.sh",
             "tools/gpu_check.sh --set listeners",
-            "tools/gpu_check.sh --set endurance",
             "tools/gpu_check.sh --set int8",
+            "tools/gpu_check.sh --set endurance",
             "python benchmarks/performance.py",
             "```",
             "",

@@ -6,6 +6,7 @@ without its dependencies (--no-deps).
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 import types
 from dataclasses import dataclass, field
@@ -33,9 +34,11 @@ def package() -> types.ModuleType:
     """The module `qwen_tts`.
 
     Raises:
-        MissingPackageError: it, or a package it needs, is not installed.
+        MissingPackageError: it, or a package it needs, is not installed or fails when imported.
     """
     try:
+        if importlib.util.find_spec("qwen_tts") is None:  # before what it would need
+            raise ModuleNotFoundError("No module named 'qwen_tts'")
         # transformers looks for torchaudio's metadata: before an empty module stands in for it.
         importlib.import_module("transformers.utils.import_utils")
         for name in _ONLY_FOR_25_HZ:
@@ -45,7 +48,7 @@ def package() -> types.ModuleType:
                 sys.modules[name] = types.ModuleType(name)
         with contextlib.redirect_stdout(sys.stderr):  # it prints advice when it is imported
             return importlib.import_module("qwen_tts")
-    except ImportError as error:
+    except Exception as error:  # other versions of what it needs raise anything
         raise MissingPackageError(
             f"The official package cannot be imported: {error}.",
             "It is the oracle of this comparison.",

@@ -46,15 +46,19 @@ BF16_GRAPH_TOLERANCE = 0.6
 MAX_SEEDS = 50  # sampled first frames to compare
 
 
-def forbid_tf32() -> None:
-    """Float32 is float32 from here on, in this process and those it starts.
+def forbid_reduced_precision() -> None:
+    """Float32 is float32 from here on, in this process and those it starts, and in this process
+    products of 16-bit numbers are summed in it.
 
     For programs that compare, which own their process; an engine leaves torch's precision to the
     host. Some of NVIDIA's images set the variable, which torch reads when it is imported, and which
     then asks for TF32 products: three decimals, where the tolerances above are of float32's seven.
+    And cuBLAS may add the parts of a long sum in bf16, which the bf16 tolerances do not know.
     """
     os.environ.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def tolerance_of(backend: str, *, exact: bool) -> float:

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """The suites compare float32, and so do the commands that they run."""
-    validation.forbid_tf32()
+    validation.forbid_reduced_precision()
 
 
 @pytest.fixture(scope="session")

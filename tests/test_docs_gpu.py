@@ -51,6 +51,13 @@ def test_every_command_of_the_setup_runs_as_the_page_says(command: str, tmp_path
         assert (tmp_path / "out.wav").stat().st_size > 44
 
 
+def test_the_checks_fit_half_an_hour_of_a_machine_that_ends_a_command_after_ten_minutes():
+    seconds = [int(line.split("--seconds ")[1]) for line in lines(SETUP) if "--seconds" in line]
+    assert len(seconds) == 4
+    calls = [*seconds[:2], sum(seconds[2:])]
+    assert max(calls) <= 9 * 60 and sum(calls) <= 27 * 60  # the rest starts the machine
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_a_page_names_is_there(page: str):
     pattern = r"`((?:docs|csrc|benchmarks|tests|tools|deploy|examples|qwen_megakernel)/[\w./-]*)`"

@@ -54,7 +54,21 @@ RESULT = {
                 ]
             },
         },
-        "million": {"status": "timeout", "result": None},
+        "memory": {
+            "status": "ok",
+            "result": {
+                "rows": [
+                    {
+                        "model": "m",
+                        "streams": 8,
+                        "load_s": 5.0,
+                        "peak_memory_mb": {"host": 11.0, "gpu": 22.0, "device": 33.0},
+                    }
+                ]
+            },
+        },
+        "million": {"status": "short", "result": {"launches": 412_000, "goal": 1_000_000}},
+        "tests": {"status": "timeout", "result": None},
     },
 }
 
@@ -73,7 +87,14 @@ def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
     # 3320 MB at the 4000 GB/s of the same run are 0.83 ms.
     assert "| random-0.6b-base | 1 | 1.200 | 0.830 | 1.446 | 69 % | 1.560 | 1.150 |" in page
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
-    assert "million timeout" in page and "Nothing yet" not in page
+    assert (
+        "million short (412000 of 1000000 launches), tests timeout" in page
+        and "Nothing yet" not in page
+    )
+
+
+def test_memory_is_that_of_a_model_on_the_host_and_on_the_gpu(results):
+    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in performance.page()
 
 
 def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):

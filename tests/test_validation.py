@@ -140,12 +140,15 @@ pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "tests/test_guar
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_variable_makes_float32_less_than_that(program):
+def test_neither_a_variable_nor_a_default_makes_sums_less_than_float32(program):
     code = f"""
 import os, torch
 assert torch.get_float32_matmul_precision() == "high"  # what the variable does
 {PROGRAMS[program]}
 assert torch.get_float32_matmul_precision() == "highest"
+matmul = torch.backends.cuda.matmul
+assert not matmul.allow_bf16_reduced_precision_reduction
+assert not matmul.allow_fp16_reduced_precision_reduction
 assert not any("TF32" in name for name in os.environ)  # for what it starts
 """
     done = run("-c", code, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")

@@ -1,6 +1,7 @@
 """NVIDIA's compute-sanitizer: where it is, how a program runs under it, and what it has found."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,9 @@ from qwen_megakernel import build_tts
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
+# Said by the program: its grid found no room beside the tool (cudaError_t; kernel_library.py).
+LAUNCH_REFUSED = re.compile(r"^.*CUDA error (?:701|720|801)\b.*$", re.MULTILINE)
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
 
 def find() -> str | None:
@@ -23,6 +27,7 @@ def find() -> str | None:
 def command(program: str, tool: str) -> list[str]:
     """What to write before the command that is to be watched by one of `TOOLS`."""
     words = [program, "--tool", tool, "--error-exitcode", "9"]
+    words += ["--launch-timeout", "0"]  # `run` ends it; else after 10 s or 60 s, by release
     if tool == "memcheck":  # torch asks the driver for entry points that are not there
         words += ["--report-api-errors", "no"]
     return words
@@ -47,6 +52,13 @@ def run(watched: Sequence[str], seconds: float, cwd: Path | None = None) -> dict
         status = "timeout"
     print(f"-- {' '.join(watched)}: {status}\n{output}")
     lines = [line for line in output.splitlines() if line.startswith("=========")]
+    says = lines[-1] if lines else output[-200:]
+    found = max(map(int, SUMMARY.findall(output)), default=None)
+    if status == "ok" and found is None:
+        status = "refused"  # the program ran and nobody watched
     if status == "failed" and any(word in line.lower() for word in REFUSALS for line in lines):
         status = "refused"
-    return {"status": status, "says": lines[-1] if lines else output[-200:]}
+    # One error may be the program's own exit code; more were found in what was launched.
+    if status == "failed" and (found or 0) <= 1 and (refused := LAUNCH_REFUSED.search(output)):
+        status, says = "refused", refused[0]
+    return {"status": status, "says": says}

@@ -18,7 +18,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +42,27 @@ BUDGETS = {
     "sanitizer": 150,
 }
 SILICON_BUDGETS = {
-    "endurance": {
+    "listeners": {
         "engine_build": 150,
-        "abort": 60,
-        "two_engines": 60,
-        "batch_curve": 150,
-        "million": 240,
+        "first_sound": 90,
+        "open_loop": 150,
+        "capacity": 150,
+        "peers": 90,
+        "texts": 90,
+        "memory": 120,
     },
     "int8": {
         "int8_build": 180,
         "int8_validate_0.6b": 90,
-        "int8_frame_times": 120,
+        "int8_frame_times": 90,
         "int8_validate_1.7b": 110,
     },
-    "listeners": {
+    "endurance": {
         "engine_build": 150,
-        "first_sound": 90,
-        "peers": 90,
-        "open_loop": 180,
-        "memory": 150,
-        "texts": 90,
-        "capacity": 150,
+        "abort": 45,
+        "two_engines": 45,
+        "batch_curve": 150,
+        "million": 240,
     },
 }
 SETS = {"truth": BUDGETS} | SILICON_BUDGETS
@@ -68,8 +70,12 @@ TOTAL_SECONDS = 510  # nine minutes with what comes before and after
 END_SECONDS = 4  # of a step that finishes early, to end in order
 LOG_LINES = 40  # of a failed step, shown again at the end
 
-CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,temperature.gpu,persistence_mode"
-DEVICE = "name,driver_version,memory.total,pcie.link.gen.current,mig.mode.current,compute_mode"
+CLOCKS = "utilization.gpu,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+SAMPLE_SECONDS = 1.0
+DEVICE = (
+    "name,driver_version,memory.total,pcie.link.gen.current,mig.mode.current,compute_mode,"
+    "clocks.max.sm,persistence_mode"
+)
 
 
 def main() -> int:
@@ -98,7 +104,7 @@ def main() -> int:
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
-            found = run_step(step, min(budgets[step], left), args.emulation, log)
+            found = run_step(step, min(budgets[step], left), result["commit"], args.emulation, log)
             result["steps"][step] = found
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
@@ -108,7 +114,7 @@ def main() -> int:
     return int(any(s["status"] in ("failed", "timeout") for s in result["steps"].values()))
 
 
-def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, Any]:
+def run_step(step: str, seconds: float, commit: str, emulation: bool, log: Any) -> dict[str, Any]:
     """One step in its own process group: {"status", "seconds", "clocks", "result"}."""
     if seconds < 5:
         return {"status": "no time", "seconds": 0.0, "result": None}
@@ -121,26 +127,67 @@ def run_step(step: str, seconds: float, emulation: bool, log: Any) -> dict[str, 
         command += ["--emulation"] if emulation else []
         # By this machine's clock: what is left once torch is imported is the step's own business.
         command += ["--until", str(started + seconds - END_SECONDS)]
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # a killed step has said all it had to say
-            start_new_session=True,
-        )
-        try:
-            status = "ok" if process.wait(seconds) == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            status = "timeout"
-            os.killpg(process.pid, signal.SIGKILL)  # the step and what it started
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)  # a process whose GPU hangs may not go at once
+        # A killed step has said all it had to say; what it starts may have no git history.
+        environment = {"PYTHONUNBUFFERED": "1", "QWEN_MEGAKERNEL_COMMIT": commit}
+        with contextlib.nullcontext({}) if emulation else sampled() as clocks:
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=os.environ | environment,
+                start_new_session=True,
+            )
+            try:
+                status = "ok" if process.wait(seconds) == 0 else "failed"
+            except subprocess.TimeoutExpired:
+                status = "timeout"
+                os.killpg(process.pid, signal.SIGKILL)  # the step and what it started
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)  # a process whose GPU hangs may not go at once
         result = read(output)
     if status == "ok" and result and "status" in result:
-        status = result.pop("status")  # a step may say "refused" or "skipped"
+        status = result.pop("status")  # a step may say "refused", "skipped", "short", "timeout"
     found = {"status": status, "seconds": round(time.monotonic() - started, 1), "result": result}
-    return found if emulation else found | {"clocks": query(CLOCKS)}
+    return found | {"clocks": clocks} if clocks else found
+
+
+@contextlib.contextmanager
+def sampled() -> Iterator[dict[str, Any]]:
+    """Least and most of each of `CLOCKS` while the block runs, filled in behind it: of the samples
+    in which the GPU was busy, if any. Empty where nvidia-smi says nothing."""
+    found: dict[str, Any] = {}
+    samples: list[dict[str, float]] = []
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            samples.append(numbers(query(CLOCKS) or {}))
+            over.wait(SAMPLE_SECONDS)
+
+    thread = threading.Thread(target=work, daemon=True)  # nvidia-smi may hang with its GPU
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join(15)
+    told = [sample for sample in samples if sample]
+    busy = [sample for sample in told if sample.get("utilization.gpu")]
+    for name in CLOCKS.split(",") if told else ():
+        if values := [sample[name] for sample in busy or told if name in sample]:
+            found[name] = [min(values), max(values)]
+    if told:
+        found |= {"samples": len(told), "busy": len(busy)}
+
+
+def numbers(facts: dict[str, str]) -> dict[str, float]:
+    """What nvidia-smi tells as "1980 MHz"; without what this GPU does not tell ("[N/A]")."""
+    found = {}
+    for name, value in facts.items():
+        with contextlib.suppress(ValueError):
+            found[name] = float(value.split()[0])
+    return found
 
 
 def read(output: Path) -> dict[str, Any] | None:

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Everything a GPU can say about this checkout, in one command and less than nine minutes:
+# What a GPU can say about this checkout, a set of steps at a time (docs/gpu-setup.md has the plan):
 #
-#   tools/gpu_check.sh [--set truth|endurance|listeners|int8] [--name NAME] [--out FOLDER] [--emulation]
+#   tools/gpu_check.sh [--set truth|listeners|int8|endurance] [--seconds N] [--name NAME]
+#                      [--out FOLDER] [--commit COMMIT] [--emulation]
 #
 # Needs nvcc and a Python with torch, numpy, safetensors, tokenizers and huggingface_hub; nothing of
-# ours is installed. Exit code 0: all steps passed; 1: one did not; 77: no GPU here.
+# ours is installed. Exit code 0: no step failed (what was refused, skipped, short of its goal or had
+# no time says so); 1: one failed or timed out; 77: no GPU here.
 set -eu
 cd "$(dirname "$0")/.."
 exec "${PYTHON:-python3}" tools/gpu_check.py "$@"

@@ -35,9 +35,10 @@ from tools.kernel_timer import PROMPT_POSITIONS
 
 KERNEL_STREAMS = (1, 2, 4, 8, 16)
 GRAPH_STREAMS = (*KERNEL_STREAMS, 32, 64)
-RATES = "1,10,20,40,80"
-LISTENERS = "16,64,128,256"
+RATES, RATE_SECONDS = "1,10,20,40,80", 6
+LISTENERS, LISTEN_SECONDS = "64,128,256", 4  # by the clock: whoever has begun hears to the end
 MEMORY_STREAMS = (1, 8, 64)
+INT8_FRAMES = 16  # to compare: twice as many decoders as in another validation
 FRAME_MS = 80
 
 
@@ -226,15 +227,11 @@ class SiliconSteps(Steps):
 
     def int8_validate_small(self) -> dict[str, Any]:
         """int8 layers at the 0.6B shapes against the plain decoder's."""
-        return self._validate_int8(SMALL)
+        return self._validate(SMALL, tuple(quantized.STACKS), INT8_FRAMES)
 
     def int8_validate_big(self) -> dict[str, Any]:
         """The 1.7B shapes."""
-        return self._validate_int8(BIG)
-
-    def _validate_int8(self, name: str) -> dict[str, Any]:
-        kinds = ("int8",) if self.emulation else tuple(quantized.STACKS)
-        return {weights: self._validate(name, weights) for weights in kinds}
+        return self._validate(BIG, tuple(quantized.STACKS), INT8_FRAMES)
 
     # ---- what a listener meets: scripts of benchmarks/, each in a process of its own
 
@@ -245,13 +242,13 @@ class SiliconSteps(Steps):
     def open_loop(self) -> dict[str, Any]:
         """First sound under requests that come when they like."""
         load = ["--rps", "4" if self.emulation else RATES]
-        load += ["--duration", "1" if self.emulation else "12"]
+        load += ["--duration", "1" if self.emulation else str(RATE_SECONDS)]
         return self._scripts("measure_open_loop.py", load + self._many())
 
     def capacity(self) -> dict[str, Any]:
         """Listeners who play what they hear."""
         load = ["--listeners", "2" if self.emulation else LISTENERS]
-        load += ["--duration", "1" if self.emulation else "12"]
+        load += ["--duration", "1" if self.emulation else str(LISTEN_SECONDS)]
         return self._scripts("measure_open_loop.py", load + self._many())
 
     def _many(self) -> list[str]:
@@ -265,33 +262,50 @@ class SiliconSteps(Steps):
 
     def memory(self) -> dict[str, Any]:
         """Load time and memory for 1, 8 and 64 slots."""
-        rows = []
-        for streams in MEMORY_STREAMS[:1] if self.emulation else MEMORY_STREAMS:
-            few = ["--max-frames", "2"] if self.emulation else []
-            rows += self._scripts("measure_memory.py", ["--streams", str(streams), *few])["rows"]
-        return {"rows": rows}
+        few = ["--max-frames", "2"] if self.emulation else []
+        counts = MEMORY_STREAMS[:1] if self.emulation else MEMORY_STREAMS
+        return self._scripts("measure_memory.py", *(["--streams", str(n), *few] for n in counts))
 
     def texts(self) -> dict[str, Any]:
         """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
-        few = ["--runs", "1", "--max-frames", "4"] if self.emulation else ["--runs", "5"]
-        return self._scripts("measure_texts.py", few)
+        runs, frames = ("1", "4") if self.emulation else ("5", "200")
+        return self._scripts("measure_texts.py", ["--runs", runs, "--max-frames", frames])
 
-    def _scripts(self, script: str, options: list[str], *, backend: bool = True) -> dict[str, Any]:
-        """Rows of a script for each model."""
+    def _scripts(self, script: str, *options: list[str], backend: bool = True) -> dict[str, Any]:
+        """Rows of a script, run once for each of `options` and each model.
+
+        Of one that fails, or whose time is up, what it has written until then is kept.
+        """
         rows, results = [], []
-        for model in (TOY,) if self.emulation else (SMALL, BIG):
+        kept = {"rows": rows, "runs": results}
+        for each, model in product(options, (TOY,) if self.emulation else (SMALL, BIG)):
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "result.json"
-                command = [sys.executable, f"benchmarks/{script}", "--model", model, *options]
+                command = [sys.executable, f"benchmarks/{script}", "--model", model, *each]
                 command += ["--json", str(file), "--quiet"]
                 if backend:  # a CPU's own fast one, or the kernel
                     command += ["--backend", "torch" if self.emulation else "kernel"]
-                subprocess.run(command, cwd=ROOT, check=True)
-                found = json.loads(file.read_text())
+                try:
+                    left = max(0.0, self.deadline - time.monotonic())
+                    code = subprocess.run(command, cwd=ROOT, check=False, timeout=left).returncode
+                except subprocess.TimeoutExpired:
+                    code = None
+                found = self._written(file)
             rows += [{"model": model} | row for row in found.pop("rows")]
             results.append(found)
-            self.keep({"rows": rows, "runs": results})
-        return {"rows": rows, "runs": results}
+            self.keep(kept)
+            if code is None:
+                return kept | {"status": "timeout"}
+            if code:
+                raise SystemExit(f"{script} for {model} ended with {code}.")
+        return kept
+
+    def _written(self, file: Path) -> dict[str, Any]:
+        """A script's result; no rows where there is none, or half of it."""
+        try:
+            return json.loads(file.read_text())
+        except (OSError, ValueError):
+            return {"rows": []}
 
 
 STEPS = {
