@@ -217,6 +217,13 @@ def test_a_field_that_is_missing_is_named(live, missing):
     assert answer.json()["error"]["param"] == missing
 
 
+def test_of_an_upload_that_is_no_recording_the_field_is_named(live):
+    answer = upload(live, data=b"no recording")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "audio_sample"
+    assert answer.json()["error"]["code"] == "reference_error"
+
+
 def test_paths_cannot_be_deleted(live, tmp_path):
     for name in ("..%2Fx", "%2e%2e%2fx", "nobody"):
         assert live.client.delete(f"{VOICES}/{name}").status_code == 404
