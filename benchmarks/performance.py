@@ -200,10 +200,10 @@ def calculated() -> list[str]:
     rows = [
         [size]
         + [f"{roofline.weight_bytes(config, p) / 1e6:.0f} MB" for p in PRECISIONS]
-        + [roofline.frame_barriers(config)]
+        + [roofline.frame_barriers(config, streams=streams) for streams in (1, 2)]
         for size, config in configs().items()
     ]
-    lines += table(["", *PRECISIONS, "kernel's grid barriers"], rows)
+    lines += table(["", *PRECISIONS, "kernel's grid barriers", "with 2 streams and more"], rows)
     lines += ["Milliseconds a frame of one stream, at least (a frame is 80 ms of speech):", ""]
     rows = []
     for gpu in roofline.GPUS:

@@ -122,11 +122,13 @@ def frame_bytes(config: ModelConfig, itemsize: int, streams: int, position: floa
     return weights + cache_bytes(config, itemsize, streams, position)
 
 
-def frame_barriers(config: ModelConfig) -> int:
-    """Grid barriers of the kernel's frame: five stages a layer, csrc/README.md."""
+def frame_barriers(config: ModelConfig, *, streams: int) -> int:
+    """Grid barriers of the kernel's frame, csrc/README.md: five stages a layer, four a layer of the
+    predictor where one stream decodes alone."""
     passes = config.talker.num_code_groups - 1
-    layers = config.talker.stack.num_layers + passes * config.predictor.stack.num_layers
-    return 5 * layers + 2 * passes + 4
+    predictor_stages = 4 if streams == 1 else 5
+    of_predictor = predictor_stages * config.predictor.stack.num_layers + 2
+    return 5 * config.talker.stack.num_layers + passes * of_predictor + 4
 
 
 def milliseconds(num_bytes: float, gb_per_s: float) -> float:

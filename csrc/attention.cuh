@@ -6,6 +6,7 @@
 // writing them, but computed again from qkv: a pass may hold many positions of one sequence
 // (prefill) and needs no extra barrier for that.
 #pragma once
+#include "kv_cache.cuh"
 #include "norm_rope.cuh"
 
 namespace qwen_tts {
@@ -29,53 +30,6 @@ struct AttentionSmem {
   int is_last;
 };
 
-template <int kBytes>
-struct VectorOf;
-template <>
-struct VectorOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct VectorOf<4> {
-  using Type = unsigned;
-};
-template <>
-struct VectorOf<8> {
-  using Type = uint2;
-};
-template <>
-struct VectorOf<16> {
-  using Type = uint4;
-};
-
-// How a head is spread over a warp: lane l holds elements l * kLaneDims .., a power of two of them.
-template <int kHeadDim>
-struct HeadLanes {
-  static constexpr int kLaneDims = kHeadDim <= 32    ? 1
-                                   : kHeadDim <= 64  ? 2
-                                   : kHeadDim <= 128 ? 4
-                                                     : 8;
-  static_assert(kHeadDim % kLaneDims == 0);
-  __device__ static bool active() { return lane_idx() * kLaneDims < kHeadDim; }
-};
-
-// This lane's part of one cached or fresh head, as f32.
-template <int kHeadDim, class T>
-__device__ void load_head(float (&out)[HeadLanes<kHeadDim>::kLaneDims], const T* head) {
-  constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
-  constexpr int kVectorBytes = kLaneDims * sizeof(T) < 16 ? kLaneDims * sizeof(T) : 16;
-  constexpr int kPerVector = kVectorBytes / sizeof(T);
-  using Vector = typename VectorOf<kVectorBytes>::Type;
-#pragma unroll
-  for (int v = 0; v < kLaneDims / kPerVector; ++v) {
-    const int first = lane_idx() * kLaneDims + v * kPerVector;
-    const Vector bits = __ldcg(reinterpret_cast<const Vector*>(head + first));
-    const T* values = reinterpret_cast<const T*>(&bits);
-#pragma unroll
-    for (int i = 0; i < kPerVector; ++i) out[v * kPerVector + i] = to_float(values[i]);
-  }
-}
-
 template <class Dims>
 class Attention {
  public:
@@ -85,11 +39,14 @@ class Attention {
   __device__ Attention(const Stack& stack, int layer, const Weight* head_norms, const Pass& pass,
                        const Workspace& workspace, AttentionSmem<Dims>& smem)
       : stack_(stack),
-        layer_(layer),
+        cache_(stack, layer),
         head_norms_(head_norms),
         pass_(pass),
         workspace_(workspace),
         smem_(smem) {}
+
+  // As ShortAttention: never.
+  static __device__ constexpr bool everywhere() { return false; }
 
   // Asks for the cached positions that this block will read, which the weights of a frame have
   // pushed out of L2. Needs nothing that the pass writes.
@@ -102,8 +59,8 @@ class Attention {
 #pragma unroll 1
       for (int i = begin * kHeadDim + opaque(thread_idx()) * kLineElements; i < last;
            i += kNumThreads * kLineElements) {
-        prefetch_l2(keys(own.slot, head) + i);
-        prefetch_l2(values(own.slot, head) + i);
+        prefetch_l2(cache_.keys(own.slot, head) + i);
+        prefetch_l2(cache_.values(own.slot, head) + i);
       }
     });
   }
@@ -141,20 +98,6 @@ class Attention {
     }
   }
 
-  // Where one sequence's keys, or values, of one head begin in a cache
-  // [num_layers, num_slots, num_kv_heads, max_positions, head_dim].
-  __device__ size_t cache_offset(int slot, int head) const {
-    const size_t sequence =
-        (static_cast<size_t>(layer_) * stack_.num_slots + slot) * Dims::kNumKvHeads + head;
-    return sequence * stack_.max_positions * kHeadDim;
-  }
-  __device__ Cache* keys(int slot, int head) const {
-    return static_cast<Cache*>(stack_.keys) + cache_offset(slot, head);
-  }
-  __device__ Cache* values(int slot, int head) const {
-    return static_cast<Cache*>(stack_.values) + cache_offset(slot, head);
-  }
-
   // Positions [begin, end) of one row and one key/value head, all query heads that share it. Ends
   // without a barrier: what the next item writes first, nobody reads any more.
   __device__ void attend(int row, int head, int split, int num_splits, int begin, int end) {
@@ -190,19 +133,20 @@ class Attention {
       const float* source =
           workspace_.qkv + static_cast<size_t>(source_row) * Dims::kQkvSize +
           (is_query ? (head * kHeadsPerKv + task) * kHeadDim : Dims::kQSize + head * kHeadDim);
-      norm_rope<kHeadDim, Dims::kQkNorm>(is_query ? smem_.queries[task] : smem_.fresh_keys[fresh],
-                                         source, is_query ? head_norms_ : head_norms_ + kHeadDim,
-                                         pass_.rows[source_row], stack_);
+      float* target = is_query ? smem_.queries[task] : smem_.fresh_keys[fresh];
+      RotatedHead<kHeadDim, Dims::kQkNorm, 3>(
+          source, is_query ? head_norms_ : head_norms_ + kHeadDim, pass_.rows[source_row], stack_)
+          .finish(stack_, [&](int i, const auto& values) { store_elements(target + i, values); });
       if (is_query) continue;
-      __syncwarp();  // norm_rope's lanes wrote other elements than are read below
+      __syncwarp();  // other lanes wrote what is read below
       for (int i = opaque(lane_idx()); i < kHeadDim; i += kWarpSize) {
         const Cache k = from_float<Cache>(smem_.fresh_keys[fresh][i]);
         const Cache v = from_float<Cache>(load_activation(source + Dims::kKvSize + i));
         smem_.fresh_keys[fresh][i] = to_float(k);
         smem_.fresh_values[fresh][i] = to_float(v);
         if (position == own.position) {
-          keys(own.slot, head)[position * kHeadDim + i] = k;
-          values(own.slot, head)[position * kHeadDim + i] = v;
+          cache_.keys(own.slot, head)[position * kHeadDim + i] = k;
+          cache_.values(own.slot, head)[position * kHeadDim + i] = v;
         }
       }
     }
@@ -213,7 +157,7 @@ class Attention {
     const float score_scale = rsqrtf(static_cast<float>(kHeadDim));
     float query[kHeadsPerKv][kLaneDims] = {}, mixed[kHeadsPerKv][kLaneDims] = {};
     float maximum[kHeadsPerKv], total[kHeadsPerKv];
-    const bool active = HeadLanes<kHeadDim>::active();
+    const bool active = lane_idx() * kLaneDims < kHeadDim;
 #pragma unroll
     for (int g = 0; g < kHeadsPerKv; ++g) {
       if (active) {
@@ -235,8 +179,9 @@ class Attention {
           value[i] = smem_.fresh_values[position - first_fresh][lane_idx() * kLaneDims + i];
         }
       } else if (active) {
-        load_head<kHeadDim>(key, keys(slot, head) + position * kHeadDim);
-        load_head<kHeadDim>(value, values(slot, head) + position * kHeadDim);
+        const int first = position * kHeadDim + lane_idx() * kLaneDims;
+        load_elements(key, cache_.keys(slot, head) + first);
+        load_elements(value, cache_.values(slot, head) + first);
       }
 #pragma unroll
       for (int g = 0; g < kHeadsPerKv; ++g) {
@@ -334,7 +279,7 @@ class Attention {
   }
 
   const Stack& stack_;
-  int layer_;
+  KvCache<Dims> cache_;
   const Weight* head_norms_;
   const Pass& pass_;
   const Workspace& workspace_;

@@ -44,11 +44,66 @@ __device__ __forceinline__ unsigned order_key(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// Over the four lanes 4g .. 4g+3.
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
 // Activations that other blocks wrote earlier in this launch: read from L2, where the grid barrier
 // made them visible. Never through the read-only path.
 __device__ __forceinline__ float load_activation(const float* address) { return __ldcg(address); }
 __device__ __forceinline__ float4 load_activation4(const float* address) {
   return __ldcg(reinterpret_cast<const float4*>(address));
+}
+
+template <int kBytes>
+struct VectorOf;
+template <>
+struct VectorOf<2> {
+  using Type = unsigned short;
+};
+template <>
+struct VectorOf<4> {
+  using Type = unsigned;
+};
+template <>
+struct VectorOf<8> {
+  using Type = uint2;
+};
+template <>
+struct VectorOf<16> {
+  using Type = uint4;
+};
+
+// kCount elements that lie side by side, a power of two of them, from L2 (as above) as f32.
+template <int kCount, class T>
+__device__ __forceinline__ void load_elements(float (&out)[kCount], const T* address) {
+  constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
+  constexpr int kPerVector = kVectorBytes / sizeof(T);
+  using Vector = typename VectorOf<kVectorBytes>::Type;
+#pragma unroll
+  for (int first = 0; first < kCount; first += kPerVector) {
+    const Vector bits = __ldcg(reinterpret_cast<const Vector*>(address + first));
+    const T* values = reinterpret_cast<const T*>(&bits);
+#pragma unroll
+    for (int i = 0; i < kPerVector; ++i) out[first + i] = to_float(values[i]);
+  }
+}
+// The other way round, rounded to T.
+template <int kCount, class T>
+__device__ __forceinline__ void store_elements(T* address, const float (&values)[kCount]) {
+  constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
+  constexpr int kPerVector = kVectorBytes / sizeof(T);
+  using Vector = typename VectorOf<kVectorBytes>::Type;
+#pragma unroll
+  for (int first = 0; first < kCount; first += kPerVector) {
+    Vector bits;
+    T* rounded = reinterpret_cast<T*>(&bits);
+#pragma unroll
+    for (int i = 0; i < kPerVector; ++i) rounded[i] = from_float<T>(values[first + i]);
+    *reinterpret_cast<Vector*>(address + first) = bits;
+  }
 }
 
 // One row of a weight pass: a position of one sequence.
@@ -64,10 +119,13 @@ struct PassRow {
 struct Pass {
   PassRow rows[kMaxRows];
   int num_rows;
+  int sequence_rows;  // of each sequence: all have as many, one after another
 };
 
 __device__ __forceinline__ int block_idx() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int num_blocks() { return static_cast<int>(gridDim.x); }
+// Whose block does what only one of a row's blocks has to do?
+__device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
 
 // The run of items [begin, end) that this block owns of `num_items`: rows / 8, and blocks are SMs.
 // Without the division, which is twenty instructions: n / num_blocks() is the upper half of

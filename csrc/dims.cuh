@@ -29,7 +29,7 @@ static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32)
 
 // One stack of decoder layers, the talker's or the code predictor's.
 template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_,
-          bool kQkvBias_, bool kQkNorm_, bool kInt8_>
+          bool kQkvBias_, bool kQkNorm_, bool kInt8_, int kMaxPositions_ = 0>
 struct StackDims {
   static constexpr int kHidden = kHidden_;
   static constexpr int kIntermediate = kIntermediate_;
@@ -40,9 +40,10 @@ struct StackDims {
   static constexpr int kKvSize = kNumKvHeads * kHeadDim;
   static constexpr int kQkvSize = kQSize + 2 * kKvSize;
   static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
-  static constexpr bool kQkvBias = kQkvBias_;  // Qwen2 adds one to q, k and v
-  static constexpr bool kQkNorm = kQkNorm_;    // Qwen3 normalises the heads of q and k
-  static constexpr bool kInt8 = kInt8_;        // the layers' matrices
+  static constexpr bool kQkvBias = kQkvBias_;           // Qwen2 adds one to q, k and v
+  static constexpr bool kQkNorm = kQkNorm_;             // Qwen3 normalises the heads of q and k
+  static constexpr bool kInt8 = kInt8_;                 // the layers' matrices
+  static constexpr int kMaxPositions = kMaxPositions_;  // 0: as many as its cache holds
   static_assert(kHidden % 32 == 0 && kIntermediate % 32 == 0 && kQSize % 32 == 0,
                 "whole sectors of activations");
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "a head is cut into 16-byte pieces");
@@ -54,7 +55,7 @@ using Talker =
               TALKER_HEAD_DIM, TALKER_QKV_BIAS, TALKER_QK_NORM, TALKER_INT8>;
 using Predictor = StackDims<PREDICTOR_HIDDEN_SIZE, PREDICTOR_INTERMEDIATE_SIZE, PREDICTOR_NUM_HEADS,
                             PREDICTOR_NUM_KV_HEADS, PREDICTOR_HEAD_DIM, PREDICTOR_QKV_BIAS,
-                            PREDICTOR_QK_NORM, PREDICTOR_INT8>;
+                            PREDICTOR_QK_NORM, PREDICTOR_INT8, NUM_CODE_GROUPS>;
 
 constexpr int kTalkerVocab = TALKER_VOCAB_SIZE;
 constexpr int kPredictorVocab = PREDICTOR_VOCAB_SIZE;

@@ -21,7 +21,7 @@ __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const v
         pass_row.rope_position[axis] = p.rope_positions[axis * p.num_rows + row];
       }
     }
-    if (thread_idx() == 0) c.smem.pass.num_rows = count;
+    if (thread_idx() == 0) c.smem.pass.num_rows = c.smem.pass.sequence_rows = count;
     for (int i = 0; i < count; ++i) {
       if (!owns_row(i)) continue;
       const int row = first + i;

@@ -14,8 +14,6 @@
 
 namespace qwen_tts {
 
-__device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
-
 // Row of frame_table and predictor_table that holds `code` of codebook `group`.
 __device__ __forceinline__ size_t table_row(int group, int code) {
   return group == 0 ? code : kTalkerVocab + size_t{kPredictorVocab} * (group - 1) + code;
@@ -126,7 +124,10 @@ class FrameLoop {
       }
       num_steps += steps;
     }
-    if (thread_idx() == 0) c_.smem.pass.num_rows = num_steps;
+    if (thread_idx() == 0) {
+      c_.smem.pass.num_rows = num_steps;
+      c_.smem.pass.sequence_rows = 1;
+    }
     __syncthreads();
     return num_steps;
   }
@@ -250,7 +251,10 @@ class FrameLoop {
         c_.smem.pass.rows[i] = {
             row, position, i - (group == 1 ? i % 2 : 0), {position, position, position}};
       }
-      if (thread_idx() == 0) c_.smem.pass.num_rows = count;
+      if (thread_idx() == 0) {
+        c_.smem.pass.num_rows = count;
+        c_.smem.pass.sequence_rows = rows_per_stream;
+      }
       __syncthreads();
       const bool more = first + count < pass_rows;
       const auto after = [&] {
@@ -279,7 +283,9 @@ class FrameLoop {
   }
 
   __device__ bool draw_code(int group) {
-    if (group + 1 < kNumCodeGroups) prefetch_vectors<Predictor>(c_.model.predictor, 0);
+    if (group + 1 < kNumCodeGroups) {
+      prefetch_layer<Predictor>(c_.model.predictor, 0, c_.smem.pass);
+    }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
       const int code = draw(row, group, kPredictorVocab, stream(row).predictor, TokenRules{});

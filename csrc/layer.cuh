@@ -4,22 +4,39 @@
 #include "barrier.cuh"
 #include "matvec.cuh"
 #include "sampling.cuh"
+#include "short_attention.cuh"
 
 namespace qwen_tts {
+
+// A slot of the weight rings, which get what the stages leave of SMEM_BYTES, the most that a block
+// may have.
+constexpr int kSlotBytes =
+    kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
+
+// The predictor's attention is short where its keys and values fit shared memory beside a small
+// ring, and its rows where o_proj looks for them.
+constexpr bool kPredictorIsShort =
+    kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
+    kRowsEverywhere * row_stride(kOProjCols<Predictor>) <= kMaxRows * row_stride(kChunkCols) &&
+    sizeof(ShortAttentionSmem<Predictor>) + 2 * kSlotBytes + 2048 <= SMEM_BYTES;
+template <class Dims>
+constexpr bool kIsShort = kPredictorIsShort && Dims::kMaxPositions != 0;
+template <class Dims>
+using LayerAttention = std::conditional_t<kIsShort<Dims>, ShortAttention<Dims>, Attention<Dims>>;
+template <class Dims>
+using LayerAttentionSmem =
+    std::conditional_t<kIsShort<Dims>, ShortAttentionSmem<Dims>, AttentionSmem<Dims>>;
 
 // Shared memory of the stage that runs; nothing in it survives a grid barrier.
 union StageSmem {
   MatvecSmem matvec;
-  AttentionSmem<Talker> talker_attention;
-  AttentionSmem<Predictor> predictor_attention;
+  LayerAttentionSmem<Talker> talker_attention;
+  LayerAttentionSmem<Predictor> predictor_attention;
   SamplingSmem sampling;
   NormSmem norm;
   int table_rows[kNumCodeGroups];  // that make up a frame's embedding
 };
 
-// The weight rings get what the stages leave of SMEM_BYTES, the most that a block may have.
-constexpr int kSlotBytes =
-    kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + 2048;
 static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit shared memory");
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
@@ -132,9 +149,17 @@ __device__ void prefetch_vectors(const Stack& stack, int layer) {
   prefetch(weights.input_norm(), Layer::kNorms * sizeof(Weight), thread, kNumThreads);
 }
 
+// What a layer reads besides its matrices, to L2.
+//   pass  this one or the one before
 template <class Dims>
-__device__ AttentionSmem<Dims>& attention_smem(BlockSmem& smem) {
-  return *reinterpret_cast<AttentionSmem<Dims>*>(&smem.stage);
+__device__ void prefetch_layer(const Stack& stack, int layer, const Pass& pass) {
+  prefetch_vectors<Dims>(stack, layer);
+  if constexpr (kIsShort<Dims>) ShortAttention<Dims>::prefetch_to_l2(stack, layer, pass);
+}
+
+template <class Dims>
+__device__ LayerAttentionSmem<Dims>& attention_smem(BlockSmem& smem) {
+  return *reinterpret_cast<LayerAttentionSmem<Dims>*>(&smem.stage);
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
@@ -166,14 +191,20 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
-    Attention<Dims> attention(stack, layer, weights.head_norms(), pass, w,
-                              attention_smem<Dims>(c.smem));
+    LayerAttention<Dims> attention(stack, layer, weights.head_norms(), pass, w,
+                                   attention_smem<Dims>(c.smem));
     // While the grid waits behind the stage in front of each.
-    const auto before_attention = [&] { attention.prefetch_cache(); };
-    const auto before_o_proj = [&] {
+    const auto open_o_proj = [&] {
       weight_stream.open(tile_grid(weights.o_proj()),
                          {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
-      if (!last) prefetch_vectors<Dims>(stack, layer + 1);
+      if (!last) prefetch_layer<Dims>(stack, layer + 1, pass);
+    };
+    const auto before_attention = [&] {
+      attention.prefetch_cache();
+      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
+    };
+    const auto before_o_proj = [&] {
+      if (!kIsShort<Dims>) open_o_proj();
     };
     const auto before_gate_up_proj = [&] {
       weight_stream.open(tile_grid(weights.gate_up_proj()),
@@ -200,9 +231,11 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 
     attention.run();
-    if (!c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
+    const bool everywhere = attention.everywhere();
+    if (!everywhere && !c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
 
-    const Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
+    Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
+    attention_rows.loaded = everywhere;
     matvec(weight_stream, weights.o_proj(), attention_rows, add_to_residual, smem);
     if (!c.barrier.sync(Stage::kOProj, layer, before_gate_up_proj)) return false;
 

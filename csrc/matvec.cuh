@@ -35,6 +35,7 @@ struct InputRows {
   int num_rows;                              // 1 .. kMaxRows
   const Weight* norm_weight = nullptr;       // [columns], if kNormed
   float norm_eps = 0;
+  bool loaded = false;  // they lie in shared memory, all columns, as load_rows leaves them
 };
 using Rows = InputRows<false>;
 using NormedRows = InputRows<true>;
@@ -155,6 +156,26 @@ class WarpSums {
 
 #else
 
+// A lane's share of 64 columns of up to eight rows: four columns in each vector.
+struct ActivationColumns {
+  uint4 left[2], right[2];  // of the first 32 columns, of the others
+};
+//   activations  of these columns, from shared memory
+//   num_rows     a lane whose row does not exist brings another's: what comes of it, nobody reads.
+//                For the emulation it is zero: then it is free.
+__device__ __forceinline__ ActivationColumns load_columns(const float* activations, int first_row,
+                                                          int num_rows, int stride) {
+  constexpr int kHalf = kTileCols / 2 / 4;
+  int row = first_row + lane_idx() / 4;
+  if (row >= num_rows) {
+    if (kZerosAreFree) return {};
+    row = 0;
+  }
+  const uint4* four =
+      reinterpret_cast<const uint4*>(activations + row * stride + lane_idx() % 4 * 8);
+  return {{four[0], four[1]}, {four[kHalf], four[kHalf + 1]}};
+}
+
 class WarpSums {
  public:
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
@@ -166,21 +187,23 @@ class WarpSums {
   // which order its columns come, so both sides simply use the order of their 16-byte pieces.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
-    const Columns first = load_columns(activations, 0, stride);
+    const ActivationColumns first = load_columns(activations, 0, num_rows_, stride);
 #pragma unroll
     for (int tile = 0; tile < kRoundTiles; ++tile) {
       if (tile < num_tiles_) {
         const LaneTile<Matrix::kLaneVectors> pieces =
             weights.template front<Matrix::kLaneVectors>();
         const uint4 left = half_of_tile(pieces, 0), right = half_of_tile(pieces, 1);
-        const auto add = [&](float (&sums)[4], const Columns& rows) {
+        const auto add = [&](float (&sums)[4], const ActivationColumns& rows) {
           mma_tile(sums, rows.left[0], rows.left[1], left);
           mma_tile(sums, rows.right[0], rows.right[1], right);
         };
         add(sums_[tile], first);
         weights.pop();
         // Read again for every tile: a frame has no registers for them.
-        if (num_rows_ > 8) add(more_sums_[tile], load_columns(activations, 8, stride));
+        if (num_rows_ > 8) {
+          add(more_sums_[tile], load_columns(activations, 8, num_rows_, stride));
+        }
       }
     }
   }
@@ -202,22 +225,6 @@ class WarpSums {
   }
 
  private:
-  struct Columns {  // a lane's share of a tile's columns of eight rows, four columns each
-    uint4 left[2], right[2];
-  };
-  __device__ Columns load_columns(const float* activations, int first_row, int stride) const {
-    constexpr int kHalf = kTileCols / 2 / 4;
-    int row = first_row + lane_idx() / 4;
-    // A lane without a row brings another's: what comes of it, nobody reads. For the emulation it
-    // is zero: then it is free.
-    if (row >= num_rows_) {
-      if (kZerosAreFree) return {};
-      row = 0;
-    }
-    const uint4* four =
-        reinterpret_cast<const uint4*>(activations + row * stride + lane_idx() % 4 * 8);
-    return {{four[0], four[1]}, {four[kHalf], four[kHalf + 1]}};
-  }
   __device__ static uint4 half_of_tile(const LaneTile<2>& bf16, int half) {
     return bf16.vector[half];
   }
@@ -254,7 +261,7 @@ __device__ void matvec(Stream& weights, const Matrix& matrix, const Input& rows,
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
   const bool resident = kPaddedIn <= kChunkCols ||
                         rows.num_rows * row_stride(kPaddedIn) <= kMaxRows * row_stride(kChunkCols);
-  bool loaded = false;
+  bool loaded = rows.loaded;
   const BlockRange share = weights.rows();
 #pragma unroll 1
   for (int round = share.begin; round < share.end; round += kRoundTiles) {

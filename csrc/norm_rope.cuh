@@ -34,6 +34,16 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   __syncthreads();
 }
 
+// How a head is spread over a warp: lane l holds elements l * kLaneDims .., a power of two of them.
+template <int kHeadDim>
+struct HeadLanes {
+  static constexpr int kLaneDims = kHeadDim <= 32    ? 1
+                                   : kHeadDim <= 64  ? 2
+                                   : kHeadDim <= 128 ? 4
+                                                     : 8;
+  static_assert(kHeadDim % kLaneDims == 0);
+};
+
 // Which of the three positions turns pair i: interleaved sections, time, height, width, time, ...
 // for as long as height and width have pairs left, then time. With three equal positions this is
 // plain RoPE, bit for bit. Source: QwenLM/Qwen3-TTS, apply_multimodal_rotary_pos_emb.
@@ -45,50 +55,77 @@ __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
   return pair < 3 * num_pairs ? axis : 0;
 }
 
-// One head of q or k: RMSNorm over the head, where the model has one, then rotation of the pairs
-// (i, i + kHeadDim / 2). All lanes of one warp.
-//   out     [kHeadDim] f32, shared memory; visible to other warps after __syncthreads()
-//   head    [kHeadDim] f32, global, written before the last grid barrier
-//   weight  [kHeadDim], read only with kNorm
-template <int kHeadDim, bool kNorm>
-__device__ void norm_rope(float* out, const float* head, const Weight* weight, const PassRow& row,
-                          const Stack& stack) {
-  constexpr int kPairs = kHeadDim / 2;
-  constexpr int kLanePairs = (kPairs + kWarpSize - 1) / kWarpSize;
-  const int lane = opaque(lane_idx());
-  // Everything is asked for before anything is needed: these loads wait for L2 together.
-  float lower[kLanePairs], upper[kLanePairs], lower_weight[kLanePairs], upper_weight[kLanePairs];
-  float cos[kLanePairs], sin[kLanePairs];
-  [[maybe_unused]] float squares = 0;
+// One head of q or k on its way through RMSNorm, where the model has one, and the rotation of the
+// pairs (i, i + kHeadDim / 2). All lanes of one warp; a lane has pairs that lie side by side.
+//   kAxes  3: its axis tells which position turns a pair; 1: the first turns all
+template <int kHeadDim, bool kNorm, int kAxes>
+class RotatedHead {
+ public:
+  // Asks for everything that is needed: loads of several heads wait for L2 together.
+  //   head    [kHeadDim] f32, global, written before the last grid barrier
+  //   weight  [kHeadDim], read only with kNorm
+  __device__ RotatedHead(const float* head, const Weight* weight, const PassRow& row,
+                         const Stack& stack)
+      : first_(opaque(lane_idx()) * kLanePairs) {
+    const int first = inside() ? first_ : 0;  // lanes without a pair read another's
+    load_elements(lower_, head + first);
+    load_elements(upper_, head + first + kPairs);
+    if constexpr (kNorm) {
+      load_elements(lower_weight_, weight + first);
+      load_elements(upper_weight_, weight + first + kPairs);
+    }
+    if constexpr (kAxes == 1) {
+      const int angle = row.rope_position[0] * kPairs + first;
+      load_elements(cos_, stack.rope_cos + angle);
+      load_elements(sin_, stack.rope_sin + angle);
+    } else {
 #pragma unroll
-  for (int j = 0; j < kLanePairs; ++j) {
-    const int i = min(lane + j * kWarpSize, kPairs - 1);
-    lower[j] = load_activation(head + i);
-    upper[j] = load_activation(head + i + kPairs);
-    lower_weight[j] = kNorm ? to_float(weight[i]) : 1.f;
-    upper_weight[j] = kNorm ? to_float(weight[i + kPairs]) : 1.f;
-    const int position = row.rope_position[rope_axis(i, stack)];
-    const size_t angle = static_cast<size_t>(position) * kPairs + i;
-    cos[j] = __ldg(stack.rope_cos + angle);
-    sin[j] = __ldg(stack.rope_sin + angle);
-  }
-#pragma unroll
-  for (int j = 0; j < kLanePairs; ++j) {
-    const bool inside = lane + j * kWarpSize < kPairs;
-    squares += inside ? lower[j] * lower[j] + upper[j] * upper[j] : 0.f;
-  }
-  float scale = 1;
-  if constexpr (kNorm) scale = rsqrtf(warp_sum(squares) / kHeadDim + stack.rms_norm_eps);
-#pragma unroll
-  for (int j = 0; j < kLanePairs; ++j) {
-    const int i = lane + j * kWarpSize;
-    if (i < kPairs) {
-      const float a = lower[j] * scale * lower_weight[j];
-      const float b = upper[j] * scale * upper_weight[j];
-      out[i] = a * cos[j] - b * sin[j];
-      out[i + kPairs] = b * cos[j] + a * sin[j];
+      for (int j = 0; j < kLanePairs; ++j) {
+        const int position = row.rope_position[rope_axis(first + j, stack)];
+        const int angle = position * kPairs + first + j;
+        cos_[j] = __ldcg(stack.rope_cos + angle);
+        sin_[j] = __ldcg(stack.rope_sin + angle);
+      }
     }
   }
-}
+
+  // store(first, values) of elements that lie side by side, twice for every lane with pairs.
+  template <class Store>
+  __device__ void finish(const Stack& stack, const Store& store) const {
+    float scale = 1;
+    if constexpr (kNorm) {
+      float squares = 0;
+#pragma unroll
+      for (int j = 0; j < kLanePairs; ++j) {
+        squares += lower_[j] * lower_[j] + upper_[j] * upper_[j];
+      }
+      scale = rsqrtf(warp_sum(inside() ? squares : 0.f) / kHeadDim + stack.rms_norm_eps);
+    }
+    float lower[kLanePairs], upper[kLanePairs];
+#pragma unroll
+    for (int j = 0; j < kLanePairs; ++j) {
+      const float a = kNorm ? lower_[j] * scale * lower_weight_[j] : lower_[j];
+      const float b = kNorm ? upper_[j] * scale * upper_weight_[j] : upper_[j];
+      lower[j] = a * cos_[j] - b * sin_[j];
+      upper[j] = b * cos_[j] + a * sin_[j];
+    }
+    if (inside()) {
+      store(first_, lower);
+      store(first_ + kPairs, upper);
+    }
+  }
+
+ private:
+  static constexpr int kPairs = kHeadDim / 2;
+  static constexpr int kLanePairs = kPairs <= 2 * kWarpSize ? 2 : 4;
+  static_assert(kPairs % kLanePairs == 0 && kPairs <= kLanePairs * kWarpSize);
+
+  __device__ bool inside() const { return kPairs == kLanePairs * kWarpSize || first_ < kPairs; }
+
+  int first_;  // of this lane's pairs
+  float lower_[kLanePairs], upper_[kLanePairs], lower_weight_[kLanePairs],
+      upper_weight_[kLanePairs];
+  float cos_[kLanePairs], sin_[kLanePairs];
+};
 
 }  // namespace qwen_tts

@@ -116,22 +116,23 @@ __device__ __forceinline__ float quad_sum(float value) {
 }
 // Is a product faster when rows of it are zero?
 constexpr bool kZerosAreFree = false;
-// d[16x8] += a[16x32] b[32x8], bf16 in, f32 accumulated: two instructions of 16 columns, one for
-// each of a_first and a_second. In each, lane 4g+t holds of a row g, columns 2t,2t+1 (x) and
-// 2t+8,2t+9 (z), and row g+8 likewise (y, w); column g of b, the same k; and of d rows g and g+8,
-// columns 2t and 2t+1. PTX: the wmma intrinsics hide this layout, and the packed weights rely on
-// it.
+// d[16x8] += a[16x16] b[16x8], bf16 in, f32 accumulated. Lane 4g+t holds of a row g, columns
+// 2t,2t+1 (x) and 2t+8,2t+9 (z), and row g+8 likewise (y, w); of b column g, rows 2t,2t+1 (first)
+// and 2t+8,2t+9; and of d rows g and g+8, columns 2t and 2t+1. PTX: the wmma intrinsics hide this
+// layout, and the packed weights rely on it.
+__device__ __forceinline__ void mma(float (&d)[4], const uint4& a, unsigned b_first,
+                                    unsigned b_second) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b_first), "r"(b_second));
+}
+// The same for 32 columns of a and rows of b.
 __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_first, const uint4& a_second,
                                          const uint4& b) {
-  const auto product = [&](const uint4& a, unsigned b_upper, unsigned b_lower) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b_upper), "r"(b_lower));
-  };
-  product(a_first, b.x, b.y);
-  product(a_second, b.z, b.w);
+  mma(d, a_first, b.x, b.y);
+  mma(d, a_second, b.z, b.w);
 }
 
 // Two values as bf16, to nearest, in one register; `low` in its lower half.
@@ -235,6 +236,10 @@ inline void mma_tile(float (&d)[4], const uint4& a_first, const uint4& a_second,
       {registers_of(a_first), registers_of(a_second)}, registers_of(b), d};
   std::memcpy(emulation::current->deposit, &operands, sizeof operands);
   emulation::warp_collective(emulation::Collective::kMma, where);
+}
+inline void mma(float (&d)[4], const uint4& a, unsigned b_first, unsigned b_second,
+                EMULATION_HERE) {
+  mma_tile(d, a, {}, {b_first, b_second, 0, 0}, where);
 }
 inline unsigned pack_bf16(float low, float high) {
   return unsigned{__float2bfloat16_rn(high).bits} << 16 | __float2bfloat16_rn(low).bits;

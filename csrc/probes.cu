@@ -74,8 +74,9 @@ __global__ void __launch_bounds__(kNumThreads, 1) norm_rope_kernel(NormRopeProbe
   float* head = smem.stage.talker_attention.fresh_keys[0] + warp_idx() * Talker::kHeadDim;
   const PassRow row{0, 0, 0, {p.positions[0], p.positions[1], p.positions[2]}};
   for (int i = warp_idx(); i < p.num_heads; i += kNumWarps) {
-    norm_rope<Talker::kHeadDim, Talker::kQkNorm>(
-        head, p.heads + i * Talker::kHeadDim, static_cast<const Weight*>(p.weight), row, p.stack);
+    RotatedHead<Talker::kHeadDim, Talker::kQkNorm, 3>(
+        p.heads + i * Talker::kHeadDim, static_cast<const Weight*>(p.weight), row, p.stack)
+        .finish(p.stack, [&](int j, const auto& values) { store_elements(head + j, values); });
     __syncwarp();
     for (int j = lane_idx(); j < Talker::kHeadDim; j += kWarpSize) {
       p.out[i * Talker::kHeadDim + j] = head[j];
@@ -97,17 +98,61 @@ struct AttentionProbe {
   int32_t num_rows;
 };
 
-__global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProbe p) {
-  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+__device__ void plan(const AttentionProbe& p, BlockSmem& smem) {
   if (thread_idx() < p.num_rows) {
     const int i = thread_idx(), position = p.positions[i];
     smem.pass.rows[i] = {p.slots[i], position, p.first_rows[i], {position, position, position}};
   }
-  if (thread_idx() == 0) smem.pass.num_rows = p.num_rows;
+  if (thread_idx() == 0) {
+    smem.pass.num_rows = smem.pass.sequence_rows = p.num_rows;
+    for (int i = p.num_rows - 1; i > 0; --i) {  // where the second one begins
+      if (p.first_rows[i] == i) smem.pass.sequence_rows = i;
+    }
+  }
   __syncthreads();
+}
+
+__global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  plan(p, smem);
   Attention<Talker>(p.stack, 0, static_cast<const Weight*>(p.head_norms), smem.pass, p.workspace,
                     smem.stage.talker_attention)
       .run();
+}
+
+// What every block has for itself, its last one puts into the workspace.
+__global__ void __launch_bounds__(kNumThreads, 1) short_attention_kernel(AttentionProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  unsigned* words_of_stage = reinterpret_cast<unsigned*>(&smem.stage);
+  for (size_t i = thread_idx(); i < sizeof smem.stage / sizeof(unsigned); i += kNumThreads) {
+    words_of_stage[i] = 0x7fff7fffu;  // no numbers, as floats and as bf16: nothing may be left over
+  }
+  plan(p, smem);
+  const ShortAttention<Predictor> attention(p.stack, 0, static_cast<const Weight*>(p.head_norms),
+                                            smem.pass, p.workspace, smem.stage.predictor_attention);
+  attention.prefetch_cache();
+  __syncthreads();
+  attention.run();
+  if (!attention.everywhere() || block_idx() != num_blocks() - 1) return;
+  const auto activation = [&](int row, int col) {
+    const float* words = smem.stage.matvec.activations + row * row_stride(kOProjCols<Predictor>);
+#if WEIGHTS_F32
+    return words[col];
+#else
+    const auto part = [&](int which) {
+      const unsigned pair = __float_as_uint(words[col / 4 * 4 + col % 4 / 2 * 2 + which]);
+      return col % 2 ? upper_bf16(pair) : lower_bf16(pair);
+    };
+    return part(0) + part(1);
+#endif
+  };
+  for (int row = 0; row < p.num_rows; ++row) {
+    float padding = 0;
+    for (int i = Predictor::kQSize; i < kOProjCols<Predictor>; ++i) padding += activation(row, i);
+    for (int i = thread_idx(); i < Predictor::kQSize; i += kNumThreads) {
+      p.workspace.attention[row * Predictor::kQSize + i] = activation(row, i) + padding;
+    }
+  }
 }
 
 struct SamplingProbe {
@@ -193,6 +238,9 @@ int probe_matvec(const MatvecProbe* p, int blocks) { return run(matvec_kernel, *
 int probe_norm_rope(const NormRopeProbe* p) { return run(norm_rope_kernel, *p, 1); }
 int probe_attention(const AttentionProbe* p, int blocks) {
   return run(attention_kernel, *p, blocks);
+}
+int probe_short_attention(const AttentionProbe* p, int blocks) {
+  return run(short_attention_kernel, *p, blocks);
 }
 int probe_sampling(const SamplingProbe* p, int blocks) { return run(sampling_kernel, *p, blocks); }
 int probe_barrier(const BarrierProbe* p, int blocks) { return run(barrier_kernel, *p, blocks); }

@@ -79,8 +79,8 @@ struct WeightCursor {
   __device__ bool inside() const { return run_left > 0; }
   __device__ void enter(const TileGrid& share) {
     signed_num_cols = share.signed_num_cols;
-    col = warp_idx();
-    address = share.tiles + col * share.tile_vectors() + lane_idx();
+    col = opaque(warp_idx());
+    address = share.tiles + col * share.tile_vectors() + opaque(lane_idx());
     rows_left = col < share.num_cols() ? share.num_rows : 0;
     run_left = min(kRoundTiles, rows_left);
   }

@@ -31,6 +31,9 @@ def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers(tool):
     stages = tool.frame(parse_model_config(model_config("random-0.6b")), tool.Design())
     text = (ROOT / "csrc" / "README.md").read_text()
     assert f"= {len(stages)} barriers" in text
+    config = parse_model_config(model_config("random-0.6b"))
+    apart = tool.frame(config, tool.Design(attention_everywhere=False))
+    assert f"{len(apart)} with two streams and more" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -57,7 +57,8 @@ def test_the_cache_grows_with_streams_and_positions():
 
 
 def test_the_barriers_are_those_of_the_stage_table():
-    assert roofline.frame_barriers(config_of("random-0.6b")) == 549
+    config = config_of("random-0.6b")
+    assert [roofline.frame_barriers(config, streams=n) for n in (1, 2)] == [474, 549]
 
 
 def test_floors_are_bytes_over_bandwidth_or_products_over_arithmetic():

@@ -27,6 +27,7 @@ ISSUE = 1755
 ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read again
 LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
 ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us: q, k and v, then what is cached
+ATTENTION_EVERYWHERE = 4 * 510 / ISSUE  # us of the predictor's, as the beginning of o_proj
 SAMPLING = 4.0  # us for one draw
 # us to multiply one tile in each of 16 warps: 42 instructions (in what ptxas makes for sm_90a)
 TILE_TIME = 4 * 42 / ISSUE
@@ -45,7 +46,7 @@ class Design:
     forecast: int = 2  # matrices fetched ahead of the one at hand
     norms_in_l2: bool = True  # or does every stage with a norm wait for memory?
     int8: tuple[str, ...] = ()  # stacks whose layers are
-    fused_attention: float | None = None  # us of the predictor's attention done by every block
+    attention_everywhere: bool = True  # the predictor's in every block, or a stage of its own?
     fused_draws: bool = False  # draws done by every block, without a barrier
 
 
@@ -109,11 +110,10 @@ def tiles_of(rows: int, cols: int) -> int:
 
 
 def layer(
-    stack: StackConfig, design: Design, *, int8: bool, fused_attention: float | None = None
+    stack: StackConfig, design: Design, *, int8: bool, attention_everywhere: bool = False
 ) -> list[Stage]:
     """The stages of a layer."""
     norm = 0.0 if design.norms_in_l2 else LATENCY - L2_LATENCY
-    attention = ATTENTION if fused_attention is None else fused_attention - BARRIER
 
     def product(extra: float, rows: int, cols: int) -> Stage:
         tiles = tiles_of(rows, cols)
@@ -121,10 +121,12 @@ def layer(
 
     # Where sums are added to the residual, that is as late as the scales are.
     scales = SCALES if int8 else 0.0
+    attention = [Stage(ATTENTION + norm), product(0.0, stack.hidden_size, stack.q_size)]
+    if attention_everywhere:
+        attention = [product(ATTENTION_EVERYWHERE + norm, stack.hidden_size, stack.q_size)]
     return [
         product(norm + scales, stack.q_size + 2 * stack.kv_size, stack.hidden_size),
-        Stage(attention + norm),
-        product(0.0, stack.hidden_size, stack.q_size),
+        *attention,
         product(norm + scales, 2 * stack.intermediate_size, stack.hidden_size),
         product(0.0, stack.hidden_size, stack.intermediate_size),
     ]
@@ -143,7 +145,7 @@ def frame(config: ModelConfig, design: Design) -> list[Stage]:
         predictor,
         design,
         int8="predictor" in design.int8,
-        fused_attention=design.fused_attention,
+        attention_everywhere=design.attention_everywhere,
     )
     group = predictor_layer * predictor.num_layers + [lm_head, draw]
     start = [Stage(SAMPLING), *talker_layer * talker.num_layers, Stage(0.5), Stage(0.0, head), draw]
@@ -157,8 +159,7 @@ VARIANTS = {
     "no look-ahead": Design(forecast=0),
     "norms from memory": Design(norms_in_l2=False),
     "one matrix ahead, norms from memory": Design(forecast=1, norms_in_l2=False),
-    "attention of the predictor in every block, 1.2 us": Design(fused_attention=1.2),
-    "attention of the predictor in every block, 2.0 us": Design(fused_attention=2.0),
+    "attention of the predictor as a stage of its own": Design(attention_everywhere=False),
     "draws in every block": Design(fused_draws=True),
 }
 

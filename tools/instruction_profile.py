@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Count the instructions of a frame, stage by stage, as all blocks of a GPU would execute them.
 
-Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), a minute. PTX is not yet what a
-GPU executes: moves between registers are left out, for ptxas removes most of them. A scheduler
-starts one instruction a cycle at best, an integer one every second cycle: the counts bound from
-below how long a stage keeps a block busy.
+Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), two minutes. PTX is not yet
+what a GPU executes: moves between registers are left out, for ptxas removes most of them. A
+scheduler starts one instruction a cycle at best, an integer one every second cycle: the counts
+bound from below how long a stage keeps a block busy.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tools.ptx import build as ptx
 
 ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of an H200 that is hot; NVIDIA: up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
-NUM_CODE_GROUPS = 3  # a frame with two passes of the predictor: they are all alike
+NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of a mean one
 NUM_LAYERS = 2  # so that one follows another, as nearly all do
 
 
@@ -58,8 +58,10 @@ def short(config: ModelConfig) -> ModelConfig:
     )
 
 
-def stages() -> list[str]:
+def stages(num_streams: int) -> list[str]:
     """The stages of a frame of `short`, in their order."""
+    # Of one stream the predictor's attention is every block's, as the beginning of o_proj.
+    predictor = [each for each in LAYER if num_streams > 1 or each != "attention"]
     names = [
         "input",
         *(f"talker {each}" for each in LAYER * NUM_LAYERS),
@@ -68,7 +70,8 @@ def stages() -> list[str]:
     ]
     names.append("sample_code_0")
     for _ in range(1, NUM_CODE_GROUPS):
-        names += [*(f"predictor {each}" for each in LAYER * NUM_LAYERS), "lm_head", "sample_code"]
+        names += [f"predictor {each}" for each in predictor * NUM_LAYERS]
+        names += ["lm_head", "sample_code"]
     return names
 
 
@@ -110,7 +113,7 @@ def main() -> None:
     full = parse_model_config(model_config(args.model))
     found = count(short(full), args.streams)
     print(f"{'stage':26} {'instructions':>12} {'integers':>9} {'us, at least':>12} {'waiting':>8}")
-    named = list(zip(stages(), found, strict=True))
+    named = list(zip(stages(args.streams), found, strict=True))
     # Of stages that come again, the last: the first pass of the predictor has two rows a stream.
     # But behind a last layer nothing is prepared, so of the waiting the most.
     for name, each in dict(named).items():

@@ -20,7 +20,8 @@ from qwen_megakernel import build_tts
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "kernel_mutations.md"
-STAGES = ("weights", "matvec", "norm_rope", "attention", "sampling", "layer", "frame", "forward")
+STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
+STAGES += ("sampling", "layer", "frame", "forward")
 SEEDS = range(24)  # orders of threads; one that notices ends the search
 # Of the grid; what a block does while it waits there, it still has to do.
 BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:\w|\(\))*\)")

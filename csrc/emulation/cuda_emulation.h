@@ -68,6 +68,19 @@ inline T __shfl_up_sync(unsigned, T value, int distance, EMULATION_HERE) {
   return emulated_shuffle(value, lane < distance ? lane : lane - distance, where);
 }
 
+// Four of the bytes of b:a, by number; with the 8 of a digit set, eight times the sign of its byte.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned digits) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned digit = digits >> 4 * i;
+    unsigned byte = static_cast<unsigned>(bytes >> (digit & 7) * 8) & 0xff;
+    if (digit & 8) byte = byte & 0x80 ? 0xff : 0;
+    result |= byte << 8 * i;
+  }
+  return result;
+}
+
 // ---- memory
 template <class T>
 inline T __ldg(const T* address) {

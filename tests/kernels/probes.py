@@ -76,9 +76,11 @@ class Probes:
     def launch(self, name: str, params: Any, *blocks: int) -> int:
         return getattr(self.library, f"probe_{name}")(ctypes.byref(params), *blocks)
 
-    def stack(self, keys: Tensor | None = None, values: Tensor | None = None) -> Stack:
-        """The talker's rope tables and, if given, caches [slots, kv heads, positions, dim]."""
-        config = self.config.talker.stack
+    def stack(
+        self, keys: Tensor | None = None, values: Tensor | None = None, name: str = "talker"
+    ) -> Stack:
+        """Rope tables and, if given, caches [slots, kv heads, positions, dim]."""
+        config = getattr(self.config, name).stack
         cos, sin = packing.rope_tables(config, config.max_positions, torch.device("cpu"))
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(

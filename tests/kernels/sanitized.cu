@@ -1,7 +1,7 @@
 // A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
-//   sanitized            a prompt of 37 rows, then 2 frames of 3 streams; prints a hash of the
-//   codes sanitized BUG        a small kernel with that bug (0: none); exit 9 if its result is
-//   wrong
+//   sanitized        a prompt of 37 rows, then 2 frames of 3 streams, then 2 of one alone; prints a
+//                    hash of the codes
+//   sanitized BUG    a small kernel with that bug (0: none); exit 9 if its result is wrong
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -154,15 +154,23 @@ int run_frames() {
   step.model = model;
   step.slots = slots;
   step.workspace = workspace;
-  step.num_streams = kSlots;
   step.num_frames = kFrames;
   step.codes = zeros<int32_t>(kSlots * kFrames * groups);
   step.num_done = zeros<int32_t>(kSlots);
   step.ended = zeros<int32_t>(kSlots);
   step.timeout_ns = timeout_ns;
-  if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
   uint32_t hash = 2166136261u;
-  for (size_t i = 0; i < kSlots * kFrames * groups; ++i) hash = (hash ^ step.codes[i]) * 16777619u;
+  for (const int num_streams : {kSlots, 1}) {
+    step.num_streams = num_streams;
+    if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
+    for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
+      hash = (hash ^ step.codes[i]) * 16777619u;
+    }
+    for (Stream& stream : step.streams) {
+      stream.position += kFrames - 1;  // frame 0 made no step
+      stream.frame += kFrames;
+    }
+  }
   printf("codes %08x\n", hash);
   return 0;
 }

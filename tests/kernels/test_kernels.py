@@ -290,6 +290,23 @@ def test_three_equal_positions_are_plain_rope_bit_for_bit(decoder, make_decoder,
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("n", [2, 4])  # as many as every block attends for, and more
+def test_the_time_position_alone_turns_the_predictor(decoder, n):
+    x, tokens = prompt(decoder, n), torch.full((n,), -1, dtype=torch.int32)
+    own = torch.arange(n, dtype=torch.int32)
+
+    def turned(time):
+        positions = torch.stack([time, own.flip(0), torch.zeros_like(own)])
+        return decoder.forward(
+            0, tokens, x, first_position=0, rope_positions=positions, stack="predictor"
+        )
+
+    assert torch.equal(
+        turned(own), decoder.forward(0, tokens, x, first_position=0, stack="predictor")
+    )
+    assert not torch.equal(turned(2 * own % 4), turned(own))
+
+
 def test_three_different_positions_turn_their_sections(decoder, make_decoder, checkpoint):
     reference = make_decoder(ReferenceDecoder, checkpoint)
     x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)

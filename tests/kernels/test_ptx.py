@@ -77,6 +77,12 @@ BODIES = {
       cvt.u64.u32 %rd7, %r2;
       bfi.b64 %rd8, %rd6, %rd7, 32, 32;
       st.global.u64 [%rd4+16], %rd8;""",
+    "bytes": """
+      prmt.b32 %r9, %r1, %r2, 0x5410;
+      prmt.b32 %r10, %r1, %r2, 0x7632;
+      prmt.b32 %r11, %r1, %r2, 0xb8c3;
+      st.global.v2.u32 [%rd4], {%r9, %r10};
+      st.global.u32 [%rd4+8], %r11;""",
     "butterfly": "shfl.sync.bfly.b32 %r9|%p1, %r1, 5, 31, -1;" + STORE,
     "up": "shfl.sync.up.b32 %r9|%p1, %r1, 3, 0, -1; selp.b32 %r9, %r9, -1, %p1;" + STORE,
     "of_lane": "shfl.sync.idx.b32 %r9|%p1, %r1, 21, 31, -1;" + STORE,
@@ -153,6 +159,12 @@ def test_integers_are_cut_and_shifted_as_a_gpu_does(library):
         assert row[2] == (0xFFFFFFFF if a >> 31 else 0)
         assert row[3] == (b << 8 | a >> 24) & 0xFFFFFFFF
         assert row[4:6] == [b, a]
+
+
+def test_bytes_are_picked_by_number_or_give_their_sign(library):
+    values = torch.tensor([0x80FF7F01, 0x12345678], dtype=torch.int64).to(torch.int32)
+    out = execute(library, "bytes", values.repeat(32, 4)).to(torch.int64) & 0xFFFFFFFF
+    assert out[0, :3].tolist() == [0x56787F01, 0x123480FF, 0xFF000080]
 
 
 def test_lanes_exchange_what_they_hold(library):

@@ -129,6 +129,10 @@ T bfi(A field, B base, C position, D length) {
                    << as<u32>(position);
   return static_cast<T>((as<T>(base) & ~mask) | (u64{as<T>(field)} << as<u32>(position) & mask));
 }
+template <class T, class A, class B, class C>
+T prmt(A low, B high, C digits) {  // the mode that takes a digit for each byte of the result
+  return __byte_perm(as<u32>(low), as<u32>(high), as<u32>(digits));
+}
 template <class T, class A>
 T not_(A a) {
   if constexpr (std::is_same_v<T, pred>) return !a;
@@ -266,13 +270,21 @@ T fma_rm(A a, B b, C c) {
   return above ? std::nextafter(nearest, -INFINITY) : nearest;
 }
 template <class T, class A>
-T ex2_approx_ftz(A a) {  // within 2 ulp on a GPU
-  const float result = std::exp2(as<T>(a));
+T ex2_approx(A a) {  // within 2 ulp on a GPU
+  return std::exp2(as<T>(a));
+}
+template <class T, class A>
+T ex2_approx_ftz(A a) {
+  const float result = ex2_approx<T>(a);
   return result < 1.17549435e-38f ? 0.0f : result;
 }
 template <class T, class A>
 T rsqrt_approx(A a) {
   return 1.0f / std::sqrt(as<T>(a));
+}
+template <class T, class A>
+T rcp_rn(A a) {
+  return 1.0f / as<T>(a);
 }
 
 }  // namespace ptx
