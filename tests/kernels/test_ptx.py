@@ -81,8 +81,10 @@ BODIES = {
       prmt.b32 %r9, %r1, %r2, 0x5410;
       prmt.b32 %r10, %r1, %r2, 0x7632;
       prmt.b32 %r11, %r1, %r2, 0xb8c3;
-      st.global.v2.u32 [%rd4], {%r9, %r10};
-      st.global.u32 [%rd4+8], %r11;""",
+      cvt.u16.u32 %rs1, %r2;
+      cvt.s16.s8 %rs2, %rs1;
+      cvt.s32.s16 %r12, %rs2;
+      st.global.v4.u32 [%rd4], {%r9, %r10, %r11, %r12};""",
     "butterfly": "shfl.sync.bfly.b32 %r9|%p1, %r1, 5, 31, -1;" + STORE,
     "up": "shfl.sync.up.b32 %r9|%p1, %r1, 3, 0, -1; selp.b32 %r9, %r9, -1, %p1;" + STORE,
     "of_lane": "shfl.sync.idx.b32 %r9|%p1, %r1, 21, 31, -1;" + STORE,
@@ -162,9 +164,9 @@ def test_integers_are_cut_and_shifted_as_a_gpu_does(library):
 
 
 def test_bytes_are_picked_by_number_or_give_their_sign(library):
-    values = torch.tensor([0x80FF7F01, 0x12345678], dtype=torch.int64).to(torch.int32)
+    values = torch.tensor([0x80FF7F01, 0x12345688], dtype=torch.int64).to(torch.int32)
     out = execute(library, "bytes", values.repeat(32, 4)).to(torch.int64) & 0xFFFFFFFF
-    assert out[0, :3].tolist() == [0x56787F01, 0x123480FF, 0xFF000080]
+    assert out[0, :4].tolist() == [0x56887F01, 0x123480FF, 0xFF00FF80, 0xFFFFFF88]
 
 
 def test_lanes_exchange_what_they_hold(library):
