@@ -165,12 +165,15 @@ def test_requests_go_to_both(url: str) -> None:
     def ask() -> None:
         found.add(speak(url).headers["x-seed"])
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 2
+    for _ in range(20):  # Ray deals by chance: six may all meet one
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if len(found) == 2:
+            return
+    pytest.fail(f"Of 120 requests all went to {found}.")
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import gc
 import logging
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 from fake_engine import FakeEngine
@@ -55,7 +56,7 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
         try:
             for index in range(num_requests):
                 one_request(live, index)
-                if index in (num_requests // 3, num_requests - 1):
+                if index in (num_requests // 3, 2 * num_requests // 3, num_requests - 1):
                     live.settle()
                     wait_until(lambda: not live.running.server_state.tasks)
                     engine.streams.clear()  # the engine that hums remembers what it said
@@ -64,8 +65,10 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
                     tasks.append(live.num_tasks())
         finally:
             tracemalloc.stop()
-        assert tasks[1] <= tasks[0]
+        assert tasks[-1] <= tasks[0]
         assert not live.service.admission.running and not engine.speaking
         assert len(live.service.finished) == 1000
-        assert measured[1] - measured[0] < GROWTH_BYTES, measured
+        # A leak grows in both halves; what somebody imports or caches once, in one.
+        growth = min(after - before for before, after in pairwise(measured))
+        assert growth < GROWTH_BYTES / 2, measured
         assert live.speak("Hello.").status_code == 200
