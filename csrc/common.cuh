@@ -30,6 +30,12 @@ __device__ __forceinline__ float upper_bf16(unsigned pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Two activations as two registers of bf16 pairs, hi (x) and what it leaves (y).
+__device__ __forceinline__ uint2 split_bf16(float low, float high) {
+  const unsigned hi = pack_bf16(low, high);
+  return make_uint2(hi, pack_bf16(low - lower_bf16(hi), high - upper_bf16(hi)));
+}
+
 // Four int8 weights of one register (packing.py) as bf16 pairs, in units of 2^-6. Seven bits of
 // magnitude and a sign are a subnormal bf16, 2^-133 of the integer, and a product with 2^127 is
 // exact: five instructions for four weights.

@@ -13,12 +13,14 @@ namespace qwen_tts {
 constexpr int kSlotBytes =
     kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 
+constexpr int kOtherBytes = 2048;  // of BlockSmem, besides the stage and the slots
+
 // The predictor's attention is short where its keys and values fit shared memory beside a small
 // ring, and its rows where o_proj looks for them.
 constexpr bool kPredictorIsShort =
     kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
     kRowsEverywhere * row_stride(kOProjCols<Predictor>) <= kMaxRows * row_stride(kChunkCols) &&
-    sizeof(ShortAttentionSmem<Predictor>) + 2 * kSlotBytes + 2048 <= SMEM_BYTES;
+    sizeof(ShortAttentionSmem<Predictor>) + kOtherBytes + 2 * kSlotBytes <= SMEM_BYTES;
 template <class Dims>
 constexpr bool kIsShort = kPredictorIsShort && Dims::kMaxPositions != 0;
 template <class Dims>
@@ -37,7 +39,7 @@ union StageSmem {
   int table_rows[kNumCodeGroups];  // that make up a frame's embedding
 };
 
-constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + 2048;
+constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + kOtherBytes;
 static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit shared memory");
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
 constexpr int kRingSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;

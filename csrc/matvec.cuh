@@ -56,10 +56,8 @@ __device__ __forceinline__ void store_activations(float* target, float4 v) {
 #if WEIGHTS_F32
   *reinterpret_cast<float4*>(target) = v;
 #else
-  const uint2 hi = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-  const uint2 lo = make_uint2(pack_bf16(v.x - lower_bf16(hi.x), v.y - upper_bf16(hi.x)),
-                              pack_bf16(v.z - lower_bf16(hi.y), v.w - upper_bf16(hi.y)));
-  *reinterpret_cast<uint4*>(target) = make_uint4(hi.x, lo.x, hi.y, lo.y);
+  const uint2 first = split_bf16(v.x, v.y), second = split_bf16(v.z, v.w);
+  *reinterpret_cast<uint4*>(target) = make_uint4(first.x, first.y, second.x, second.y);
 #endif
 }
 

@@ -155,11 +155,10 @@ class ShortAttention {
         for (int j = 0; j < kAtOnce; ++j) {
           const int head = begin + j * kStep;
           if (head >= item.num_heads) continue;
-          const auto put = [&](Cache* target, const uint4& vector) {
-            *reinterpret_cast<uint4*>(target) = vector;
-          };
-          put(smem_.context.key(item.first_head + head, position, element), key[j]);
-          put(smem_.context.value(item.first_head + head, position, element), value[j]);
+          Cache* to_key = smem_.context.key(item.first_head + head, position, element);
+          Cache* to_value = smem_.context.value(item.first_head + head, position, element);
+          *reinterpret_cast<uint4*>(to_key) = key[j];
+          *reinterpret_cast<uint4*>(to_value) = value[j];
         }
       }
     }

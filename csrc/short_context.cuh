@@ -133,9 +133,7 @@ struct ShortContext {
   __device__ void store_query(int head, int element, const float (&query)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
-      const unsigned hi = pack_bf16(query[i], query[i + 1]);
-      const unsigned lo = pack_bf16(query[i] - lower_bf16(hi), query[i + 1] - upper_bf16(hi));
-      *reinterpret_cast<uint2*>(&queries[head][element + i]) = make_uint2(hi, lo);
+      *reinterpret_cast<uint2*>(&queries[head][element + i]) = split_bf16(query[i], query[i + 1]);
     }
   }
   // Attention of the query heads that share a key/value head to positions [0, num_positions), 64
@@ -171,14 +169,10 @@ struct ShortContext {
     float sums[8][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      uint4 rows;  // hi and lo of the probabilities
-      {
-        const float (&w)[4] = weights[step];
-        rows.x = pack_bf16(w[0] * scale, w[1] * scale);
-        rows.y = pack_bf16(w[0] * scale - lower_bf16(rows.x), w[1] * scale - upper_bf16(rows.x));
-        rows.z = pack_bf16(w[2] * scale, w[3] * scale);
-        rows.w = pack_bf16(w[2] * scale - lower_bf16(rows.z), w[3] * scale - upper_bf16(rows.z));
-      }
+      const float (&w)[4] = weights[step];
+      const uint2 near = split_bf16(w[0] * scale, w[1] * scale);
+      const uint2 far = split_bf16(w[2] * scale, w[3] * scale);
+      const uint4 rows = make_uint4(near.x, near.y, far.x, far.y);
       const bf16* own = &values[kv_head][16 * step + 2 * t][part * kTileCols + (8 * g ^ 16 * t)];
       const auto vector = [&](int position) {
         return *reinterpret_cast<const uint4*>(own + position * kRow);
