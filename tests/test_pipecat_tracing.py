@@ -16,13 +16,17 @@ from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 
 @pytest.fixture(scope="module")
-def exporter() -> InMemorySpanExporter:
-    """Finished spans of this process; OpenTelemetry takes a provider only once."""
+def exporter() -> Iterator[InMemorySpanExporter]:
+    """Finished spans of this process; OpenTelemetry takes a provider only once.
+
+    FastAPI makes spans too, so nothing is kept once these tests are over.
+    """
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    return exporter
+    yield exporter
+    provider.shutdown()
 
 
 @pytest.fixture

@@ -47,13 +47,13 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
     engine = FakeEngine(rtf=0.001)
     with serving(engine) as live:
-        # What is remembered of finished requests is bounded; here it is full from the start on.
-        for index in range(1000):
-            live.service.finished.add(f"earlier-{index}", dict.fromkeys("abcdefghi", 0.5))
         tasks = []
         measured = []
         tracemalloc.start()
         try:
+            # What is remembered of finished requests is bounded; here it is full from the start on.
+            for index in range(1000):
+                live.service.finished.add(f"earlier-{index}", dict.fromkeys("abcdefghi", 0.5))
             for index in range(num_requests):
                 one_request(live, index)
                 if index in (num_requests // 3, 2 * num_requests // 3, num_requests - 1):
