@@ -84,6 +84,7 @@ class WavOutput(BaseOutputTransport):
             )
         )
         self.heard = bytearray()
+        self.gaps_s = 0.0  # of silence between chunks: no audio, or a machine that is busy
         self._speed = speed
         self._free_at = 0.0
 
@@ -94,6 +95,8 @@ class WavOutput(BaseOutputTransport):
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
         self.heard += frame.audio
         now = time.monotonic()
+        if self._free_at:
+            self.gaps_s += max(0.0, now - self._free_at)
         self._free_at = max(now, self._free_at) + frame.num_frames / frame.sample_rate / self._speed
         await asyncio.sleep(self._free_at - now)
         return True
