@@ -49,6 +49,9 @@ __device__ __forceinline__ unsigned order_key(float value) {
   const unsigned bits = __float_as_uint(value);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+__device__ __forceinline__ float from_order_key(unsigned key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
 
 // Over the four lanes 4g .. 4g+3.
 __device__ __forceinline__ float quad_max(float value) {

@@ -29,13 +29,16 @@ __device__ void forward_rows(const ForwardParams& p, const Stack& stack, const v
       if (p.tokens[row] >= 0) {
         copy_embedding<kHidden>(x, table, p.tokens[row]);
       } else {
-        const float* embed = p.embeds + static_cast<size_t>(row) * kHidden;
-        for (int j = thread_idx(); j < kHidden; j += kNumThreads) x[j] = embed[j];
+        copy_row<kHidden>(x, p.embeds + static_cast<size_t>(row) * kHidden);
       }
     }
-    if (!c.barrier.sync(Stage::kInput, first)) return;
+    WeightStream<kRingSlots> weight_stream(c.smem.rings);
+    const auto before_layers = [&] { open_layer<Dims>(weight_stream, stack, 0); };
+    if (!c.barrier.sync(Stage::kInput, first, before_layers)) return;
     const auto again = [&] { return layer_start<Dims>(stack, 0); };
-    if (!decoder_layers<Dims>(c.workspace.x, stack, p.num_layers, again, c)) return;
+    if (!decoder_layers<Dims>(c.workspace.x, stack, p.num_layers, weight_stream, again, [] {}, c)) {
+      return;
+    }
     for (int i = 0; i < count; ++i) {
       if (!owns_row(i)) continue;
       const float* x = c.workspace.x + static_cast<size_t>(i) * kHidden;

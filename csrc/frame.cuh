@@ -19,27 +19,43 @@ __device__ __forceinline__ size_t table_row(int group, int code) {
   return group == 0 ? code : kTalkerVocab + size_t{kPredictorVocab} * (group - 1) + code;
 }
 
-// x[i] = table[row][i], by one block.
+// x[i] = table[row][i], by one block. Rows come from memory: all of one at once.
 template <int kHidden>
 __device__ void copy_embedding(float* x, const void* table, size_t row) {
   const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
 #pragma unroll 1
-  for (int i = thread_idx(); i < kHidden; i += kNumThreads) x[i] = to_float(embedding[i]);
+  for (int i = 4 * thread_idx(); i < kHidden; i += 4 * kNumThreads) {
+    float four[4];
+    load_elements(four, embedding + i);
+    store_elements(x + i, four);
+  }
+}
+
+// to[i] = from[i], by one block; both global and 16-byte aligned.
+template <int kSize>
+__device__ void copy_row(float* to, const float* from) {
+#pragma unroll 1
+  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+    *reinterpret_cast<float4*>(to + i) = load_activation4(from + i);
+  }
 }
 
 class FrameLoop {
  public:
-  __device__ FrameLoop(const StepParams& params, Context& context) : p_(params), c_(context) {}
+  __device__ FrameLoop(const StepParams& params, Context& context)
+      : p_(params), c_(context), weight_stream_(context.smem.rings) {}
 
   // All threads of all blocks. Inlined whatever the compiler thinks of its size: as a call it would
   // have a stack frame.
   __device__ __forceinline__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
-    if (thread_idx() == 0) c_.smem.num_rows = p_.num_streams;
+    if (thread_idx() == 0) {
+      c_.smem.num_rows = p_.num_streams;
+      c_.smem.frame = 0;
+    }
     prime(c_.smem.rings, layer_start<Talker>(c_.model.talker, 0));
-    for (int i = 0; i < p_.num_frames; ++i) {
-      if (thread_idx() == 0) c_.smem.frame = i;
-      __syncthreads();
+    __syncthreads();
+    while (frame() < p_.num_frames) {
       // One block looks, before the first barrier of the frame and for all: they leave together,
       // and what the frame has written so far nobody keeps.
       const bool cancelled =
@@ -50,7 +66,7 @@ class FrameLoop {
       for (int group = 1; group < kNumCodeGroups; ++group) {
         if (!predictor_step(group) || !draw_code(group)) return;
       }
-      drop_ended();
+      end_frame();
       if (num_rows() == 0) return;
     }
   }
@@ -86,10 +102,14 @@ class FrameLoop {
       for (int row = 0; row < num_rows(); ++row) {
         if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
       }
-      if (!c_.barrier.sync(Stage::kInput, frame())) return false;
       const Stack& talker = c_.model.talker;
+      const auto before_layers = [&] { open_layer<Talker>(weight_stream_, talker, 0); };
+      if (!c_.barrier.sync(Stage::kInput, frame(), before_layers)) return false;
       const auto after = [&] { return Forecast{tile_grid(codec_head()), after_codec_head().next}; };
-      if (!decoder_layers<Talker>(w.x, talker, talker.num_layers, after, c_)) return false;
+      if (!decoder_layers<Talker>(
+              w.x, talker, talker.num_layers, weight_stream_, after, [] {}, c_)) {
+        return false;
+      }
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
@@ -101,10 +121,11 @@ class FrameLoop {
                                   static_cast<const Weight*>(c_.model.talker.final_norm),
                                   c_.model.talker.rms_norm_eps, c_.smem.stage.norm);
       }
-#pragma unroll 1
-      for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) target[i] = hidden(row)[i];
+      copy_row<Talker::kHidden>(target, hidden(row));
     }
-    return c_.barrier.sync(Stage::kFinalNorm, frame());
+    return c_.barrier.sync(Stage::kFinalNorm, frame(), [&] {
+      weight_stream_.open(tile_grid(codec_head()), after_codec_head());
+    });
   }
 
   // Fills smem.pass and smem.talker_row; returns the number of rows in the talker's pass.
@@ -151,13 +172,17 @@ class FrameLoop {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) {
-      float sum = 0;
-#pragma unroll 8  // rows come from memory: as many at once as registers allow
+    for (int i = 2 * thread_idx(); i < Talker::kHidden; i += 2 * kNumThreads) {
+      float sums[2] = {}, addends[2];
+#pragma unroll  // rows come from memory: all at once
       for (int group = 0; group < kNumCodeGroups; ++group) {
-        sum += to_float(table[static_cast<size_t>(table_rows[group]) * Talker::kHidden + i]);
+        load_elements(addends,
+                      table + static_cast<size_t>(table_rows[group]) * Talker::kHidden + i);
+        sums[0] += addends[0], sums[1] += addends[1];
       }
-      x[i] = sum + text[i];
+      load_elements(addends, text + i);
+      sums[0] += addends[0], sums[1] += addends[1];
+      store_elements(x + i, sums);
     }
   }
 
@@ -182,22 +207,20 @@ class FrameLoop {
       *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
     MatvecSmem& smem = c_.smem.stage.matvec;
-    WeightStream<kRingSlots> weight_stream(c_.smem.rings);
-    weight_stream.open(tile_grid(codec_head()), after_codec_head());
-    matvec(weight_stream, codec_head(), rows, store_logits, smem);
+    matvec(weight_stream_, codec_head(), rows, store_logits, smem);
     if constexpr (kHasProjection) {
       const float* bias = c_.model.projection_bias;
-      weight_stream.open(tile_grid(projection()), layer_start<Predictor>(c_.model.predictor, 0));
+      weight_stream_.open(tile_grid(projection()), layer_start<Predictor>(c_.model.predictor, 0));
       __syncthreads();  // the codec head's use of smem is over
       matvec(
-          weight_stream, projection(), rows,
+          weight_stream_, projection(), rows,
           [&](int row, int i, float2 sum) {
             float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden + i;
             *reinterpret_cast<float2*>(x) = make_float2(sum.x + bias[i], sum.y + bias[i + 1]);
           },
           smem);
     }
-    if (!c_.barrier.sync(Stage::kCodecHead, frame())) return false;
+    if (!c_.barrier.sync(Stage::kCodecHead, frame(), [&] { prepare_first_draw(0); })) return false;
 
     prefetch_vectors<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
@@ -205,13 +228,10 @@ class FrameLoop {
       uint32_t* seen = c_.slots.seen + static_cast<size_t>(stream(row).slot) * (kTalkerVocab / 32);
       const TokenRules rules{seen, stream(row).talker.repetition_penalty, c_.model.suppressed_from,
                              c_.model.codec_eos_id, frame_of(row) < c_.model.min_frames};
-      const int code = draw(row, 0, kTalkerVocab, stream(row).talker, rules);
+      const int code = draw(row, 0, rules);
       // The predictor's positions 0 and 1. An ended stream keeps its rows until the frame is over.
       float* x = w.x + static_cast<size_t>(2 * row) * Predictor::kHidden;
-      if constexpr (!kHasProjection) {
-#pragma unroll 1
-        for (int i = thread_idx(); i < Talker::kHidden; i += kNumThreads) x[i] = hidden(row)[i];
-      }
+      if constexpr (!kHasProjection) copy_row<Talker::kHidden>(x, hidden(row));
       copy_embedding<Predictor::kHidden>(x + Predictor::kHidden, c_.model.predictor_table,
                                          table_row(0, code));
       if (thread_idx() == 0) {
@@ -224,8 +244,10 @@ class FrameLoop {
         }
       }
     }
-    return c_.barrier.sync(Stage::kSampleCode0, frame());
+    return c_.barrier.sync(Stage::kSampleCode0, frame(), [&] { open_predictor(); });
   }
+
+  __device__ void open_predictor() { open_layer<Predictor>(weight_stream_, c_.model.predictor, 0); }
 
   // Predictor positions up to `group`, and the logits of that code.
   __device__ bool predictor_step(int group) {
@@ -261,9 +283,16 @@ class FrameLoop {
         if (more) return again();
         return Forecast{tile_grid(head()), after_head().next};
       };
+      const auto before_after = [&] {
+        if (more) {
+          open_predictor();
+        } else {
+          weight_stream_.open(tile_grid(head()), after_head());
+        }
+      };
       if (!decoder_layers<Predictor>(
               c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
-              predictor.num_layers, after, c_)) {
+              predictor.num_layers, weight_stream_, after, before_after, c_)) {
         return false;
       }
     }
@@ -271,15 +300,13 @@ class FrameLoop {
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
     const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
                           static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
-    WeightStream<kRingSlots> weight_stream(c_.smem.rings);
-    weight_stream.open(tile_grid(head()), after_head());
     matvec(
-        weight_stream, head(), rows,
+        weight_stream_, head(), rows,
         [&](int row, int i, float2 sum) {
           *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
         },
         c_.smem.stage.matvec);
-    return c_.barrier.sync(Stage::kLmHead, group);
+    return c_.barrier.sync(Stage::kLmHead, group, [&] { prepare_first_draw(group); });
   }
 
   __device__ bool draw_code(int group) {
@@ -288,24 +315,43 @@ class FrameLoop {
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
-      const int code = draw(row, group, kPredictorVocab, stream(row).predictor, TokenRules{});
+      const int code = draw(row, group, TokenRules{});
       if (group + 1 < kNumCodeGroups) {
         copy_embedding<Predictor::kHidden>(
             c_.workspace.x + static_cast<size_t>(row) * Predictor::kHidden,
             c_.model.predictor_table, table_row(group, code));
       }
     }
-    return c_.barrier.sync(Stage::kSampleCode, group);
+    return c_.barrier.sync(Stage::kSampleCode, group, [&] {
+      if (group + 1 < kNumCodeGroups) open_predictor();
+    });
   }
 
-  // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
-  __device__ int draw(int row, int group, int vocab, const SamplingParams& sampling,
-                      const TokenRules& rules) {
+  __device__ const SamplingParams& sampling(int row, int group) const {
+    return group ? stream(row).predictor : stream(row).talker;
+  }
+  __device__ static int vocab_of(int group) { return group ? kPredictorVocab : kTalkerVocab; }
+
+  __device__ void prepare_draw_of(int row, int group) {
     const Stream& s = stream(row);
     const DrawAddress address{s.seed_low, s.seed_high, static_cast<uint32_t>(s.part),
                               static_cast<uint32_t>(frame_of(row)), static_cast<uint32_t>(group)};
-    int code =
-        draw_token(logits(row, group), vocab, sampling, rules, address, c_.smem.stage.sampling);
+    prepare_draw(vocab_of(group), sampling(row, group), address, c_.smem.stage.sampling);
+  }
+  // Of the first row this block owns, while the grid waits for the logits.
+  __device__ void prepare_first_draw(int group) {
+    if (block_idx() < num_rows()) prepare_draw_of(block_idx(), group);
+  }
+
+  // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
+  __device__ int draw(int row, int group, const TokenRules& rules) {
+    if (row >= num_blocks()) {  // not the first one
+      __syncthreads();
+      prepare_draw_of(row, group);
+      __syncthreads();
+    }
+    int code = draw_token(logits(row, group), vocab_of(group), sampling(row, group), rules,
+                          c_.smem.stage.sampling);
     if (code < 0) {
       if (thread_idx() == 0) {
         c_.barrier.report(LaunchStatus::kBadLogits,
@@ -329,20 +375,22 @@ class FrameLoop {
     return true;
   }
 
-  // Closes the gaps that ended streams leave. Ends with everybody seeing the new rows.
-  __device__ void drop_ended() {
+  // Closes the gaps that ended streams leave. Ends with everybody seeing the new rows and number.
+  __device__ void end_frame() {
     if (thread_idx() == 0) {
       int num_left = 0;
       for (int row = 0; row < num_rows(); ++row) {
         if (!row_ended(row)) c_.smem.streams[num_left++] = c_.smem.streams[row];
       }
       c_.smem.num_rows = num_left;
+      ++c_.smem.frame;
     }
     __syncthreads();
   }
 
   const StepParams& p_;
   Context& c_;
+  WeightStream<kRingSlots> weight_stream_;  // open at what comes first behind each barrier
 };
 
 }  // namespace qwen_tts

@@ -166,14 +166,27 @@ __device__ LayerAttentionSmem<Dims>& attention_smem(BlockSmem& smem) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
+// Opens the first matrix of a layer. That of layer 0 while the grid waits in front of a pass.
+template <class Dims>
+__device__ __forceinline__ void open_layer(WeightStream<kRingSlots>& weight_stream,
+                                           const Stack& stack, int layer) {
+  const LayerWeights<Dims> weights(stack, layer);
+  weight_stream.open(tile_grid(weights.qkv_proj()),
+                     {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
+}
+
 // x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
-//   x      [pass.num_rows, Dims::kHidden] f32, global, visible to all blocks; so it is afterwards
-//   after  () -> Forecast: what the block multiplies by after the last layer. A function, because
-//          nobody should keep its addresses in registers through the layers
+//   x              [pass.num_rows, Dims::kHidden] f32, global, visible to all blocks; so it is
+//                  afterwards
+//   weight_stream  open at layer 0
+//   after          () -> Forecast: what the block multiplies by after the last layer. A function,
+//                  because nobody should keep its addresses in registers through the layers
+//   before_after   () -> void: what to do while the grid waits behind the last layer
 // All threads of all blocks. False: the barrier failed, leave.
-template <class Dims, class After>
-__device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, const After& after,
-                               Context& c) {
+template <class Dims, class After, class BeforeAfter>
+__device__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
+                               WeightStream<kRingSlots>& weight_stream, const After& after,
+                               const BeforeAfter& before_after, Context& c) {
   constexpr int kHidden = Dims::kHidden, kIntermediate = Dims::kIntermediate;
   const Workspace& w = c.workspace;
   const Pass& pass = c.smem.pass;
@@ -181,14 +194,6 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
   const float eps = stack.rms_norm_eps;
   const AddTo add_to_residual{x, kHidden};
 
-  WeightStream<kRingSlots> weight_stream(c.smem.rings);
-  const auto open_layer = [&](int layer) {
-    const LayerWeights<Dims> weights(stack, layer);
-    weight_stream.open(tile_grid(weights.qkv_proj()),
-                       {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
-  };
-
-  open_layer(0);
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
@@ -216,7 +221,11 @@ __device__ bool decoder_layers(float* x, const Stack& stack, int num_layers, con
       weight_stream.open(tile_grid(weights.down_proj()), following());
     };
     const auto before_next_layer = [&] {
-      if (!last) open_layer(layer + 1);
+      if (last) {
+        before_after();
+      } else {
+        open_layer<Dims>(weight_stream, stack, layer + 1);
+      }
     };
 
     const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};

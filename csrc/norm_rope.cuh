@@ -11,14 +11,15 @@ struct NormSmem {
 
 // out[i] = x[i] / rms(x) * weight[i] for i < kSize. All threads of one block.
 //   x, out  [kSize] f32, global, 16-byte aligned; x written before the last grid barrier
+//   weight  [kSize], global, aligned to four of them
 template <int kSize>
 __device__ void rms_norm(float* out, const float* x, const Weight* weight, float eps,
                          NormSmem& smem) {
   float squares = 0;
 #pragma unroll 1
-  for (int i = thread_idx(); i < kSize; i += kNumThreads) {
-    const float value = load_activation(x + i);
-    squares += value * value;
+  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+    const float4 four = load_activation4(x + i);
+    squares += four.x * four.x + four.y * four.y + four.z * four.z + four.w * four.w;
   }
   squares = warp_sum(squares);
   if (lane_idx() == 0) smem.warp_sums[warp_idx()] = squares;
@@ -28,8 +29,13 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   for (int warp = 0; warp < kNumWarps; ++warp) total += smem.warp_sums[warp];
   const float scale = rsqrtf(total / kSize + eps);
 #pragma unroll 1
-  for (int i = thread_idx(); i < kSize; i += kNumThreads) {
-    out[i] = load_activation(x + i) * scale * to_float(weight[i]);
+  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+    const float4 four = load_activation4(x + i);
+    float weights[4];
+    load_elements(weights, weight + i);
+    *reinterpret_cast<float4*>(out + i) = {four.x * scale * weights[0], four.y * scale * weights[1],
+                                           four.z * scale * weights[2],
+                                           four.w * scale * weights[3]};
   }
   __syncthreads();
 }

@@ -109,6 +109,9 @@ __device__ __forceinline__ float warp_max(float value) {
   }
   return value;
 }
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+  return __reduce_max_sync(0xffffffffu, value);
+}
 // Sum over the four lanes 4g .. 4g+3.
 __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
@@ -222,6 +225,12 @@ inline float warp_sum(float value, EMULATION_HERE) {
 }
 inline float warp_max(float value, EMULATION_HERE) {
   return warp_reduce(value, emulation::Collective::kMax, where);
+}
+inline unsigned warp_max(unsigned value, EMULATION_HERE) {
+  std::memcpy(emulation::current->deposit, &value, sizeof value);
+  emulation::warp_collective(emulation::Collective::kMaxUnsigned, where);
+  std::memcpy(&value, emulation::current->result, sizeof value);
+  return value;
 }
 inline float quad_sum(float value, EMULATION_HERE) {
   return warp_reduce(value, emulation::Collective::kQuadSum, where);

@@ -174,11 +174,13 @@ __global__ void __launch_bounds__(kNumThreads, 1) sampling_kernel(SamplingProbe 
   for (int draw = block_idx(); draw < p.num_draws; draw += num_blocks()) {
     const DrawAddress address{p.seed_low, p.seed_high, p.part, static_cast<uint32_t>(draw),
                               p.codebook};
+    prepare_draw(p.vocab, p.params, address, smem.stage.sampling);
+    __syncthreads();
     const int token = draw_token(p.logits + static_cast<size_t>(draw) * p.vocab, p.vocab, p.params,
-                                 rules, address, smem.stage.sampling);
+                                 rules, smem.stage.sampling);
     if (thread_idx() == 0) p.tokens[draw] = token;
     for (int i = thread_idx(); p.noise && i < p.vocab; i += kNumThreads) {
-      p.noise[static_cast<size_t>(draw) * p.vocab + i] = gumbel_noise(i, address);
+      p.noise[static_cast<size_t>(draw) * p.vocab + i] = smem.stage.sampling.noise[i];
     }
     __syncthreads();
   }

@@ -23,171 +23,205 @@ struct DrawAddress {
   uint32_t part, frame, codebook;
 };
 
-struct SamplingSmem {
-  alignas(16) float scores[kMaxVocab];
-  float weights[kMaxVocab];  // exp(score - best), for top-p
-  uint32_t seen[kTalkerVocab / 32];
-  unsigned histogram[256];
+// A token and order_key of its score; of two with the same key the lower token is better.
+struct Candidate {
+  unsigned key, token;
+};
+
+// The digit at which `k` are reached, counted from the highest one down.
+struct Digit {
   unsigned digit, num_above, num_equal;
-  unsigned long long warp_best[kNumWarps];
+};
+
+struct SamplingSmem {
+  alignas(16) unsigned keys[kMaxVocab];  // order_key of each score
+  alignas(16) float noise[kMaxVocab];
+  float weights[kMaxVocab];                 // exp(score - best), for top-p
+  alignas(16) unsigned histograms[4][256];  // of the keys' bytes, the upper one first
+  Digit digit;
+  Candidate bests[2][kNumWarps];  // of each warp: of all, of the drawn ones
   float warp_sums[kNumWarps];
 };
 
 // Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-// Returns word `lane` of the block.
-__device__ inline uint32_t philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
-                                  uint32_t k1, int lane) {
+__device__ inline uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const uint32_t high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
-    const uint32_t high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
-    c0 = high1 ^ c1 ^ k0;
-    c1 = low1;
-    c2 = high0 ^ c3 ^ k1;
-    c3 = low0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    const uint64_t product_x = uint64_t{0xD2511F53u} * counter.x;
+    const uint64_t product_z = uint64_t{0xCD9E8D57u} * counter.z;
+    counter = {static_cast<uint32_t>(product_z >> 32) ^ counter.y ^ key_low,
+               static_cast<uint32_t>(product_z),
+               static_cast<uint32_t>(product_x >> 32) ^ counter.w ^ key_high,
+               static_cast<uint32_t>(product_x)};
+    key_low += 0x9E3779B9u;
+    key_high += 0xBB67AE85u;
   }
-  return lane == 0 ? c0 : lane == 1 ? c1 : lane == 2 ? c2 : c3;
+  return counter;
 }
 
 // -log(-log(u)) for u in (0, 1). 23 bits: the largest u must stay below 1 in f32.
-__device__ inline float gumbel_noise(int token, const DrawAddress& at) {
-  const uint32_t bits =
-      philox(token / 4, at.frame, at.codebook, at.part, at.seed_low, at.seed_high, token % 4);
+__device__ __forceinline__ float gumbel_noise(uint32_t bits) {
   const float u = (static_cast<float>(bits >> 9) + 0.5f) * (1.0f / 8388608.0f);
   return -logf(-logf(u));
 }
 
-// Orders candidates by score, then by lower token.
-__device__ __forceinline__ unsigned long long candidate(float score, int token) {
-  return static_cast<unsigned long long>(order_key(score)) << 32 | (0xffffffffu - token);
-}
-__device__ __forceinline__ int candidate_token(unsigned long long best) {
-  return static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
-}
-
-// The largest candidate of a warp, in all its lanes; then of the block, in all its threads.
-__device__ inline unsigned long long warp_best(unsigned long long mine) {
+// What a draw needs besides its logits, to be done while they are computed. All threads of a block;
+// the caller owes a __syncthreads() before draw_token().
+__device__ inline void prepare_draw(int vocab, const SamplingParams& params, const DrawAddress& at,
+                                    SamplingSmem& smem) {
+  if (!params.do_sample) return;
+#pragma unroll 1
+  for (int i = thread_idx(); i < 256; i += kNumThreads) {
 #pragma unroll
-  for (int distance = 16; distance; distance >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, mine, distance);
-    mine = other > mine ? other : mine;
+    for (auto& histogram : smem.histograms) histogram[i] = 0;
   }
-  return mine;
-}
-__device__ inline unsigned long long block_best(unsigned long long mine, SamplingSmem& smem) {
-  mine = warp_best(mine);
-  __syncthreads();  // an earlier result has been read
-  if (lane_idx() == 0) smem.warp_best[warp_idx()] = mine;
-  __syncthreads();
-  return warp_best(lane_idx() < kNumWarps ? smem.warp_best[lane_idx()] : 0);
+#pragma unroll 1
+  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+    const uint4 bits = philox({static_cast<uint32_t>(i / 4), at.frame, at.codebook, at.part},
+                              at.seed_low, at.seed_high);
+    *reinterpret_cast<float4*>(&smem.noise[i]) = {gumbel_noise(bits.x), gumbel_noise(bits.y),
+                                                  gumbel_noise(bits.z), gumbel_noise(bits.w)};
+  }
 }
 
-// The least order_key of the k largest of scores[0 .. vocab), or as many of its upper bits as tell
-// them from the others: radix select, 8 bits at a time.
-__device__ inline unsigned kth_largest_key(int k, int vocab, SamplingSmem& smem) {
+// The best candidate of a warp, in all its lanes; then of the block, in all its threads.
+__device__ __forceinline__ Candidate warp_best(const Candidate& mine) {
+  const unsigned key = warp_max(mine.key);
+  return {key, ~warp_max(mine.key == key ? ~mine.token : 0u)};
+}
+//   bests  [kNumWarps], shared, nobody else's since the last __syncthreads()
+__device__ __forceinline__ Candidate block_best(const Candidate& mine, Candidate* bests) {
+  const Candidate of_warp = warp_best(mine);
+  if (lane_idx() == 0) bests[warp_idx()] = of_warp;
+  __syncthreads();
+  return warp_best(bests[min(lane_idx(), kNumWarps - 1)]);
+}
+
+// All lanes of a warp.
+//   histogram  [256], shared
+__device__ __forceinline__ Digit find_digit(const unsigned* histogram, unsigned k) {
+  unsigned digit = 255 - 8 * opaque(lane_idx());  // the highest of this lane's eight
+  unsigned counts[8];
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(&histogram[digit - 7 + i]);
+    counts[i] = four.x, counts[i + 1] = four.y, counts[i + 2] = four.z, counts[i + 3] = four.w;
+  }
+  unsigned here = 0;
+#pragma unroll
+  for (const unsigned count : counts) here += count;
+  unsigned up_to_here = here;
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance <<= 1) {
+    const unsigned other = __shfl_up_sync(0xffffffffu, up_to_here, distance);
+    if (lane_idx() >= distance) up_to_here += other;
+  }
+  unsigned above = up_to_here - here, next = above;
+  const bool found = above < k && up_to_here >= k;  // in one lane
+#pragma unroll
+  for (int i = 7; i > 0; --i) {
+    next += counts[i];
+    if (next < k) above = next, --digit;
+  }
+  const unsigned both = warp_max(found ? above << 8 | digit : 0);
+  return {both & 255, both >> 8, histogram[both & 255]};
+}
+
+// body(token, key) for this thread's tokens: four side by side, then further ones.
+template <class Body>
+__device__ __forceinline__ void for_my_tokens(int vocab, const SamplingSmem& smem,
+                                              const Body& body) {
+#pragma unroll 1
+  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+    const uint4 keys = *reinterpret_cast<const uint4*>(&smem.keys[i]);
+    body(i, keys.x), body(i + 1, keys.y), body(i + 2, keys.z), body(i + 3, keys.w);
+  }
+}
+
+// The k-th largest of keys[0 .. vocab), or as many of its upper bits as tell the k largest from the
+// others: radix select, 8 bits at a time. The first histogram is there.
+__device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, SamplingSmem& smem) {
   unsigned prefix = 0;
 #pragma unroll 1
-  for (int shift = 24; shift >= 0; shift -= 8) {
-#pragma unroll 1
-    for (int i = thread_idx(); i < 256; i += kNumThreads) smem.histogram[i] = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = thread_idx(); i < vocab; i += kNumThreads) {
-      const unsigned key = order_key(smem.scores[i]);
-      const bool same_prefix = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
-      if (same_prefix) atomicAdd(&smem.histogram[key >> shift & 255], 1u);
+  for (int pass = 0; pass < 4; ++pass) {
+    const int shift = 24 - 8 * pass;
+    unsigned* histogram = smem.histograms[pass];
+    if (pass) {
+      for_my_tokens(vocab, smem, [&](int, unsigned key) {
+        const unsigned differing = (key ^ prefix) >> shift;
+        if (differing < 256) atomicAdd(&histogram[differing], 1u);
+      });
+      __syncthreads();
+    }
+    if (warp_idx() == 0) {
+      const Digit found = find_digit(histogram, k);
+      if (lane_idx() == 0) smem.digit = found;
     }
     __syncthreads();
-    if (warp_idx() == 0) {  // lane l looks at digits 255 - 8l down to 248 - 8l
-      const int top = 255 - 8 * opaque(lane_idx());
-      unsigned here = 0;
-      for (int i = 0; i < 8; ++i) here += smem.histogram[top - i];
-      unsigned up_to_here = here;
-#pragma unroll
-      for (int distance = 1; distance < kWarpSize; distance <<= 1) {
-        const unsigned other = __shfl_up_sync(0xffffffffu, up_to_here, distance);
-        if (lane_idx() >= distance) up_to_here += other;
-      }
-      unsigned above = up_to_here - here;
-      if (above < static_cast<unsigned>(k) && up_to_here >= static_cast<unsigned>(k)) {
-        int digit = top;
-        while (above + smem.histogram[digit] < static_cast<unsigned>(k)) {
-          above += smem.histogram[digit--];
-        }
-        smem.digit = digit;
-        smem.num_above = above;
-        smem.num_equal = smem.histogram[digit];
-      }
-    }
-    __syncthreads();
-    prefix |= smem.digit << shift;
-    k -= smem.num_above;
-    if (smem.num_equal == static_cast<unsigned>(k)) break;  // all of them are among the k
+    prefix |= smem.digit.digit << shift;
+    k -= smem.digit.num_above;
+    if (smem.digit.num_equal == k) break;  // all of them are among the k
   }
   return prefix;
 }
 
-// Draws a token, in all threads of the block; -1 when the logits hold NaN or nothing finite.
+// Draws a token, in all threads of the block; -1 when the logits hold NaN or nothing finite. Comes
+// after prepare_draw(); until the next one, a __syncthreads() is owed.
 //   logits  [vocab] f32, global, 16-byte aligned, written before the last grid barrier; vocab is a
 //           multiple of 8 and at most kMaxVocab
 __device__ inline int draw_token(const float* logits, int vocab, const SamplingParams& params,
-                                 const TokenRules& rules, const DrawAddress& at,
-                                 SamplingSmem& smem) {
-  __syncthreads();  // the scores of the draw before have been read
+                                 const TokenRules& rules, SamplingSmem& smem) {
+  const bool limited = params.do_sample && params.top_k > 0 && params.top_k < vocab;
+  Candidate best{0, 0};
 #pragma unroll 1
   for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
-    *reinterpret_cast<float4*>(&smem.scores[i]) = load_activation4(logits + i);
-  }
-#pragma unroll 1
-  for (int i = thread_idx(); rules.seen && i < vocab / 32; i += kNumThreads) {
-    smem.seen[i] = __ldcg(rules.seen + i);
-  }
-  __syncthreads();
-  unsigned long long best = 0;
-#pragma unroll 1
-  for (int i = thread_idx(); i < vocab; i += kNumThreads) {
-    float score = smem.scores[i];
-    if (rules.seen) {
-      if (smem.seen[i / 32] >> (i % 32) & 1) {
-        score = score < 0 ? score * rules.repetition_penalty : score / rules.repetition_penalty;
+    const float4 four = load_activation4(logits + i);
+    const unsigned seen = rules.seen ? __ldcg(rules.seen + i / 32) >> (i % 32) : 0;
+    float scores[4] = {four.x, four.y, four.z, four.w};
+    unsigned keys[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float score = scores[j];
+      if (rules.seen) {
+        if (seen >> j & 1) {
+          score = score < 0 ? score * rules.repetition_penalty : score / rules.repetition_penalty;
+        }
+        const bool banned = i + j == rules.eos ? rules.eos_banned : i + j >= rules.suppressed_from;
+        if (banned && score == score) score = -INFINITY;
       }
-      const bool banned = i == rules.eos ? rules.eos_banned : i >= rules.suppressed_from;
-      if (banned && score == score) score = -INFINITY;
+      if (params.do_sample) score = score / params.temperature;
+      if (score != score) score = INFINITY;  // NaN: the largest, so that it is noticed
+      keys[j] = order_key(score + 0.0f);     // -0 is 0
+      if (limited) atomicAdd(&smem.histograms[0][keys[j] >> 24], 1u);
+      if (keys[j] > best.key) best = {keys[j], static_cast<unsigned>(i + j)};
     }
-    if (params.do_sample) score = score / params.temperature;
-    if (score != score) score = INFINITY;  // NaN: the largest, so that it is noticed
-    smem.scores[i] = score;
-    const unsigned long long mine = candidate(score, i);
-    best = mine > best ? mine : best;
+    *reinterpret_cast<uint4*>(&smem.keys[i]) = {keys[0], keys[1], keys[2], keys[3]};
   }
-  best = block_best(best, smem);  // and scores are complete
-  const int best_token = candidate_token(best);
-  const float best_score = smem.scores[best_token];
-  if (!(best_score > -INFINITY && best_score < INFINITY)) return -1;
-  if (!params.do_sample) return best_token;
+  best = block_best(best, smem.bests[0]);  // and keys are complete
+  const unsigned nothing = order_key(-INFINITY);
+  if (best.key <= nothing || best.key >= order_key(INFINITY)) return -1;
+  if (!params.do_sample) return static_cast<int>(best.token);
 
-  const bool limited = params.top_k > 0 && params.top_k < vocab;
-  const unsigned least_key = limited ? kth_largest_key(params.top_k, vocab, smem) : 0;
-  const auto kept = [&](float score) { return score > -INFINITY && order_key(score) >= least_key; };
-  unsigned long long drawn = 0;
+  const unsigned kth = limited ? kth_largest_key(params.top_k, vocab, smem) : 0;
+  const unsigned least = kth > nothing ? kth : nothing + 1;
+  Candidate drawn{0, 0};
+  const auto add_noise = [&](int i, unsigned key) {
+    const unsigned noisy = order_key(from_order_key(key) + smem.noise[i]);
+    if (noisy > drawn.key) drawn = {noisy, static_cast<unsigned>(i)};
+  };
   if (params.top_p >= 1.0f) {
-#pragma unroll 1
-    for (int i = thread_idx(); i < vocab; i += kNumThreads) {
-      const float score = smem.scores[i];
-      if (!kept(score)) continue;
-      const unsigned long long mine = candidate(score + gumbel_noise(i, at), i);
-      drawn = mine > drawn ? mine : drawn;
-    }
-    return candidate_token(block_best(drawn, smem));
+    for_my_tokens(vocab, smem, [&](int i, unsigned key) {
+      if (key >= least) add_noise(i, key);
+    });
+    return static_cast<int>(block_best(drawn, smem.bests[1]).token);
   }
 
+  const float best_score = from_order_key(best.key);
   float total = 0;
 #pragma unroll 1
   for (int i = thread_idx(); i < vocab; i += kNumThreads) {
-    const float score = smem.scores[i];
-    smem.weights[i] = kept(score) ? expf(score - best_score) : 0.f;
+    const unsigned key = smem.keys[i];
+    smem.weights[i] = key >= least ? expf(from_order_key(key) - best_score) : 0.f;
     total += smem.weights[i];
   }
   total = warp_sum(total);
@@ -199,19 +233,16 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   // One warp per kept token weighs the strictly more probable ones.
 #pragma unroll 1
   for (int i = warp_idx(); i < vocab; i += kNumWarps) {
-    const float score = smem.scores[i];
-    if (!kept(score)) continue;
+    const unsigned key = smem.keys[i];
+    if (key < least) continue;
     float above = 0;
 #pragma unroll 1
     for (int j = lane_idx(); j < vocab; j += kWarpSize) {
-      if (smem.scores[j] > score) above += smem.weights[j];
+      if (smem.keys[j] > key) above += smem.weights[j];
     }
-    if (warp_sum(above) < params.top_p * total) {
-      const unsigned long long mine = candidate(score + gumbel_noise(i, at), i);
-      drawn = mine > drawn ? mine : drawn;
-    }
+    if (warp_sum(above) < params.top_p * total) add_noise(i, key);
   }
-  return candidate_token(block_best(drawn, smem));
+  return static_cast<int>(block_best(drawn, smem.bests[1]).token);
 }
 
 }  // namespace qwen_tts

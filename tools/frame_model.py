@@ -28,7 +28,9 @@ ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read agai
 LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
 ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us: q, k and v, then what is cached
 ATTENTION_EVERYWHERE = 4 * 510 / ISSUE  # us of the predictor's, as the beginning of o_proj
-SAMPLING = 4.0  # us for one draw
+# us for one draw: logits, 435 instructions, three rounds of top-k in which the block meets twice,
+# and the embedding of what was drawn
+SAMPLING = L2_LATENCY + 4 * 435 / ISSUE + 0.6 + LATENCY
 # us to multiply one tile in each of 16 warps: 42 instructions (in what ptxas makes for sm_90a)
 TILE_TIME = 4 * 42 / ISSUE
 # To widen int8 takes 20 more, 12 of them logical, at half rate.

@@ -103,6 +103,15 @@ void complete(Fiber* lanes, Collective kind) {
     case Collective::kMax:
       reduce(lanes, kind == Collective::kSum);
       break;
+    case Collective::kMaxUnsigned: {
+      uint32_t most = 0, value;
+      for (int lane = 0; lane < 32; ++lane) {
+        std::memcpy(&value, lanes[lane].deposit, 4);
+        if (value > most) most = value;
+      }
+      for (int lane = 0; lane < 32; ++lane) std::memcpy(lanes[lane].result, &most, 4);
+      break;
+    }
     case Collective::kQuadSum:
       for (int lane = 0; lane < 32; lane += 4) {
         float value[4];

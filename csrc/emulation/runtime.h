@@ -56,7 +56,7 @@ struct BlockView {  // what a thread sees of its block
 extern Fiber* current __attribute__((visibility("hidden")));
 extern BlockView* view __attribute__((visibility("hidden")));
 
-enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kQuadSum, kMma, kCall };
+enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kMaxUnsigned, kQuadSum, kMma, kCall };
 
 // Deposit of a lane in kMma: where its operands lie and where its sums are added.
 struct MmaOperands {

@@ -86,6 +86,7 @@ BODIES = {
       cvt.s32.s16 %r12, %rs2;
       st.global.v4.u32 [%rd4], {%r9, %r10, %r11, %r12};""",
     "butterfly": "shfl.sync.bfly.b32 %r9|%p1, %r1, 5, 31, -1;" + STORE,
+    "greatest": "redux.sync.max.u32 %r9, %r1, -1;" + STORE,
     "up": "shfl.sync.up.b32 %r9|%p1, %r1, 3, 0, -1; selp.b32 %r9, %r9, -1, %p1;" + STORE,
     "of_lane": "shfl.sync.idx.b32 %r9|%p1, %r1, 21, 31, -1;" + STORE,
     # within each half of the warp, and there not beyond its tenth lane
@@ -173,6 +174,8 @@ def test_lanes_exchange_what_they_hold(library):
     given = torch.arange(32, dtype=torch.int32).repeat_interleave(8).reshape(32, 8) * 10
     lanes = torch.arange(32)
     assert torch.equal(execute(library, "butterfly", given)[:, 0], given[lanes ^ 5, 0])
+    negative = given - 100  # as unsigned, greater than all others
+    assert (execute(library, "greatest", negative)[:, 0] == -10).all()
     shifted = torch.where(lanes < 3, -1, given[lanes - 3, 0])
     assert torch.equal(execute(library, "up", given)[:, 0], shifted.to(torch.int32))
     assert torch.equal(execute(library, "of_lane", given)[:, 0], given[21, 0].expand(32))

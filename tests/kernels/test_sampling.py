@@ -94,6 +94,16 @@ def test_the_lowest_of_equal_tokens_wins(probes):
     assert draw(probes, logits, do_sample=0) == [0, 77]
 
 
+def test_zero_has_no_sign(probes):
+    logits = torch.full((300, 128), -0.0)
+    logits[:, 5::2] = 0.0
+    assert draw(probes, logits[:1], do_sample=0) == [0]
+    for settings in ({"top_k": 6}, {"top_p": 0.4}):
+        tokens = draw(probes, logits, **settings)
+        assert tokens == specified(logits, **settings)
+        assert min(token % 2 for token in tokens) == 0
+
+
 def test_all_tokens_tied_with_the_kth_stay(probes):
     logits = torch.zeros(300, 128)
     logits[:, :4] = 1.0  # top_k = 6 ends among the tied zeros

@@ -14,7 +14,7 @@ KEYWORDS = {"and", "or", "xor", "not"}
 # Without a result.
 EFFECTS = {"red", "prefetch", "nanosleep", "cp"}
 # Where threads meet: they are told their line, so that lanes that meet elsewhere are found out.
-MEETINGS = {"bar", "shfl", "mma"}
+MEETINGS = {"bar", "shfl", "redux", "mma"}
 # What a GPU's integer units do, at half the rate of the others.
 INTEGER = re.compile(r"^(@!?%\w+ )?(?!ld|st|cvt|atom|red|bra|mov|bar|shfl)\w+(\.\w+)*\.[sub]\d+ ")
 STATEMENT = re.compile(r"\s*(?:(\$?\w+):|([{}])|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)", re.DOTALL)
