@@ -9,7 +9,9 @@
 // clears the control block before it is used again.
 //
 // One counter that only grows within a launch: no sense flag and no reset that an early block could
-// overtake. The control block belongs to one engine; two engines share nothing.
+// overtake. Its uppermost bit says that somebody reported an error, so whoever sees that all have
+// arrived sees that too, and does not ask for another word: that would be a second way to L2 at
+// every barrier. The control block belongs to one engine; two engines share nothing.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"
@@ -50,7 +52,9 @@ class GridBarrier {
 
   // Stops the launch at the next sync() of every block. The first report wins.
   __device__ void report(LaunchStatus status, Stage stage, int layer) {
-    atomicCAS(&control_->error, 0u, pack_error(status, stage, layer));
+    if (atomicCAS(&control_->error, 0u, pack_error(status, stage, layer)) == 0) {
+      add_release(&control_->arrived, kStopped);
+    }
   }
 
   // Once, by all threads, after the last sync() whatever it returned.
@@ -66,9 +70,10 @@ class GridBarrier {
  private:
   __device__ bool wait(Stage stage, int layer) {
     uint64_t deadline = 0;
-    for (unsigned polls = 1; !all_arrived(); ++polls) {
+    for (unsigned polls = 1;; ++polls) {
+      const unsigned arrived = load_acquire(&control_->arrived);
+      if (arrived >= target_) return arrived < kStopped;
       if (polls % kPollsPerCheck == 0) {
-        if (load_relaxed(&control_->error)) return false;
         const uint64_t now = clock_ns();
         if (!deadline) deadline = now + timeout_ns_;
         if (now > deadline) {
@@ -78,14 +83,10 @@ class GridBarrier {
       }
       pause();
     }
-    return load_relaxed(&control_->error) == 0;
   }
 
-  __device__ bool all_arrived() const {  // the difference survives a wrap of the counter
-    return static_cast<int>(load_acquire(&control_->arrived) - target_) >= 0;
-  }
-
-  static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at clock and error word
+  static constexpr unsigned kStopped = 1u << 31;  // of Control::arrived; no launch counts that far
+  static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at the clock
   Control* control_;
   uint64_t timeout_ns_;
   int* verdict_;

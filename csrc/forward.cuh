@@ -7,8 +7,8 @@ namespace qwen_tts {
 // Embeds, runs and normalises p.num_rows consecutive positions, kMaxRows in a weight pass. A token
 // id of -1 is the sentinel for "take the prepared embedding". All threads of all blocks.
 template <class Dims>
-__device__ void forward_rows(const ForwardParams& p, const Stack& stack, const void* table,
-                             Context& c) {
+__device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack& stack,
+                                             const void* table, Context& c) {
   constexpr int kHidden = Dims::kHidden;
   prime(c.smem.rings, layer_start<Dims>(stack, 0));
   for (int first = 0; first < p.num_rows; first += kMaxRows) {

@@ -184,9 +184,10 @@ __device__ __forceinline__ void open_layer(WeightStream<kRingSlots>& weight_stre
 //   before_after   () -> void: what to do while the grid waits behind the last layer
 // All threads of all blocks. False: the barrier failed, leave.
 template <class Dims, class After, class BeforeAfter>
-__device__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
-                               WeightStream<kRingSlots>& weight_stream, const After& after,
-                               const BeforeAfter& before_after, Context& c) {
+__device__ __forceinline__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
+                                               WeightStream<kRingSlots>& weight_stream,
+                                               const After& after, const BeforeAfter& before_after,
+                                               Context& c) {
   constexpr int kHidden = Dims::kHidden, kIntermediate = Dims::kIntermediate;
   const Workspace& w = c.workspace;
   const Pass& pass = c.smem.pass;

@@ -12,6 +12,7 @@
 namespace qwen_tts {
 
 constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
+constexpr int kPiecesAtOnce = 2;         // a warp waits for L2 once for so many segments
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
 // Words from row to row of activations in shared memory. A tensor-core fragment reads 16 of every
@@ -65,29 +66,50 @@ __device__ __forceinline__ void store_activations(float* target, float4 v) {
 // sum of squares of the columns. Columns that fill up tiles are zero. RMSNorm's scale is one factor
 // per row: it is applied to the sums at the end, and nobody waits for it here.
 template <class Matrix, class Input>
-__device__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
+__device__ __forceinline__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
+  // Segments of a warp that wait for L2 together: all of one row, and two of several rows.
+  constexpr int kPiecesAtOnce = Matrix::kPaddedIn > 2 * kNumWarps * kSegment ? 3 : 2;
   const int num_segments = (end - begin + kSegment - 1) / kSegment;
   const int stride = row_stride(end - begin);
+  const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
+  int row = 0, segment = warp_idx();
+  const auto column = [&](int of_segment) {
+    return begin + of_segment * kSegment + 4 * lane_idx();
+  };
+  const auto carry = [&] {  // rather than a division
 #pragma unroll 1
-  for (int segment = warp_idx(), row = 0;; segment += kNumWarps) {
+    for (; segment >= num_segments; segment -= num_segments) ++row;
+  };
 #pragma unroll 1
-    for (; segment >= num_segments; segment -= num_segments) ++row;  // rather than a division
-    if (row >= rows.num_rows) break;
-    const int col = begin + segment * kSegment + 4 * lane_idx();
-    const bool inside = col < end;
-    const bool exists = inside && (Matrix::kPaddedIn == Matrix::kIn || col < Matrix::kIn);
-    const float4 x = exists ? load_activation4(rows.x + row * rows.stride + col)
-                            : make_float4(0.f, 0.f, 0.f, 0.f);
-    float4 v = x;
-    if constexpr (Input::kNormed) {  // asked for before x is needed: both wait for L2 together
-      const float4 weight =
-          exists ? load_weight_vector4(rows.norm_weight + col) : make_float4(0.f, 0.f, 0.f, 0.f);
-      v = make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
+  for (carry(); row < rows.num_rows;) {
+    int piece_row[kPiecesAtOnce], piece_segment[kPiecesAtOnce];
+    float4 xs[kPiecesAtOnce], weights[kPiecesAtOnce];
+#pragma unroll
+    for (int i = 0; i < kPiecesAtOnce; ++i) {  // all are asked for before one is needed
+      const int col = column(segment);
+      const bool exists = row < rows.num_rows && col < end &&
+                          (Matrix::kPaddedIn == Matrix::kIn || col < Matrix::kIn);
+      xs[i] = exists ? load_activation4(rows.x + row * rows.stride + col) : zeros;
+      if constexpr (Input::kNormed) {
+        weights[i] = exists ? load_weight_vector4(rows.norm_weight + col) : zeros;
+      }
+      piece_row[i] = row, piece_segment[i] = segment;
+      segment += kNumWarps;
+      carry();
     }
-    if (inside) store_activations(smem.activations + row * stride + (col - begin), v);
-    if constexpr (Input::kNormed) {
-      const float squares = warp_sum(x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w));
-      if (lane_idx() == 0) smem.sum_squares[row][begin / kSegment + segment] = squares;
+#pragma unroll
+    for (int i = 0; i < kPiecesAtOnce; ++i) {
+      if (piece_row[i] >= rows.num_rows) break;
+      const float4 x = xs[i], weight = weights[i];
+      float4 v = x;
+      if constexpr (Input::kNormed) {
+        v = make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
+        const float squares = warp_sum(x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w));
+        const int index = begin / kSegment + piece_segment[i];
+        if (lane_idx() == 0) smem.sum_squares[piece_row[i]][index] = squares;
+      }
+      const int col = column(piece_segment[i]);
+      if (col < end) store_activations(smem.activations + piece_row[i] * stride + (col - begin), v);
     }
   }
 }
@@ -252,8 +274,8 @@ struct AddTo {
 //   weights  a WeightStream that was opened for W and is closed now
 //   matrix   W
 template <class Matrix, class Input, class Epilogue, class Stream>
-__device__ void matvec(Stream& weights, const Matrix& matrix, const Input& rows,
-                       const Epilogue& epilogue, MatvecSmem& smem) {
+__device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, const Input& rows,
+                                       const Epilogue& epilogue, MatvecSmem& smem) {
   constexpr int kIn = Matrix::kIn, kPaddedIn = Matrix::kPaddedIn;
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
   // Everything at once where the rows fit; else chunk by chunk, again for every round.
@@ -311,7 +333,7 @@ __device__ void matvec(Stream& weights, const Matrix& matrix, const Input& rows,
         row_scale = __ldg(reinterpret_cast<const float2*>(matrix.scales + out));
       }
       float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 8
+#pragma unroll
       for (int warp = 0; warp < kNumWarps; ++warp) {
         const float2 partial =
             *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);

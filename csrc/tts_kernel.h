@@ -39,7 +39,7 @@ enum class LaunchStatus : uint32_t {
 
 // Grid barrier and flags of one engine. Zeroed once by the host, and again after an error.
 struct Control {
-  uint32_t arrived;  // blocks that reached the current barrier, counted over the launch
+  uint32_t arrived;  // blocks at a barrier, counted over the launch; bit 31: there is an error
   uint32_t pad[31];  // the polled word has its cache line for itself
   uint32_t left;     // blocks that finished the launch
   uint32_t error;    // pack_error(), 0: none

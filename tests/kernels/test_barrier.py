@@ -53,8 +53,7 @@ def test_whichever_block_starts_first(probes, monkeypatch, first):
 
 def test_an_expired_wait_names_stage_and_layer(probes):
     control = new_control()
-    control[0] = -1  # one arrival short, for ever
-    _, synced = run(probes, 3, control)
+    _, synced = run(probes, 3, control, absent=1, rounds=1)
     assert synced == [0, 0, 0]
     assert int(control[ERROR]) == TIMEOUT << 24 | O_PROJ << 16
 
