@@ -123,9 +123,10 @@ class FrameLoop {
       }
       copy_row<Talker::kHidden>(target, hidden(row));
     }
-    return c_.barrier.sync(Stage::kFinalNorm, frame(), [&] {
+    const auto before_codec_head = [&] {
       weight_stream_.open(tile_grid(codec_head()), after_codec_head());
-    });
+    };
+    return c_.barrier.sync(Stage::kFinalNorm, frame(), before_codec_head);
   }
 
   // Fills smem.pass and smem.talker_row; returns the number of rows in the talker's pass.
@@ -220,7 +221,8 @@ class FrameLoop {
           },
           smem);
     }
-    if (!c_.barrier.sync(Stage::kCodecHead, frame(), [&] { prepare_first_draw(0); })) return false;
+    const auto before_draw = [&] { prepare_first_draw(0); };
+    if (!c_.barrier.sync(Stage::kCodecHead, frame(), before_draw)) return false;
 
     prefetch_vectors<Predictor>(c_.model.predictor, 0);
     for (int row = 0; row < num_rows(); ++row) {
@@ -244,7 +246,8 @@ class FrameLoop {
         }
       }
     }
-    return c_.barrier.sync(Stage::kSampleCode0, frame(), [&] { open_predictor(); });
+    const auto before_predictor = [&] { open_predictor(); };
+    return c_.barrier.sync(Stage::kSampleCode0, frame(), before_predictor);
   }
 
   __device__ void open_predictor() { open_layer<Predictor>(weight_stream_, c_.model.predictor, 0); }
@@ -306,7 +309,8 @@ class FrameLoop {
           *reinterpret_cast<float2*>(logits(row, group) + i) = sum;
         },
         c_.smem.stage.matvec);
-    return c_.barrier.sync(Stage::kLmHead, group, [&] { prepare_first_draw(group); });
+    const auto before_draw = [&] { prepare_first_draw(group); };
+    return c_.barrier.sync(Stage::kLmHead, group, before_draw);
   }
 
   __device__ bool draw_code(int group) {
@@ -322,9 +326,10 @@ class FrameLoop {
             c_.model.predictor_table, table_row(group, code));
       }
     }
-    return c_.barrier.sync(Stage::kSampleCode, group, [&] {
+    const auto before_predictor = [&] {
       if (group + 1 < kNumCodeGroups) open_predictor();
-    });
+    };
+    return c_.barrier.sync(Stage::kSampleCode, group, before_predictor);
   }
 
   __device__ const SamplingParams& sampling(int row, int group) const {
@@ -346,7 +351,6 @@ class FrameLoop {
   // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
   __device__ int draw(int row, int group, const TokenRules& rules) {
     if (row >= num_blocks()) {  // not the first one
-      __syncthreads();
       prepare_draw_of(row, group);
       __syncthreads();
     }

@@ -166,7 +166,7 @@ __device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, Sampl
 }
 
 // Draws a token, in all threads of the block; -1 when the logits hold NaN or nothing finite. Comes
-// after prepare_draw(); until the next one, a __syncthreads() is owed.
+// after prepare_draw() and a __syncthreads().
 //   logits  [vocab] f32, global, 16-byte aligned, written before the last grid barrier; vocab is a
 //           multiple of 8 and at most kMaxVocab
 __device__ inline int draw_token(const float* logits, int vocab, const SamplingParams& params,

@@ -11,6 +11,9 @@ import pytest
 import torch
 from commands import ROOT, lines
 
+from qwen_megakernel import build_tts
+from tools import mutate_kernel
+
 PAGES = ("gpu-setup", "kernel-adaptation", "performance-journey", "insights")
 SETUP = (ROOT / "docs" / "gpu-setup.md").read_text(encoding="utf-8")
 NEEDS_GPU, NO_GPU = 3, 77  # exit codes: no GPU for --backend kernel; for gpu_check
@@ -89,3 +92,12 @@ def test_what_refuses_is_quoted_as_the_program_says_it():
         parts = [part.strip(" ;,") for part in message.split("...")]
         for part in (part for part in parts if len(part) > 8 and "sm_75" not in part):
             assert part in source, part
+
+
+def test_the_table_of_mutants_has_every_synchronisation_of_the_kernel():
+    sites = [
+        (f"{file}:{line}", f"`{removed}`")
+        for file, line, removed, _ in mutate_kernel.mutants(build_tts.source_folder())
+    ]
+    told = [tuple(row[:2]) for row in mutate_kernel.table_rows()]
+    assert told == sites, "Run tools/mutate_kernel.py; --unnoticed if lines have only moved."

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ STAGES += ("sampling", "layer", "frame", "forward")
 SEEDS = range(24)  # orders of threads; one that notices ends the search
 # Of the grid; what a block does while it waits there, it still has to do.
 BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:\w|\(\))*\)")
-BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, \w+, (\w+)\)")
+BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:\w|\(\))*, (\w+)\)")
 REMOVALS = (
     (re.compile(r"__syncthreads\(\);"), ";"),
     (re.compile(r"__syncwarp\(\);"), ";"),
@@ -54,6 +55,9 @@ def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
     for stage in STAGES:
         path = csrc / f"{stage}.cuh"
         text = path.read_text()
+        found = sum(len(each.findall(text)) for each in (BARRIER, BARRIER_WITH_WORK))
+        if found != text.count("barrier.sync("):
+            raise SystemExit(f"{path}: a barrier is written in a way that this tool does not see.")
         for pattern, replacement in REMOVALS:
             for match in pattern.finditer(text):
                 line = text.count("\n", 0, match.start()) + 1
@@ -95,11 +99,22 @@ def outcomes(program: Path) -> Iterator[str]:
             yield "failed"
 
 
-def known_rows() -> dict[tuple[str, str], list[str]]:
-    """(where, what was removed) -> the row of the table, for every mutant that was noticed."""
+def table_rows() -> list[list[str]]:
+    """Of the table as it is: where, what was removed, who noticed, why nobody did."""
     cells = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines()[6:]]
-    rows = [[cell.strip() for cell in row] + [""] * (5 - len(row)) for row in cells]
-    return {(row[0], row[1]): row for row in rows if any(row[2:])}
+    return [[cell.strip() for cell in row] + [""] * (5 - len(row)) for row in cells]
+
+
+def noticed_rows() -> dict[tuple[str, str, int], list[str]]:
+    """(file, what was removed, its place among such lines) -> row of a mutant that was noticed."""
+    found: dict[tuple[str, str, int], list[str]] = {}
+    places: Counter[tuple[str, str]] = Counter()
+    for row in table_rows():
+        file, removed = row[0].partition(":")[0], row[1].strip("`")
+        if any(row[2:]):
+            found[file, removed, places[file, removed]] = row
+        places[file, removed] += 1
+    return found
 
 
 def main() -> int:
@@ -108,12 +123,12 @@ def main() -> int:
     parser.add_argument(
         "--unnoticed",
         action="store_true",
-        help="keep the rows of the table that somebody noticed; for when the program has changed "
-        "and the sources have not",
+        help="keep the rows of the table that somebody noticed; for when lines have moved, or the "
+        "program has changed and the sources have not",
     )
     args = parser.parse_args()
     csrc, rows, unnoticed = build_tts.source_folder(), [], []
-    known = known_rows() if args.unnoticed else {}
+    known = noticed_rows() if args.unnoticed else {}
     with tempfile.TemporaryDirectory() as work_name:
         work = Path(work_name)
         objects = []
@@ -124,12 +139,13 @@ def main() -> int:
         program = work / "program"
         compile_program(csrc, program, objects)
         expected = next(outcomes(program))
-        places: dict[tuple[str, str], int] = {}
+        places: Counter[tuple[str, str]] = Counter()
         for file, line, removed, text in mutants(csrc):
-            place = places[file, removed] = places.get((file, removed), -1) + 1
+            place = places[file, removed]
+            places[file, removed] += 1
             where = f"{file}:{line}"
-            if (where, f"`{removed}`") in known:
-                rows.append(known[where, f"`{removed}`"])
+            if (file, removed, place) in known:
+                rows.append([where, *known[file, removed, place][1:]])
                 continue
             mutated = work / "csrc"
             shutil.rmtree(mutated, ignore_errors=True)

@@ -145,7 +145,7 @@ int run_frames() {
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
     if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
-    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 2 ? 0 : 20, 1};
+    const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 1 ? 0 : 20, 1};
     // The first draws code 0 by argmax: what follows it on the same block must not overtake.
     SamplingParams talker = sampling;
     talker.do_sample = slot != 0;
