@@ -77,6 +77,7 @@ class Attention {
   static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
   static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
+  static constexpr int kSegments = (kHeadDim + kWarpSize - 1) / kWarpSize;
 
   // The items of this block: item(row, head, split, num_splits, first position, end of positions).
   template <class Item>
@@ -100,7 +101,8 @@ class Attention {
 
   // Positions [begin, end) of one row and one key/value head, all query heads that share it. Ends
   // without a barrier: what the next item writes first, nobody reads any more.
-  __device__ void attend(int row, int head, int split, int num_splits, int begin, int end) {
+  __device__ __forceinline__ void attend(int row, int head, int split, int num_splits, int begin,
+                                         int end) {
     const int first_row = pass_.rows[row].first_row;
     const int first_fresh = max(pass_.rows[first_row].position, begin);
     prepare(row, head, first_fresh, end);
@@ -122,10 +124,10 @@ class Attention {
 
   // Normalised, rotated queries, and keys and values of the fresh positions in [first_fresh, end),
   // rounded as the cache rounds them. The item that holds the row's own position appends it.
-  __device__ void prepare(int row, int head, int first_fresh, int end) {
+  __device__ __forceinline__ void prepare(int row, int head, int first_fresh, int end) {
     const PassRow& own = pass_.rows[row];
     const int num_fresh = max(end - first_fresh, 0);
-    for (int task = warp_idx(); task < kHeadsPerKv + num_fresh; task += kNumWarps) {
+    for (int task = opaque(warp_idx()); task < kHeadsPerKv + num_fresh; task += kNumWarps) {
       const bool is_query = task < kHeadsPerKv;
       const int fresh = task - kHeadsPerKv;
       const int position = is_query ? own.position : first_fresh + fresh;
@@ -133,56 +135,59 @@ class Attention {
       const float* source =
           workspace_.qkv + static_cast<size_t>(source_row) * Dims::kQkvSize +
           (is_query ? (head * kHeadsPerKv + task) * kHeadDim : Dims::kQSize + head * kHeadDim);
-      float* target = is_query ? smem_.queries[task] : smem_.fresh_keys[fresh];
+      // Asked for first: all that a head needs waits for L2 together.
+      const int element = opaque(lane_idx()) * kLaneDims;
+      const bool has_value = !is_query && element < kHeadDim;
+      float value[kLaneDims] = {};
+      if (has_value) load_elements(value, source + Dims::kKvSize + element);
+      const size_t own_first = static_cast<size_t>(position) * kHeadDim;
+      const bool appends = position == own.position;
       RotatedHead<kHeadDim, Dims::kQkNorm, 3>(
           source, is_query ? head_norms_ : head_norms_ + kHeadDim, pass_.rows[source_row], stack_)
-          .finish(stack_, [&](int i, const auto& values) { store_elements(target + i, values); });
-      if (is_query) continue;
-      __syncwarp();  // other lanes wrote what is read below
-      for (int i = opaque(lane_idx()); i < kHeadDim; i += kWarpSize) {
-        const Cache k = from_float<Cache>(smem_.fresh_keys[fresh][i]);
-        const Cache v = from_float<Cache>(load_activation(source + Dims::kKvSize + i));
-        smem_.fresh_keys[fresh][i] = to_float(k);
-        smem_.fresh_values[fresh][i] = to_float(v);
-        if (position == own.position) {
-          cache_.keys(own.slot, head)[position * kHeadDim + i] = k;
-          cache_.values(own.slot, head)[position * kHeadDim + i] = v;
-        }
+          .finish(stack_, [&](int i, const auto& x) {
+            if (is_query) {
+              store_elements(smem_.queries[task] + i, x);
+            } else {
+              keep(smem_.fresh_keys[fresh] + i, cache_.keys(own.slot, head) + own_first + i, x,
+                   appends);
+            }
+          });
+      if (has_value) {
+        keep(smem_.fresh_values[fresh] + element,
+             cache_.values(own.slot, head) + own_first + element, value, appends);
       }
     }
   }
 
+  // Part of a fresh key or value, as the cache rounds it.
+  template <int kCount>
+  __device__ static void keep(float* fresh, Cache* cached, const float (&values)[kCount],
+                              bool appends) {
+    float rounded[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) rounded[i] = to_float(from_float<Cache>(values[i]));
+    store_elements(fresh, rounded);
+    if (appends) store_elements(cached, rounded);
+  }
+
   // Each warp takes every kNumWarps-th position; softmax with a running maximum.
-  __device__ void mix(int slot, int head, int begin, int end, int first_fresh) {
+  __device__ __forceinline__ void mix(int slot, int head, int begin, int end, int first_fresh) {
     const float score_scale = rsqrtf(static_cast<float>(kHeadDim));
     float query[kHeadsPerKv][kLaneDims] = {}, mixed[kHeadsPerKv][kLaneDims] = {};
     float maximum[kHeadsPerKv], total[kHeadsPerKv];
-    const bool active = lane_idx() * kLaneDims < kHeadDim;
+    const int lane = opaque(lane_idx());
+    const bool active = lane * kLaneDims < kHeadDim;
+    const int element = active ? lane * kLaneDims : 0;  // the others see another's, for nobody
 #pragma unroll
     for (int g = 0; g < kHeadsPerKv; ++g) {
       if (active) {
 #pragma unroll
-        for (int i = 0; i < kLaneDims; ++i) {
-          query[g][i] = smem_.queries[g][lane_idx() * kLaneDims + i];
-        }
+        for (int i = 0; i < kLaneDims; ++i) query[g][i] = smem_.queries[g][element + i];
       }
       maximum[g] = -INFINITY;
       total[g] = 0;
     }
-#pragma unroll 1
-    for (int position = begin + warp_idx(); position < end; position += kNumWarps) {
-      float key[kLaneDims] = {}, value[kLaneDims] = {};
-      if (active && position >= first_fresh) {
-#pragma unroll
-        for (int i = 0; i < kLaneDims; ++i) {
-          key[i] = smem_.fresh_keys[position - first_fresh][lane_idx() * kLaneDims + i];
-          value[i] = smem_.fresh_values[position - first_fresh][lane_idx() * kLaneDims + i];
-        }
-      } else if (active) {
-        const int first = position * kHeadDim + lane_idx() * kLaneDims;
-        load_elements(key, cache_.keys(slot, head) + first);
-        load_elements(value, cache_.values(slot, head) + first);
-      }
+    const auto add = [&](const float (&key)[kLaneDims], const float (&value)[kLaneDims]) {
 #pragma unroll
       for (int g = 0; g < kHeadsPerKv; ++g) {
         float score = 0;
@@ -196,16 +201,42 @@ class Attention {
 #pragma unroll
         for (int i = 0; i < kLaneDims; ++i) mixed[g][i] = mixed[g][i] * shrink + weight * value[i];
       }
+    };
+    int position = begin + opaque(warp_idx());
+    const int end_of_cached = min(end, first_fresh);
+#pragma unroll 1
+    while (position < end_of_cached) {  // two positions wait for L2 together
+      const bool has_second = position + kNumWarps < end_of_cached;
+      const int first = position * kHeadDim + element;
+      const int second = first + (has_second ? kNumWarps * kHeadDim : 0);
+      float key[2][kLaneDims], value[2][kLaneDims];
+      load_elements(key[0], cache_.keys(slot, head) + first);
+      load_elements(key[1], cache_.keys(slot, head) + second);
+      load_elements(value[0], cache_.values(slot, head) + first);
+      load_elements(value[1], cache_.values(slot, head) + second);
+      add(key[0], value[0]);
+      if (has_second) add(key[1], value[1]);
+      position += has_second ? 2 * kNumWarps : kNumWarps;
+    }
+#pragma unroll 1
+    for (; position < end; position += kNumWarps) {
+      float key[kLaneDims], value[kLaneDims];
+#pragma unroll
+      for (int i = 0; i < kLaneDims; ++i) {
+        key[i] = smem_.fresh_keys[position - first_fresh][element + i];
+        value[i] = smem_.fresh_values[position - first_fresh][element + i];
+      }
+      add(key, value);
     }
 #pragma unroll
     for (int g = 0; g < kHeadsPerKv; ++g) {
       if (active) {
 #pragma unroll
         for (int i = 0; i < kLaneDims; ++i) {
-          smem_.mixed[warp_idx()][g][lane_idx() * kLaneDims + i] = mixed[g][i];
+          smem_.mixed[warp_idx()][g][element + i] = mixed[g][i];
         }
       }
-      if (lane_idx() == 0) {
+      if (lane == 0) {
         smem_.maximum[warp_idx()][g] = maximum[g];
         smem_.total[warp_idx()][g] = total[g];
       }
@@ -219,8 +250,7 @@ class Attention {
 
   // Warps that saw no position have maximum -inf and weigh nothing. A warp here takes 32 elements
   // of one head: lane w finds the weight of warp w, once for all of them.
-  __device__ void merge_warps(int row, int head, int split, int num_splits) {
-    constexpr int kSegments = (kHeadDim + kWarpSize - 1) / kWarpSize;
+  __device__ __forceinline__ void merge_warps(int row, int head, int split, int num_splits) {
     const int lane = opaque(lane_idx());
 #pragma unroll 1
     for (int item = warp_idx(); item < kHeadsPerKv * kSegments; item += kNumWarps) {
@@ -251,25 +281,47 @@ class Attention {
     }
   }
 
-  // By the block that finished a head last; in the order of the splits, whoever computed them.
-  __device__ void merge_splits(int row, int head, int num_splits) {
+  // By the block that finished a head last; in the order of the splits, whoever computed them. As
+  // merge_warps: lane l finds the weights of splits l and l + 32.
+  __device__ __forceinline__ void merge_splits(int row, int head, int num_splits) {
+    static_assert(kMaxSplits <= 2 * kWarpSize);
+    constexpr int kAtOnce = 8;  // elements that wait for L2 together, the first with the weights
+    const int lane = opaque(lane_idx());
 #pragma unroll 1
-    for (int item = thread_idx(); item < kHeadsPerKv * kHeadDim; item += kNumThreads) {
-      const int g = item / kHeadDim, i = item % kHeadDim;
-      const int query_head = head * kHeadsPerKv + g;
-      float maximum = -INFINITY, total = 0, mixed = 0;
+    for (int item = warp_idx(); item < kHeadsPerKv * kSegments; item += kNumWarps) {
+      const int i = item % kSegments * kWarpSize + lane;
+      const int query_head = head * kHeadsPerKv + item / kSegments;
+      const float* parts = partial(row, query_head, 0);
+      const auto load = [&](int split, int at, float otherwise) {
+        return split < num_splits ? load_activation(parts + split * kPartialSize + at) : otherwise;
+      };
+      float elements[kAtOnce];
+      const auto load_elements_of = [&](int first_split) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          elements[j] = load(first_split + j, 2 + min(i, kHeadDim - 1), 0.f);
+        }
+      };
+      load_elements_of(0);
+      const float low_maximum = load(lane, 0, -INFINITY), low_total = load(lane, 1, 0.f);
+      const float high_maximum = load(lane + kWarpSize, 0, -INFINITY);
+      const float high_total = load(lane + kWarpSize, 1, 0.f);
+      const float maximum = warp_max(fmaxf(low_maximum, high_maximum));
+      const float low_weight = expf(low_maximum - maximum);
+      const float high_weight = expf(high_maximum - maximum);
+      const float total = warp_sum(low_total * low_weight + high_total * high_weight);
+      float mixed = 0;
 #pragma unroll 1
-      for (int split = 0; split < num_splits; ++split) {
-        maximum = fmaxf(maximum, load_activation(partial(row, query_head, split)));
+      for (int first = 0;; load_elements_of(first)) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float weights = first < kWarpSize ? low_weight : high_weight;
+          mixed += elements[j] * __shfl_sync(0xffffffffu, weights, (first + j) % kWarpSize);
+        }
+        first += kAtOnce;
+        if (first >= num_splits) break;
       }
-#pragma unroll 1
-      for (int split = 0; split < num_splits; ++split) {
-        const float* part = partial(row, query_head, split);
-        const float weight = expf(load_activation(part) - maximum);
-        total += load_activation(part + 1) * weight;
-        mixed += load_activation(part + 2 + i) * weight;
-      }
-      store(row, query_head, i, mixed / total);
+      if (i < kHeadDim) store(row, query_head, i, mixed / total);
     }
   }
 

@@ -24,11 +24,18 @@ __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage,
          (static_cast<unsigned>(layer) & 0xffffu);
 }
 
+// What a block's barrier keeps in shared memory, and nobody else touches.
+struct BarrierSmem {
+  uint64_t timeout_ns;  // thread 0's; in registers it would be kept through a whole frame
+  int verdict;
+};
+
 class GridBarrier {
  public:
-  // verdict_smem: one int of shared memory that nobody else touches.
-  __device__ GridBarrier(Control* control, uint64_t timeout_ns, int* verdict_smem)
-      : control_(control), timeout_ns_(timeout_ns), verdict_(verdict_smem) {}
+  __device__ GridBarrier(Control* control, uint64_t timeout_ns, BarrierSmem& smem)
+      : control_(control), smem_(smem) {
+    if (thread_idx() == 0) smem_.timeout_ns = timeout_ns;
+  }
 
   // All threads of all blocks. False: leave, without another sync().
   //   meanwhile  what to do while the other blocks arrive, which do not see it: it must not need
@@ -41,9 +48,9 @@ class GridBarrier {
       add_release(&control_->arrived, 1);
     }
     meanwhile();
-    if (thread_idx() == 0) *verdict_ = wait(stage, layer);
+    if (thread_idx() == 0) smem_.verdict = wait(stage, layer);
     __syncthreads();
-    return *verdict_ != 0;
+    return smem_.verdict != 0;
   }
 
   __device__ bool sync(Stage stage, int layer) {
@@ -75,7 +82,7 @@ class GridBarrier {
       if (arrived >= target_) return arrived < kStopped;
       if (polls % kPollsPerCheck == 0) {
         const uint64_t now = clock_ns();
-        if (!deadline) deadline = now + timeout_ns_;
+        if (!deadline) deadline = now + smem_.timeout_ns;
         if (now > deadline) {
           report(LaunchStatus::kTimeout, stage, layer);
           return false;
@@ -88,8 +95,7 @@ class GridBarrier {
   static constexpr unsigned kStopped = 1u << 31;  // of Control::arrived; no launch counts that far
   static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at the clock
   Control* control_;
-  uint64_t timeout_ns_;
-  int* verdict_;
+  BarrierSmem& smem_;
   unsigned target_ = 0;  // of thread 0
 };
 

@@ -24,7 +24,7 @@ template <int kHidden>
 __device__ void copy_embedding(float* x, const void* table, size_t row) {
   const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < kHidden; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < kHidden; i += 4 * kNumThreads) {
     float four[4];
     load_elements(four, embedding + i);
     store_elements(x + i, four);
@@ -35,7 +35,7 @@ __device__ void copy_embedding(float* x, const void* table, size_t row) {
 template <int kSize>
 __device__ void copy_row(float* to, const float* from) {
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < kSize; i += 4 * kNumThreads) {
     *reinterpret_cast<float4*>(to + i) = load_activation4(from + i);
   }
 }
@@ -95,7 +95,7 @@ class FrameLoop {
 
   // The previous frame through the talker, for every stream that has one; then everybody's hidden
   // state to workspace.hidden.
-  __device__ bool talker_step() {
+  __device__ __forceinline__ bool talker_step() {
     const int num_steps = plan_talker_pass();
     const Workspace& w = c_.workspace;
     if (num_steps) {
@@ -173,7 +173,7 @@ class FrameLoop {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = 2 * thread_idx(); i < Talker::kHidden; i += 2 * kNumThreads) {
+    for (int i = 2 * opaque(thread_idx()); i < Talker::kHidden; i += 2 * kNumThreads) {
       float sums[2] = {}, addends[2];
 #pragma unroll  // rows come from memory: all at once
       for (int group = 0; group < kNumCodeGroups; ++group) {
@@ -201,7 +201,7 @@ class FrameLoop {
   }
 
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
-  __device__ bool draw_code_0() {
+  __device__ __forceinline__ bool draw_code_0() {
     const Workspace& w = c_.workspace;
     const Rows rows{w.hidden, Talker::kHidden, num_rows()};
     const auto store_logits = [&](int row, int i, float2 sum) {
@@ -253,7 +253,7 @@ class FrameLoop {
   __device__ void open_predictor() { open_layer<Predictor>(weight_stream_, c_.model.predictor, 0); }
 
   // Predictor positions up to `group`, and the logits of that code.
-  __device__ bool predictor_step(int group) {
+  __device__ __forceinline__ bool predictor_step(int group) {
     const Stack& predictor = c_.model.predictor;
     // Functions: what they give is not to lie in registers through the layers.
     const auto head = [&] {
@@ -270,8 +270,9 @@ class FrameLoop {
     const int pass_rows = num_rows() * rows_per_stream;
     for (int first = 0; first < pass_rows; first += kMaxRows) {
       const int count = min(kMaxRows, pass_rows - first);
-      if (thread_idx() < count) {
-        const int i = thread_idx(), row = (first + i) / rows_per_stream;
+      const int i = opaque(thread_idx());
+      if (i < count) {
+        const int row = (first + i) / rows_per_stream;
         const int position = group == 1 ? i % 2 : group;
         c_.smem.pass.rows[i] = {
             row, position, i - (group == 1 ? i % 2 : 0), {position, position, position}};
@@ -313,7 +314,7 @@ class FrameLoop {
     return c_.barrier.sync(Stage::kLmHead, group, before_draw);
   }
 
-  __device__ bool draw_code(int group) {
+  __device__ __forceinline__ bool draw_code(int group) {
     if (group + 1 < kNumCodeGroups) {
       prefetch_layer<Predictor>(c_.model.predictor, 0, c_.smem.pass);
     }

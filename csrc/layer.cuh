@@ -53,7 +53,7 @@ struct BlockSmem {
   int num_rows;              // streams that still decode
   int streams[kMaxRows];     // which they are, by row
   int talker_row[kMaxRows];  // row of such a stream in the talker's pass, -1: not in it
-  int barrier_verdict;
+  BarrierSmem barrier;
 };
 static_assert(sizeof(BlockSmem) <= SMEM_BYTES);
 
@@ -71,7 +71,7 @@ struct Context {
         slots(slots_),
         workspace(workspace_),
         smem(*reinterpret_cast<BlockSmem*>(smem_bytes)),
-        barrier(workspace_.control, timeout_ns, &smem.barrier_verdict) {}
+        barrier(workspace_.control, timeout_ns, smem.barrier) {}
 };
 
 // One layer's weights, one after another in this order.

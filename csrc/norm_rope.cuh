@@ -17,7 +17,7 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
                          NormSmem& smem) {
   float squares = 0;
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < kSize; i += 4 * kNumThreads) {
     const float4 four = load_activation4(x + i);
     squares += four.x * four.x + four.y * four.y + four.z * four.z + four.w * four.w;
   }
@@ -29,7 +29,7 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   for (int warp = 0; warp < kNumWarps; ++warp) total += smem.warp_sums[warp];
   const float scale = rsqrtf(total / kSize + eps);
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < kSize; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < kSize; i += 4 * kNumThreads) {
     const float4 four = load_activation4(x + i);
     float weights[4];
     load_elements(weights, weight + i);

@@ -200,7 +200,7 @@ struct BarrierProbe {
 
 __global__ void __launch_bounds__(kNumThreads, 1) barrier_kernel(BarrierProbe p) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
-  GridBarrier barrier(p.control, p.timeout_ns, &smem.barrier_verdict);
+  GridBarrier barrier(p.control, p.timeout_ns, smem.barrier);
   const int per_round = num_blocks() * kNumThreads;
   for (int round = 0; round < p.num_rounds; ++round) {
     if (round == p.num_rounds / 2) {

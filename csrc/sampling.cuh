@@ -76,7 +76,7 @@ __device__ inline void prepare_draw(int vocab, const SamplingParams& params, con
     for (auto& histogram : smem.histograms) histogram[i] = 0;
   }
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < vocab; i += 4 * kNumThreads) {
     const uint4 bits = philox({static_cast<uint32_t>(i / 4), at.frame, at.codebook, at.part},
                               at.seed_low, at.seed_high);
     *reinterpret_cast<float4*>(&smem.noise[i]) = {gumbel_noise(bits.x), gumbel_noise(bits.y),
@@ -132,7 +132,7 @@ template <class Body>
 __device__ __forceinline__ void for_my_tokens(int vocab, const SamplingSmem& smem,
                                               const Body& body) {
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < vocab; i += 4 * kNumThreads) {
     const uint4 keys = *reinterpret_cast<const uint4*>(&smem.keys[i]);
     body(i, keys.x), body(i + 1, keys.y), body(i + 2, keys.z), body(i + 3, keys.w);
   }
@@ -174,7 +174,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   const bool limited = params.do_sample && params.top_k > 0 && params.top_k < vocab;
   Candidate best{0, 0};
 #pragma unroll 1
-  for (int i = 4 * thread_idx(); i < vocab; i += 4 * kNumThreads) {
+  for (int i = 4 * opaque(thread_idx()); i < vocab; i += 4 * kNumThreads) {
     const float4 four = load_activation4(logits + i);
     const unsigned seen = rules.seen ? __ldcg(rules.seen + i / 32) >> (i % 32) : 0;
     float scores[4] = {four.x, four.y, four.z, four.w};

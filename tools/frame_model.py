@@ -26,7 +26,10 @@ ISSUE = 1755
 # (tools/instruction_profile.py; PTX).
 ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read again
 LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
-ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us: q, k and v, then what is cached
+# us of the talker's at 250 positions, which eight blocks share: q, k and v, what is cached, each
+# block's part and its ticket, all parts
+ATTENTION = 5 * L2_LATENCY + 4 * 640 / ISSUE
+SHORT_ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us of the predictor's as a stage of its own
 ATTENTION_EVERYWHERE = 4 * 510 / ISSUE  # us of the predictor's, as the beginning of o_proj
 # us for one draw: logits, 435 instructions, three rounds of top-k in which the block meets twice,
 # and the embedding of what was drawn
@@ -112,9 +115,9 @@ def tiles_of(rows: int, cols: int) -> int:
 
 
 def layer(
-    stack: StackConfig, design: Design, *, int8: bool, attention_everywhere: bool = False
+    stack: StackConfig, design: Design, *, int8: bool, attention_us: float | None
 ) -> list[Stage]:
-    """The stages of a layer."""
+    """The stages of a layer; attention is one of its own, or (None) the beginning of o_proj."""
     norm = 0.0 if design.norms_in_l2 else LATENCY - L2_LATENCY
 
     def product(extra: float, rows: int, cols: int) -> Stage:
@@ -123,9 +126,10 @@ def layer(
 
     # Where sums are added to the residual, that is as late as the scales are.
     scales = SCALES if int8 else 0.0
-    attention = [Stage(ATTENTION + norm), product(0.0, stack.hidden_size, stack.q_size)]
-    if attention_everywhere:
+    if attention_us is None:
         attention = [product(ATTENTION_EVERYWHERE + norm, stack.hidden_size, stack.q_size)]
+    else:
+        attention = [Stage(attention_us + norm), product(0.0, stack.hidden_size, stack.q_size)]
     return [
         product(norm + scales, stack.q_size + 2 * stack.kv_size, stack.hidden_size),
         *attention,
@@ -142,12 +146,12 @@ def frame(config: ModelConfig, design: Design) -> list[Stage]:
         head += tiles_of(predictor.hidden_size, talker.hidden_size)
     lm_head = Stage(0.0, tiles_of(config.predictor.vocab_size, predictor.hidden_size))
     draw = Stage(SAMPLING - BARRIER if design.fused_draws else SAMPLING)
-    talker_layer = layer(talker, design, int8="talker" in design.int8)
+    talker_layer = layer(talker, design, int8="talker" in design.int8, attention_us=ATTENTION)
     predictor_layer = layer(
         predictor,
         design,
         int8="predictor" in design.int8,
-        attention_everywhere=design.attention_everywhere,
+        attention_us=None if design.attention_everywhere else SHORT_ATTENTION,
     )
     group = predictor_layer * predictor.num_layers + [lm_head, draw]
     start = [Stage(SAMPLING), *talker_layer * talker.num_layers, Stage(0.5), Stage(0.0, head), draw]

@@ -31,6 +31,7 @@ ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of an H200 that is hot; NVIDIA: up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of a mean one
 NUM_LAYERS = 2  # so that one follows another, as nearly all do
+NUM_POSITIONS = 250  # in the talker's cache: a prompt and a dozen seconds
 
 
 class Tally(ctypes.Structure):
@@ -87,7 +88,7 @@ def count(config: ModelConfig, num_streams: int) -> list[Interval]:
         decoder = kernels.KernelDecoder(
             SimpleNamespace(config=config, talker=weights),
             num_slots=num_streams,
-            max_positions=64,
+            max_positions=NUM_POSITIONS + 8,
             max_text_rows=8,
             device=torch.device("cpu"),
             dtype=torch.bfloat16,
@@ -96,7 +97,7 @@ def count(config: ModelConfig, num_streams: int) -> list[Interval]:
     width = config.talker.stack.hidden_size
     for slot in range(num_streams):
         decoder.begin(slot, Sampling(), seed=slot, part=0)
-        embeds = torch.randn(8, width, generator=generator).to(torch.bfloat16)
+        embeds = torch.randn(NUM_POSITIONS, width, generator=generator).to(torch.bfloat16)
         decoder.prefill(slot, embeds, embeds[0])
     for _ in range(2):  # the first frame has no step of the talker
         decoder.step(list(range(num_streams)), 1)

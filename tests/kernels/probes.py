@@ -81,7 +81,8 @@ class Probes:
     ) -> Stack:
         """Rope tables and, if given, caches [slots, kv heads, positions, dim]."""
         config = getattr(self.config, name).stack
-        cos, sin = packing.rope_tables(config, config.max_positions, torch.device("cpu"))
+        max_positions = config.max_positions if keys is None else keys.shape[2]
+        cos, sin = packing.rope_tables(config, max_positions, torch.device("cpu"))
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
             rope_cos=self.address(cos),
@@ -89,7 +90,7 @@ class Probes:
             keys=self.address(keys),
             values=self.address(values),
             num_slots=0 if keys is None else len(keys),
-            max_positions=config.max_positions if keys is None else keys.shape[2],
+            max_positions=max_positions,
             mrope_height_pairs=height_pairs,
             mrope_width_pairs=width_pairs,
             rms_norm_eps=config.rms_norm_eps,

@@ -32,7 +32,8 @@ def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
     """rows: (slot, position, first row of its sequence in this pass)."""
     is_short, dtype, n = probe == "short_attention", probes.dtype, len(rows)
     stack = probes.config.predictor.stack if is_short else probes.config.talker.stack
-    shape = (SLOTS, stack.num_kv_heads, NUM_CODES if is_short else CAPACITY, stack.head_dim)
+    capacity = NUM_CODES if is_short else max(CAPACITY, *(position + 10 for _, position, _ in rows))
+    shape = (SLOTS, stack.num_kv_heads, capacity, stack.head_dim)
     keys, values = random(*shape, seed=1).to(dtype), random(*shape, seed=2).to(dtype)
     for slot, position, first in rows:  # nothing may be read that was not written yet
         start = position - (rows.index((slot, position, first)) - first)
@@ -86,7 +87,7 @@ def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
     return out
 
 
-@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 140])
+@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 140, 256, 1100, 2100])
 def test_one_row_at_every_edge_of_a_split(probes, position):
     run(probes, [(1, position, 0)])
 
