@@ -67,49 +67,58 @@ __device__ __forceinline__ void store_activations(float* target, float4 v) {
 // per row: it is applied to the sums at the end, and nobody waits for it here.
 template <class Matrix, class Input>
 __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
-  // Segments of a warp that wait for L2 together: all of one row, and two of several rows.
-  constexpr int kPiecesAtOnce = Matrix::kPaddedIn > 2 * kNumWarps * kSegment ? 3 : 2;
+  constexpr int kAtOnce = 4;  // segments of a warp that wait for L2 together
   const int num_segments = (end - begin + kSegment - 1) / kSegment;
   const int stride = row_stride(end - begin);
   const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
-  int row = 0, segment = warp_idx();
-  const auto column = [&](int of_segment) {
-    return begin + of_segment * kSegment + 4 * lane_idx();
+  const int lane_col = begin + 4 * opaque(lane_idx());
+  const auto exists = [&](int col) {
+    return col < end && (Matrix::kPaddedIn == Matrix::kIn || col < Matrix::kIn);
   };
-  const auto carry = [&] {  // rather than a division
+  struct Place {
+    int row, segment;
+  };
+  const auto carried = [&](Place place) {  // rather than a division
 #pragma unroll 1
-    for (; segment >= num_segments; segment -= num_segments) ++row;
+    for (; place.segment >= num_segments; place.segment -= num_segments) ++place.row;
+    return place;
+  };
+  float4 weight = zeros;
+  int weight_segment = -1;
+  const auto load_weight = [&](int segment) {  // a warp's segments mostly lie one below the other
+    if (!Input::kNormed || segment == weight_segment) return;
+    const int col = lane_col + segment * kSegment;
+    weight = exists(col) ? load_weight_vector4(rows.norm_weight + col) : zeros;
+    weight_segment = segment;
   };
 #pragma unroll 1
-  for (carry(); row < rows.num_rows;) {
-    int piece_row[kPiecesAtOnce], piece_segment[kPiecesAtOnce];
-    float4 xs[kPiecesAtOnce], weights[kPiecesAtOnce];
+  for (Place place = carried({0, warp_idx()}); place.row < rows.num_rows;) {
+    load_weight(place.segment);
+    float4 xs[kAtOnce] = {};
+    Place ahead = place;
 #pragma unroll
-    for (int i = 0; i < kPiecesAtOnce; ++i) {  // all are asked for before one is needed
-      const int col = column(segment);
-      const bool exists = row < rows.num_rows && col < end &&
-                          (Matrix::kPaddedIn == Matrix::kIn || col < Matrix::kIn);
-      xs[i] = exists ? load_activation4(rows.x + row * rows.stride + col) : zeros;
-      if constexpr (Input::kNormed) {
-        weights[i] = exists ? load_weight_vector4(rows.norm_weight + col) : zeros;
-      }
-      piece_row[i] = row, piece_segment[i] = segment;
-      segment += kNumWarps;
-      carry();
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (ahead.row >= rows.num_rows) break;
+      const int col = lane_col + ahead.segment * kSegment;
+      xs[i] = exists(col) ? load_activation4(rows.x + ahead.row * rows.stride + col) : zeros;
+      ahead = carried({ahead.row, ahead.segment + kNumWarps});
     }
 #pragma unroll
-    for (int i = 0; i < kPiecesAtOnce; ++i) {
-      if (piece_row[i] >= rows.num_rows) break;
-      const float4 x = xs[i], weight = weights[i];
-      float4 v = x;
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (place.row >= rows.num_rows) break;
+      float4 v = xs[i];
       if constexpr (Input::kNormed) {
-        v = make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
-        const float squares = warp_sum(x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w));
-        const int index = begin / kSegment + piece_segment[i];
-        if (lane_idx() == 0) smem.sum_squares[piece_row[i]][index] = squares;
+        load_weight(place.segment);
+        const float squares = warp_sum(v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w));
+        const int index = begin / kSegment + place.segment;
+        if (lane_idx() == 0) smem.sum_squares[place.row][index] = squares;
+        v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
       }
-      const int col = column(piece_segment[i]);
-      if (col < end) store_activations(smem.activations + piece_row[i] * stride + (col - begin), v);
+      const int col = lane_col + place.segment * kSegment;
+      if (col < end) {
+        store_activations(smem.activations + place.row * stride + (col - begin), v);
+      }
+      place = carried({place.row, place.segment + kNumWarps});
     }
   }
 }
