@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Count the instructions of a frame, stage by stage, as all blocks of a GPU would execute them.
 
-Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), two minutes. PTX is not yet
+Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), some minutes. PTX is not yet
 what a GPU executes: moves between registers are left out, for ptxas removes most of them. A
 scheduler starts one instruction a cycle at best, an integer one every second cycle: the counts
 bound from below how long a stage keeps a block busy.
