@@ -172,6 +172,17 @@ def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> Non
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
+def test_stop_rests_though_the_browser_tells_the_end_of_a_buffer_late(open_page: Open) -> None:
+    with serving(FakeEngine()) as server:
+        page = open_page(server)
+        page.evaluate(
+            "Object.defineProperty(AudioScheduledSourceNode.prototype, 'onended', { set() {} })"
+        )
+        speak(page, "Hello.")
+        finished(page)
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+
+
 # ---- asking ------------------------------------------------------------------------------------
 
 
