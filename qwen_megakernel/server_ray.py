@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 from starlette.datastructures import MutableHeaders
@@ -28,6 +29,10 @@ NAME = "qwen_megakernel"  # of the application and of its deployment
 # Requests a replica is given beyond those it can speak or queue, so that it is the replica that
 # refuses one too many, as a server by itself would (429), and health checks get through.
 _SPARE_REQUESTS = 64
+
+# A busy machine does not start Serve's proxy within the 5 s after which Serve kills it. To be set
+# before Ray starts; Serve itself gives up after 60 s.
+PROXY_PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +133,24 @@ def run(
     Raises:
         UsageError: the address cannot be had.
         ResourceError: there is no room for that many replicas.
-        EnvironmentError_: the replicas could not be started.
+        EnvironmentError_: the proxy or the replicas could not be started.
     """
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
         port = listener.getsockname()[1]
     over = threading.Event()
+    for name, seconds in PROXY_PATIENCE.items():
+        os.environ.setdefault(name, seconds)
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
         _check_room(scale)
-        serve.start(http_options={"host": host, "port": port})
+        try:
+            serve.start(http_options={"host": host, "port": port})
+        except (RayError, TimeoutError) as error:
+            raise EnvironmentError_(
+                "Serve's proxy did not start.",
+                str(error).partition("\n")[0],
+                "Is the machine too busy? Ray keeps its logs under its session's logs/serve.",
+            ) from error
         try:
             serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
         except RuntimeError as error:

@@ -31,7 +31,7 @@ from live_server import sse
 from waiting import wait_until
 from websockets.sync.client import connect
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import EnvironmentError_, UsageError
 from qwen_megakernel.server_settings import ServerSettings
 
 ray = pytest.importorskip("ray")
@@ -60,6 +60,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ray on this machine, ended with everything it started."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name, seconds in server_ray.PROXY_PATIENCE.items():
+        monkeypatch.setenv(name, seconds)
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)
@@ -239,6 +241,19 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
 def test_a_scale_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="max_replicas 1"):
         server_ray.Scale(min_replicas=2, max_replicas=1)
+
+
+def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(**_: Any) -> None:
+        assert os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "7"  # the user's counts
+        raise ray.exceptions.ActorUnavailableError("It was killed\nby `ray.kill`.", None)
+
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "7")
+    monkeypatch.setattr(server_ray.ray, "init", lambda **_: None)
+    monkeypatch.setattr(server_ray, "_check_room", lambda scale: None)
+    monkeypatch.setattr(server_ray.serve, "start", killed)
+    with pytest.raises(EnvironmentError_, match=r"(?s)proxy did not start.*killed.*too busy"):
+        server_ray.run(make_engine, ServerSettings(), server_ray.Scale(), num_slots=1, port=0)
 
 
 # ---- with real engines, and the commands; a minute each ------------------------------------------
