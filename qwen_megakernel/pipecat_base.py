@@ -14,6 +14,7 @@ from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
     TTSAudioRawFrame,
+    TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.tts_service import TTSService
@@ -38,6 +39,7 @@ class InProcessTTSService(TTSService):
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out = asyncio.Event()
+        self._words_in_order = asyncio.Lock()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Become part of a pipeline, perhaps not the first one.
@@ -137,7 +139,20 @@ class InProcessTTSService(TTSService):
     ) -> None:
         """Time words by when their audio is heard, not by how much audio goes before it."""
         delayed = [(word, seconds + self._playout.delay_s) for word, seconds in word_times]
-        await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
+        async with self._words_in_order:
+            await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
+
+    async def _push_sequencer_frames(self, frames: list[Frame], context_id: str | None) -> None:
+        """Push a sentence that is complete, with its words that were heard before it was.
+
+        The base class puts these words behind all that waits in the context's queue; a later word
+        of the same sentence that waits there would come first.
+        """
+        if any(isinstance(frame, TTSTextFrame) for frame in frames):
+            async with self._words_in_order:
+                await self._push_word_frames(frames)
+        else:
+            await super()._push_sequencer_frames(frames, context_id)
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM

@@ -5,6 +5,7 @@ read. Bodies are read here, whole, within a size and a time: no handler ever wai
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -25,6 +26,7 @@ _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _MULTIPART_SLACK = 64 * 1024  # of an upload that is not the recording: fields and boundaries
+_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # for what a client that was refused still sends
 
 
 class Guard:
@@ -61,7 +63,7 @@ class Guard:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if is_head:
             scope = scope | {"method": "GET"}
-        started = False
+        started = is_unread = False
 
         async def stamped(message: Message) -> None:
             nonlocal started
@@ -80,16 +82,19 @@ class Guard:
         self._num_open += 1
         try:
             self._check_room()
+            is_unread = scope["type"] == "http"
             self._check_origin(scope, headers)
             self._check_key(scope["path"], headers)
             if scope["type"] == "http":
                 body = await self._read_body(scope, headers, receive)
                 if body is None:
                     return
+                is_unread = False
                 receive = _replay(body, receive)
             await self._app(scope, receive, stamped)
         except ApiError as error:
-            await _refuse(error, scope, receive, stamped)
+            answer = _lingering(receive, stamped) if is_unread else stamped
+            await _refuse(error, scope, receive, answer)
         except Exception as error:
             if started:
                 raise
@@ -197,6 +202,30 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return next_message
+
+
+def _lingering(receive: Receive, send: Send) -> Send:
+    """`send` that takes in what the client still sends before the answer ends.
+
+    A connection that is closed with bytes unread is reset, and the client may lose the answer.
+    """
+
+    async def lingering(message: Message) -> None:
+        if message["type"] != "http.response.body" or message.get("more_body", False):
+            await send(message)
+            return
+        await send(message | {"more_body": True})  # all of it leaves now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                left = _LINGER_BYTES
+                while left > 0:
+                    got = await receive()
+                    left -= len(got.get("body", b""))
+                    if not got.get("more_body", False):
+                        break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return lingering
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:

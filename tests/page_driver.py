@@ -41,6 +41,7 @@ def speak(page: Any, text: str = STORY) -> None:
 
 
 def finished(page: Any) -> None:
+    expect(page.locator("#speak")).to_have_text("Speak")  # the request is over, too
     expect(page.locator("#download")).to_be_visible()
 
 

@@ -125,11 +125,11 @@ async def test_a_stalled_engine_is_given_up(mode: TextAggregationMode, after: in
 
 async def test_arriving_text_is_progress_for_the_engine_timeout() -> None:
     engine = FakeEngine()
-    async with Run(service(engine, TOKEN, engine_timeout_s=0.3)) as run:
+    async with Run(service(engine, TOKEN, engine_timeout_s=0.8)) as run:
         await run.send(LLMFullResponseStartFrame())
         for _ in range(8):
             await run.send(LLMTextFrame("a "))  # too short to make a frame
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
         await run.send(LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
     assert run.errors == []

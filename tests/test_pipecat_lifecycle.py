@@ -241,17 +241,15 @@ async def test_two_hundred_turns_leave_nothing_behind(mode: TextAggregationMode)
     engine = FakeEngine(num_slots=1, letter_s=0.02)
     async with Run(tts := service(engine, mode)) as run:
         await _turns(run, engine, 20)
+        await _rest(run)
         before = _counts(run, engine)
         await _turns(run, engine, 200)
-        await run.say("Last.")
-        stopped = len(run.frames(TTSStoppedFrame))
-        await run.until(TTSStoppedFrame, stopped + 1)
-        await asyncio.sleep(0.05)
+        await _rest(run)
+        await run.until(lambda: len(asyncio.all_tasks()) <= before["tasks"])
         after = _counts(run, engine)
         assert tts._speeches == {} and tts.get_audio_contexts() == []
     assert not engine.speaking and engine._slots._value == 1
-    assert after["tasks"] <= before["tasks"]
-    assert after["threads"] == before["threads"]
+    assert after["threads"] <= before["threads"]
     assert after["speeches"] <= 1  # the worker keeps the last frame upstream: an error, its frames
 
 
@@ -268,6 +266,14 @@ async def _turns(run: Run, engine: FakeEngine, count: int) -> None:
             await run.until(lambda: not engine.speaking)
         else:
             await run.until(TTSStoppedFrame, stopped + 1)
+
+
+async def _rest(run: Run) -> None:
+    """A turn that plays to its end: the last of `_turns` leaves Pipecat renewing its tasks."""
+    stopped = len(run.frames(TTSStoppedFrame))
+    await run.say("Last.")
+    await run.until(TTSStoppedFrame, stopped + 1)
+    await asyncio.sleep(0.05)
 
 
 def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:

@@ -40,6 +40,31 @@ async def test_every_word_is_told_once_in_order_at_its_time(mode: TextAggregatio
     assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
 
 
+async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order() -> None:
+    engine = FakeEngine()
+    async with Run(tts := service(engine, TextAggregationMode.TOKEN)) as run:
+        add, is_complete, told = tts._add_word_timestamps, asyncio.Event(), []
+
+        async def add_second_word_late(*args: object, **options: object) -> None:
+            told.append(args)
+            if len(told) == 2:
+                await is_complete.wait()
+            await add(*args, **options)
+
+        tts._add_word_timestamps = add_second_word_late
+        await run.send(LLMFullResponseStartFrame())
+        for token in ("It", " is", " half", " past", " nine"):
+            await run.send(LLMTextFrame(token))
+        await run.until(lambda: len(told) == 2)
+        assert run.frames(TTSTextFrame) == []  # the first word waits for its sentence
+        await run.send(LLMFullResponseEndFrame())
+        await run.until(TTSTextFrame)
+        is_complete.set()
+        await run.until(TTSStoppedFrame)
+    words = [word.text for word in run.frames(TTSTextFrame)]
+    assert words == ["It", "is", "half", "past", "nine"]
+
+
 @BOTH
 async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMode) -> None:
     engine = FakeEngine(silent_frames=5)
@@ -49,7 +74,7 @@ async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMod
     words = run.frames(TTSTextFrame)
     assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=0.1)
     told_late_s = words[0].pts / 1e9 - (run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0])
-    assert told_late_s == pytest.approx(5 * 0.08, abs=0.1)
+    assert told_late_s == pytest.approx(5 * 0.08, abs=0.3)
 
 
 @BOTH
@@ -128,7 +153,7 @@ async def test_ten_thousand_characters_are_spoken(mode: TextAggregationMode) -> 
     text = "A sentence of forty characters in total. " * 244
     async with Run(service(engine, mode)) as run:
         await run.turn(*(text[start : start + 100] for start in range(0, len(text), 100)))
-        await run.until(LLMFullResponseEndFrame, timeout_s=10)
+        await run.until(LLMFullResponseEndFrame, timeout_s=60)
     assert run.errors == []
     assert "".join(stream.text for stream in engine.streams).replace(" ", "") == (
         text.replace(" ", "")
@@ -149,7 +174,7 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode: TextAggreg
 
     async with Run(tts) as run:
         await run.say(text)
-        await run.until(TTSStoppedFrame, timeout_s=10)
+        await run.until(TTSStoppedFrame, timeout_s=60)
     assert len(requests) == 100 and len({context_id for context_id, _ in requests}) == 1
     assert len(engine.streams) == (100 if mode is SENTENCE else 1)
     assert " ".join(stream.text.strip() for stream in engine.streams) == text.strip()

@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_be_made_ends_the_server():
 
 
 def test_draining_finishes_what_runs_and_refuses_what_is_new():
-    engine = FakeEngine(rtf=0.3)
+    engine = FakeEngine(rtf=1.5)
     with serving(engine) as live:
         answers = []
         thread = threading.Thread(
@@ -152,7 +152,8 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2])
         assert line.startswith("listening on http://127.0.0.1:")
-        wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200, 60)
+        ready = f"http://127.0.0.1:{port}/ready"
+        wait_until(lambda: httpx.get(ready, timeout=30).status_code == 200, 60)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             body = {"input": LONG, "max_new_tokens": 100, "stream": True}
             connection.sendall(http_post(json.dumps(body).encode()))

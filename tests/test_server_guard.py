@@ -1,5 +1,6 @@
 """The door: keys, origins, bodies that are too large, too slow or nonsense."""
 
+import contextlib
 import time
 
 import pytest
@@ -176,6 +177,33 @@ def test_a_huge_body_is_answered_413_whether_or_not_it_tells_its_length(live):
     assert_error(live.client.post(SPEECH, content=endless(), headers=headers), 413, "too_large")
 
 
+def test_what_a_refused_client_still_sends_does_not_cost_it_the_answer(live):
+    request = http_post(b" " * 300_000, content_type="text/plain")
+    with live.connect() as connection:
+        connection.sendall(request[:1000])
+        answer = connection.recv(65536)
+        for begin in range(1000, len(request), 50_000):  # a connection that is reset breaks here
+            connection.sendall(request[begin : begin + 50_000])
+            time.sleep(0.02)
+        while piece := connection.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 415") and answer.endswith(b"}")
+
+
+def test_a_refused_client_is_not_listened_to_for_long(live):
+    with live.connect() as connection:
+        connection.sendall(http_post(b" " * 1000, content_type="text/plain")[:-1])
+        before = time.monotonic()
+        while connection.recv(65536):
+            pass
+        assert time.monotonic() - before > 0.5
+    endless = http_post(b"", content_type="text/plain").replace(b": 0\r\n", b": 1000000000\r\n")
+    with live.connect() as connection, pytest.raises(OSError):  # closed after a megabyte
+        connection.sendall(endless)
+        for _ in range(1000):
+            connection.sendall(b" " * 1_000_000)
+
+
 def test_a_body_that_trickles_is_answered_408():
     with serving(FakeEngine(), body_timeout_s=0.3) as live, live.connect() as connection:
         connection.sendall(http_post(b" " * 100)[:-90])
@@ -186,9 +214,10 @@ def test_a_body_that_trickles_is_answered_408():
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/au", b"GET /health HTTP/1.1\r\nHost: l"])
 def test_headers_that_trickle_are_cut(start):
-    with serving(FakeEngine(), body_timeout_s=0.4) as live, live.connect() as connection:
-        connection.sendall(start)
+    with serving(FakeEngine(), body_timeout_s=0.4) as live, contextlib.ExitStack() as stack:
         before = time.monotonic()
+        connection = stack.enter_context(live.connect())
+        connection.sendall(start)
         connection.settimeout(0.05)
         for _ in range(400):
             try:

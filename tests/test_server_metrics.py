@@ -41,7 +41,7 @@ def test_requests_are_counted_timed_and_told_apart():
         assert found[f"{name}_count"] == 4 and found[f"{name}_sum"] > 0
     assert found["tts_realtime_factor_count"] == found["tts_tokens_per_second_count"] == 4
     assert found["tts_active_requests"] == found["tts_waiting_requests"] == 0
-    assert found["tts_underruns_total"] == found["tts_reference_cache_hits_total"] == 0
+    assert found["tts_reference_cache_hits_total"] == 0
     assert found["process_resident_memory_bytes"] > 0
 
 

@@ -235,7 +235,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
     def are_two() -> bool:
         return len({int(speak(url, "Hi.").headers["x-seed"]) for _ in range(4)} - {victim}) == 2
 
-    wait_until(are_two, 60)
+    wait_until(are_two, 150)
 
 
 def test_a_scale_that_cannot_be_is_refused() -> None:

@@ -80,7 +80,7 @@ async def test_a_message_that_is_too_large_closes_the_connection(engine):
 
 async def test_quiet_connections_are_closed():
     engine = FakeEngine(rtf=0.001)
-    with serving(engine, config_timeout_s=0.2, idle_timeout_s=0.4) as live:
+    with serving(engine, config_timeout_s=0.5, idle_timeout_s=0.8) as live:
         async with session(live, False) as socket:
             assert (await hear(socket))["error"]["code"] == "idle_timeout"
         async with session(live) as socket:
@@ -93,7 +93,7 @@ async def test_quiet_connections_are_closed():
 
 async def test_a_client_that_only_listens_is_not_quiet():
     engine = FakeEngine(rtf=1.0)
-    with serving(engine, idle_timeout_s=0.3) as live:
+    with serving(engine, idle_timeout_s=0.8) as live:
         async with session(live) as socket:
             events, _ = await speak(socket, "It takes a second and a half to say.")
             assert events[-1]["finish_reason"] == "eos"
@@ -126,7 +126,8 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
             for _ in range(12):
                 await say(socket, "input.text", text="Hello.")
                 await say(socket, "input.done")
-            wait_until(lambda: engine.speaking)
+            await say(socket, "input.text")  # a fault: when it is heard of, all are in
+            await hear_until(socket, "error")
             engine.stall_after = None
             engine.streams[0]._changed.set()
             ends = [(await hear_until(socket))[0] for _ in range(12)]
@@ -148,6 +149,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
             await say(socket, "input.text")  # a fault: when it is heard of, all are in
             events, _ = await hear_until(socket, "error")
             assert "needs a string" in events[-1]["message"]
+            gc.collect()  # what earlier tests left
             assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
             engine.stall_after = None
             engine.streams[0]._changed.set()

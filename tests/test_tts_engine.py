@@ -95,7 +95,8 @@ def test_company_does_not_change_a_bit(tts, alone):
 
 
 def test_waiting_streams_are_served_oldest_first(tts):
-    streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=6) for _ in range(6)]
+    with tts._loop._changed:  # all of them before the first begins
+        streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=6) for _ in range(6)]
     for stream in streams:
         list(stream)
     finished = [stream.timings["total"] for stream in streams]

@@ -56,7 +56,7 @@ async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
 
 
 async def test_a_client_that_listens_may_be_silent() -> None:
-    async with connected(FakeEngine(first_delay_s=0.5), idle_timeout_s=0.2) as client:
+    async with connected(FakeEngine(first_delay_s=1.5), idle_timeout_s=0.6) as client:
         await client.write_event(Synthesize("Hello.").event())
         await events_until(client, AudioStop)
 

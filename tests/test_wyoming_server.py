@@ -201,10 +201,12 @@ async def test_a_client_that_leaves_frees_its_slot(is_streamed: bool) -> None:
             else:
                 await client.write_event(Synthesize(STORY).event())
             await events_until(client, AudioChunk)
-        async with asyncio.timeout(0.08):  # a frame
+        (stream,) = engine.streams
+        made = stream.num_frames
+        async with asyncio.timeout(10):
             while engine.speaking:
                 await asyncio.sleep(0.001)
-        assert engine.streams[0].cancelled
+        assert stream.cancelled and stream.num_frames <= made + 5  # 0.8 s of a machine that is late
 
 
 async def test_hundred_clients_that_vanish_leave_nothing() -> None:
@@ -271,7 +273,8 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
                 break
         assert set(ports) == {"http", "tcp"}
         address = f"http://127.0.0.1:{ports['http']}/ready"
-        wait_until(lambda: httpx.get(address).status_code == 200)  # "ready" is said just before
+        # "ready" is said just before
+        wait_until(lambda: httpx.get(address, timeout=30).status_code == 200)
 
         async def talk() -> list[Event]:
             async with AsyncTcpClient("127.0.0.1", ports["tcp"]) as client:

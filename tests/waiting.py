@@ -1,7 +1,9 @@
 """Waiting for something that happens on another thread, task or process."""
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 
@@ -11,3 +13,25 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def lateness() -> AsyncIterator[Callable[[], float]]:
+    """Watches the event loop: the function says by how many seconds it was late at worst.
+
+    What plays in real time is late by as much on a machine that is busy.
+    """
+    worst, nap = 0.0, 0.01
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(nap)
+            worst = max(worst, time.monotonic() - before - nap)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: worst
+    finally:
+        watching.cancel()
