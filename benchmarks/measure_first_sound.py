@@ -2,12 +2,13 @@
 
 Stages are measured on the engine's own parts, each waited for by itself; `first_chunk` is what a
 caller of the engine sees. Rows named `request 1 cold` and `request 10` tell what warm-up is worth.
+The result file is written after each row.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,13 @@ def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
     return [tts._loop.run(once) for _ in range(repeats + 2)][2:]
 
 
-def stages(tts: TTSEngine, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each stage, `repeats` times."""
+def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
+    """Milliseconds of one stage after the other, `repeats` times each."""
     parts = tts._loop.stages
     request = SpeechRequest(TEXT, voice=tts.default_voice)
     ids = tts._tokenizer.encode(TEXT)
-    found = {
-        "tokenise": timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats),
-        "prompt": timed(tts, lambda: parts.prompts.build(ids, request), repeats),
-    }
+    yield "tokenise", timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats)
+    yield "prompt", timed(tts, lambda: parts.prompts.build(ids, request), repeats)
     width = tts.config.talker.stack.hidden_size
     rows = 0.3 * torch.randn(max(PROMPT_POSITIONS) + 1, width)
     rows = rows.to(parts.decoder.embeddings.device, parts.decoder.embeddings.dtype)
@@ -54,7 +53,7 @@ def stages(tts: TTSEngine, repeats: int) -> dict[str, list[float]]:
         parts.decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
 
     for count in PROMPT_POSITIONS:
-        found[f"prefill {count}"] = timed(tts, lambda count=count: prefill(count), repeats)
+        yield f"prefill {count}", timed(tts, lambda count=count: prefill(count), repeats)
     drawn: list[float] = []
 
     def first_frame() -> None:
@@ -66,15 +65,16 @@ def stages(tts: TTSEngine, repeats: int) -> dict[str, list[float]]:
         drawn.append(1000 * (time.perf_counter() - started))
 
     timed(tts, first_frame, repeats)
-    found["first frame"] = drawn[2:]
+    yield "first frame", drawn[2:]
     codes = torch.zeros(1, 10, tts.config.talker.num_code_groups, dtype=torch.int32)
     for frames in (1, 2, 4, 10):
         state = parts.vocoder.new_state()
         chunk = codes[:, :frames]
-        found[f"vocoder {frames}"] = timed(
-            tts, lambda chunk=chunk, state=state: parts.vocoder.step(chunk, [state]).cpu(), repeats
-        )
-    return found
+
+        def decode(chunk: torch.Tensor = chunk, state: Any = state) -> None:
+            parts.vocoder.step(chunk, [state]).cpu()
+
+        yield f"vocoder {frames}", timed(tts, decode, repeats)
 
 
 def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
@@ -98,22 +98,25 @@ def main(args: argparse.Namespace) -> int:
     with TTSEngine(loaded, weights=args.weights, warmup=False, **settings) as cold:
         cold_ms = first_chunks(cold, 1)
     with TTSEngine(loaded, weights=args.weights, **settings) as tts:
-        requests = first_chunks(tts, max(10, args.runs))
-        found = stages(tts, args.runs)
-        found |= {"first_chunk": requests[10:] or requests[1:]}
-        found |= {
-            "request 1 cold": cold_ms,
-            "request 1": requests[:1],
-            "request 10": requests[9:10],
-        }
-        rows = [{"stage": name, "ms": common.spread(values)} for name, values in found.items()]
+        rows: list[dict[str, Any]] = []
         result = common.engine_header(tts) | {
             "settings": {"runs": args.runs, "text": TEXT},
             "rows": rows,
         }
-    for each in rows:
-        print(f"{each['stage']:20}{each['ms']['p50']:10.3f} ms p50{each['ms']['p95']:10.3f} p95")
-    common.write_json(args.json, result)
+
+        def add(stage: str, values: list[float]) -> None:
+            ms = common.spread(values)
+            rows.append({"stage": stage, "ms": ms})
+            common.write_json(args.json, result)
+            print(f"{stage:20}{ms['p50']:10.3f} ms p50{ms['p95']:10.3f} p95", flush=True)
+
+        requests = first_chunks(tts, max(10, args.runs))
+        add("request 1 cold", cold_ms)
+        add("request 1", requests[:1])
+        add("request 10", requests[9:10])
+        add("first_chunk", requests[10:] or requests[1:])
+        for stage, values in stages(tts, args.runs):
+            add(stage, values)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3 frames.
 
 The tables that the systems of docs/ledger.md publish of themselves, on one machine; with
-`espeak-ng` installed, what the system's own voice takes for the same texts.
+`espeak-ng` installed, what the system's own voice takes for the same texts. The result file is
+written after each row.
 """
 
 import argparse
@@ -67,27 +68,33 @@ def system_voice(text: str, runs: int) -> dict[str, Any] | None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
-    rows = []
     with common.timed_engine(args) as (tts, load_s):
-        for name, text in TEXTS.items():
-            for first in FIRST_PACKETS:
-                runs = [speak(tts, args, text, first, index) for index in range(args.runs)]
-                figures = {key: common.spread([run[key] for run in runs]) for key in runs[0]}
-                rows.append({"system": tts.backend, "text": name, "first_frames": first} | figures)
+        rows: list[dict[str, Any]] = []
         found = common.engine_header(tts) | {
             "settings": {"runs": args.runs, "texts": TEXTS, "max_frames": args.max_frames},
             "load_s": load_s,
-            "peak_memory_mb": common.peak_memory_mb(),
+            "rows": rows,
         }
+
+        def add(system: str, text: str, first: int | None, figures: dict[str, Any]) -> None:
+            rows.append({"system": system, "text": text, "first_frames": first} | figures)
+            common.write_json(args.json, found)
+            print(
+                f"{system:10}{text:8}{first or '-':>3}  first chunk p50 "
+                f"{figures['first_chunk_ms']['p50']:.1f} ms, whole "
+                f"{figures['total_ms']['p50']:.1f} ms",
+                flush=True,
+            )
+
+        for name, text in TEXTS.items():
+            for first in FIRST_PACKETS:
+                runs = [speak(tts, args, text, first, index) for index in range(args.runs)]
+                found["peak_memory_mb"] = common.peak_memory_mb()
+                spreads = {key: common.spread([run[key] for run in runs]) for key in runs[0]}
+                add(tts.backend, name, first, spreads)
     for name, text in TEXTS.items():
         if figures := system_voice(text, args.runs):
-            rows.append({"system": "espeak-ng", "text": name, "first_frames": None} | figures)
-    for row in rows:
-        print(
-            f"{row['system']:10}{row['text']:8}{row['first_frames'] or '-':>3}  first chunk p50 "
-            f"{row['first_chunk_ms']['p50']:.1f} ms, whole {row['total_ms']['p50']:.1f} ms"
-        )
-    common.write_json(args.json, found | {"rows": rows})
+            add("espeak-ng", name, None, figures)
     return 0
 
 

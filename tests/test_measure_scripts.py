@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import common, measure_first_sound, measure_peers
+from benchmarks import common, measure_first_sound, measure_peers, measure_texts
 from qwen_megakernel import options
 
 
@@ -54,6 +54,40 @@ def test_benchmarks_speak_with_an_engine_that_is_warm(monkeypatch):
     monkeypatch.setattr(options, "load_engine", load_engine)
     with pytest.raises(Loaded):
         common.measure(argparse.Namespace())
+
+
+class Stopped(Exception):
+    """Whoever measures has run out of time."""
+
+
+def stop(*_):
+    raise Stopped
+
+
+def first_stage(*_):
+    yield "tokenise", [1.0]
+    raise Stopped
+
+
+@pytest.mark.parametrize(
+    ("script", "last", "stopped", "rows"),
+    [(measure_first_sound, "stages", first_stage, 5), (measure_texts, "system_voice", stop, 6)],
+    ids=["first_sound", "texts"],
+)
+def test_what_was_measured_before_the_end_is_written(
+    script, last, stopped, rows, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(script, last, stopped)
+    if script is measure_first_sound:
+        monkeypatch.setattr(script, "first_chunks", lambda tts, repeats: [1.0] * repeats)
+    args = common.model_parser("Measure.").parse_args(
+        ["--model", "tiny-random", "--backend", "torch", "--json", str(tmp_path / "result.json")]
+    )
+    args.runs, args.max_frames = 1, 4
+    with pytest.raises(Stopped):
+        script.main(args)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert len(found["rows"]) == rows and found["commit"]
 
 
 def test_the_result_file_is_written_after_every_load(run_here, monkeypatch, tmp_path):
