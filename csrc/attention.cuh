@@ -1,23 +1,99 @@
 // Grouped-query attention of a weight pass, with the append to the KV cache.
 //
 // The work is cut into items (row, key/value head, split of the context), dealt to the blocks. How
-// the context is split depends on its length alone, so the result has the same bits on every grid.
-// Positions that this very pass adds are not read from the cache, where another block may be
-// writing them, but computed again from qkv: a pass may hold many positions of one sequence
-// (prefill) and needs no extra barrier for that.
+// the context is split depends on its length and on its sequence's rows in this pass, so the result
+// has the same bits on every grid. Positions that this very pass adds are not read from the cache,
+// where another block may be writing them, but computed again from qkv: a pass may hold many
+// positions of one sequence (prefill) and needs no extra barrier for that.
 #pragma once
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
 
 namespace qwen_tts {
 
-constexpr int kSplitPositions = 32;  // context per item, until there would be more than kMaxSplits
+constexpr int kSplitBits = 6;  // 64 positions per item, until there would be more than kMaxSplits
 constexpr int kMaxSplits = 64;
 
-__device__ __forceinline__ int split_length(int num_positions) {
-  const int at_least = (num_positions + kMaxSplits - 1) / kMaxSplits;
-  return (at_least + kSplitPositions - 1) / kSplitPositions * kSplitPositions;
+// Context per item of one row, as a power of two. Many rows of one sequence are items enough: a
+// prompt's are split as much less. Whoever else is in the pass changes nothing.
+__device__ __forceinline__ int split_bits(int num_positions, int sequence_rows) {
+  int bits = kSplitBits;
+  while (1 << bits < sequence_rows << kSplitBits || kMaxSplits << bits < num_positions) ++bits;
+  return bits;
 }
+
+// What one warp makes of the positions that it sees: values weighted with exp(score - maximum) for
+// all query heads that share them. Positions come some at once, so that their scores are added over
+// the warp together and the running maximum moves once for all.
+template <class Dims>
+class WarpAttention {
+  __device__ static constexpr int padded_heads() {  // to a power of two
+    int heads = 1;
+    while (heads < Dims::kHeadsPerKv) heads *= 2;
+    return heads;
+  }
+
+ public:
+  static constexpr int kLaneDims = HeadLanes<Dims::kHeadDim>::kLaneDims;
+  static constexpr int kLanesOfHead = kWarpSize / padded_heads();  // they keep its maximum, total
+  static_assert(kLanesOfHead >= 1);
+  static constexpr int kAtOnce = kLanesOfHead < 4 ? kLanesOfHead : 4;  // positions
+
+  float query[Dims::kHeadsPerKv][kLaneDims] = {}, mixed[Dims::kHeadsPerKv][kLaneDims] = {};
+  float maximum = -INFINITY;  // of the scores of head lane / kLanesOfHead
+  float total = 0;            // of its weights: the sum over these lanes
+
+  // Positions [0, count) of keys and values, at least one; what lies behind them is finite.
+  template <int kPositions>
+  __device__ __forceinline__ void add(const float (&keys)[kPositions][kLaneDims],
+                                      const float (&values)[kPositions][kLaneDims], int count) {
+    constexpr int kScores = padded_heads() * kPositions;  // [head][position]
+    constexpr int kLanesOfScore = kWarpSize / kScores;
+    float scores[kScores] = {};
+#pragma unroll
+    for (int g = 0; g < Dims::kHeadsPerKv; ++g) {
+#pragma unroll
+      for (int j = 0; j < kPositions; ++j) {
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) scores[g * kPositions + j] += query[g][i] * keys[j][i];
+      }
+    }
+    const int lane = opaque(lane_idx());
+    float score = warp_sums(scores) * rsqrtf(static_cast<float>(Dims::kHeadDim));
+    if (lane / kLanesOfScore % kPositions >= count) score = -INFINITY;
+    float new_maximum = fmaxf(maximum, score);
+#pragma unroll
+    for (int distance = kLanesOfHead / 2; distance >= kLanesOfScore; distance /= 2) {
+      new_maximum = fmaxf(new_maximum, __shfl_xor_sync(0xffffffffu, new_maximum, distance));
+    }
+    const float shrink = expf(maximum - new_maximum), weight = expf(score - new_maximum);
+    total = total * shrink + (lane % kLanesOfScore == 0 ? weight : 0.f);
+    maximum = new_maximum;
+#pragma unroll
+    for (int g = 0; g < Dims::kHeadsPerKv; ++g) {
+      const float head_shrink = __shfl_sync(0xffffffffu, shrink, g * kLanesOfHead);
+#pragma unroll
+      for (int i = 0; i < kLaneDims; ++i) mixed[g][i] *= head_shrink;
+#pragma unroll
+      for (int j = 0; j < kPositions; ++j) {
+        const float position_weight =
+            __shfl_sync(0xffffffffu, weight, (g * kPositions + j) * kLanesOfScore);
+#pragma unroll
+        for (int i = 0; i < kLaneDims; ++i) mixed[g][i] += position_weight * values[j][i];
+      }
+    }
+  }
+
+  // The whole total of head lane / kLanesOfHead.
+  __device__ __forceinline__ float whole_total() const {
+    float sum = total;
+#pragma unroll
+    for (int distance = kLanesOfHead / 2; distance; distance /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    return sum;
+  }
+};
 
 template <class Dims>
 struct AttentionSmem {
@@ -75,27 +151,27 @@ class Attention {
  private:
   static constexpr int kHeadDim = Dims::kHeadDim;
   static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
-  static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
+  using Warp = WarpAttention<Dims>;
+  static constexpr int kLaneDims = Warp::kLaneDims;
   static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
   static constexpr int kSegments = (kHeadDim + kWarpSize - 1) / kWarpSize;
 
   // The items of this block: item(row, head, split, num_splits, first position, end of positions).
   template <class Item>
   __device__ void for_each_item(const Item& do_item) const {
-    int num_items = 0;  // of the rows before
+    int item = block_idx();  // of the row; they are dealt to the blocks in turn, over all rows
     for (int row = 0; row < pass_.num_rows; ++row) {
       const int num_positions = pass_.rows[row].position + 1;
-      const int length = split_length(num_positions);
-      const int num_splits = (num_positions + length - 1) / length;
-      // Items are dealt to the blocks in turn, over all rows.
-      const int first = (block_idx() + num_blocks() - num_items % num_blocks()) % num_blocks();
+      const int bits = split_bits(num_positions, pass_.sequence_rows);
+      const int num_splits = (num_positions + (1 << bits) - 1) >> bits;
+      const int num_items = Dims::kNumKvHeads * num_splits;
 #pragma unroll 1
-      for (int item = first; item < Dims::kNumKvHeads * num_splits; item += num_blocks()) {
+      for (; item < num_items; item += num_blocks()) {
         const int split = item / Dims::kNumKvHeads;
-        do_item(row, item % Dims::kNumKvHeads, split, num_splits, split * length,
-                min(num_positions, (split + 1) * length));
+        do_item(row, item % Dims::kNumKvHeads, split, num_splits, split << bits,
+                min(num_positions, (split + 1) << bits));
       }
-      num_items += Dims::kNumKvHeads * num_splits;
+      item -= num_items;
     }
   }
 
@@ -172,73 +248,55 @@ class Attention {
 
   // Each warp takes every kNumWarps-th position; softmax with a running maximum.
   __device__ __forceinline__ void mix(int slot, int head, int begin, int end, int first_fresh) {
-    const float score_scale = rsqrtf(static_cast<float>(kHeadDim));
-    float query[kHeadsPerKv][kLaneDims] = {}, mixed[kHeadsPerKv][kLaneDims] = {};
-    float maximum[kHeadsPerKv], total[kHeadsPerKv];
+    constexpr int kAtOnce = Warp::kAtOnce;  // cached positions that wait for L2 together
     const int lane = opaque(lane_idx());
     const bool active = lane * kLaneDims < kHeadDim;
     const int element = active ? lane * kLaneDims : 0;  // the others see another's, for nobody
-#pragma unroll
-    for (int g = 0; g < kHeadsPerKv; ++g) {
-      if (active) {
-#pragma unroll
-        for (int i = 0; i < kLaneDims; ++i) query[g][i] = smem_.queries[g][element + i];
-      }
-      maximum[g] = -INFINITY;
-      total[g] = 0;
-    }
-    const auto add = [&](const float (&key)[kLaneDims], const float (&value)[kLaneDims]) {
+    Warp warp;
+    if (active) {
 #pragma unroll
       for (int g = 0; g < kHeadsPerKv; ++g) {
-        float score = 0;
 #pragma unroll
-        for (int i = 0; i < kLaneDims; ++i) score += query[g][i] * key[i];
-        score = warp_sum(score) * score_scale;
-        const float new_maximum = fmaxf(maximum[g], score);
-        const float shrink = expf(maximum[g] - new_maximum), weight = expf(score - new_maximum);
-        total[g] = total[g] * shrink + weight;
-        maximum[g] = new_maximum;
-#pragma unroll
-        for (int i = 0; i < kLaneDims; ++i) mixed[g][i] = mixed[g][i] * shrink + weight * value[i];
+        for (int i = 0; i < kLaneDims; ++i) warp.query[g][i] = smem_.queries[g][element + i];
       }
-    };
+    }
     int position = begin + opaque(warp_idx());
     const int end_of_cached = min(end, first_fresh);
 #pragma unroll 1
-    while (position < end_of_cached) {  // two positions wait for L2 together
-      const bool has_second = position + kNumWarps < end_of_cached;
-      const int first = position * kHeadDim + element;
-      const int second = first + (has_second ? kNumWarps * kHeadDim : 0);
-      float key[2][kLaneDims], value[2][kLaneDims];
-      load_elements(key[0], cache_.keys(slot, head) + first);
-      load_elements(key[1], cache_.keys(slot, head) + second);
-      load_elements(value[0], cache_.values(slot, head) + first);
-      load_elements(value[1], cache_.values(slot, head) + second);
-      add(key[0], value[0]);
-      if (has_second) add(key[1], value[1]);
-      position += has_second ? 2 * kNumWarps : kNumWarps;
+    while (position < end_of_cached) {
+      const int count = min(kAtOnce, (end_of_cached - position + kNumWarps - 1) / kNumWarps);
+      float keys[kAtOnce][kLaneDims], values[kAtOnce][kLaneDims];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int from = (position + (j < count ? j * kNumWarps : 0)) * kHeadDim + element;
+        load_elements(keys[j], cache_.keys(slot, head) + from);
+        load_elements(values[j], cache_.values(slot, head) + from);
+      }
+      warp.add(keys, values, count);
+      position += count * kNumWarps;
     }
 #pragma unroll 1
     for (; position < end; position += kNumWarps) {
-      float key[kLaneDims], value[kLaneDims];
+      float key[1][kLaneDims], value[1][kLaneDims];
 #pragma unroll
       for (int i = 0; i < kLaneDims; ++i) {
-        key[i] = smem_.fresh_keys[position - first_fresh][element + i];
-        value[i] = smem_.fresh_values[position - first_fresh][element + i];
+        key[0][i] = smem_.fresh_keys[position - first_fresh][element + i];
+        value[0][i] = smem_.fresh_values[position - first_fresh][element + i];
       }
-      add(key, value);
+      warp.add(key, value, 1);
     }
+    const float total = warp.whole_total();
 #pragma unroll
     for (int g = 0; g < kHeadsPerKv; ++g) {
       if (active) {
 #pragma unroll
         for (int i = 0; i < kLaneDims; ++i) {
-          smem_.mixed[warp_idx()][g][element + i] = mixed[g][i];
+          smem_.mixed[warp_idx()][g][element + i] = warp.mixed[g][i];
         }
       }
-      if (lane == 0) {
-        smem_.maximum[warp_idx()][g] = maximum[g];
-        smem_.total[warp_idx()][g] = total[g];
+      if (lane == g * Warp::kLanesOfHead) {
+        smem_.maximum[warp_idx()][g] = warp.maximum;
+        smem_.total[warp_idx()][g] = total;
       }
     }
   }
@@ -262,10 +320,10 @@ class Attention {
       const float own_weight = expf(own_maximum - maximum);
       const float total = warp_sum(is_warp ? smem_.total[lane][g] * own_weight : 0.f);
       float mixed = 0;
+      const int element = min(i, kHeadDim - 1);  // beyond the head another's, for nobody
 #pragma unroll 8
       for (int warp = 0; warp < kNumWarps; ++warp) {
-        const float weight = __shfl_sync(0xffffffffu, own_weight, warp);
-        if (i < kHeadDim) mixed += smem_.mixed[warp][g][i] * weight;
+        mixed += smem_.mixed[warp][g][element] * __shfl_sync(0xffffffffu, own_weight, warp);
       }
       if (i >= kHeadDim) continue;
       if (num_splits == 1) {

@@ -115,6 +115,28 @@ __device__ __forceinline__ void store_elements(T* address, const float (&values)
   }
 }
 
+// Sums over the warp of kCount values, a power of two of them: lane l gets that of value
+// l / (32 / kCount). A third of the shuffles that warp_sum() would take for each.
+template <int kCount>
+__device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
+  static_assert(kCount >= 1 && kCount <= kWarpSize && (kCount & (kCount - 1)) == 0);
+  int distance = kWarpSize / 2;
+#pragma unroll
+  for (int half = kCount / 2; half; half /= 2, distance /= 2) {
+    const bool keeps_upper = lane_idx() & distance;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float kept = keeps_upper ? values[i + half] : values[i];
+      const float sent = keeps_upper ? values[i] : values[i + half];
+      values[i] = kept + __shfl_xor_sync(0xffffffffu, sent, distance);
+    }
+  }
+  float sum = values[0];
+#pragma unroll
+  for (; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  return sum;
+}
+
 // One row of a weight pass: a position of one sequence.
 struct PassRow {
   int slot;              // whose KV cache

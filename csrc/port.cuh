@@ -214,26 +214,17 @@ inline void copy_async_wait() {
 
 inline int opaque(int value) { return value; }
 
-inline float warp_reduce(float value, emulation::Collective kind, emulation::Where where) {
-  std::memcpy(emulation::current->deposit, &value, sizeof value);
-  emulation::warp_collective(kind, where);
-  std::memcpy(&value, emulation::current->result, sizeof value);
-  return value;
-}
 inline float warp_sum(float value, EMULATION_HERE) {
-  return warp_reduce(value, emulation::Collective::kSum, where);
+  return emulation::warp_reduce(value, emulation::Collective::kSum, where);
 }
 inline float warp_max(float value, EMULATION_HERE) {
-  return warp_reduce(value, emulation::Collective::kMax, where);
+  return emulation::warp_reduce(value, emulation::Collective::kMax, where);
 }
 inline unsigned warp_max(unsigned value, EMULATION_HERE) {
-  std::memcpy(emulation::current->deposit, &value, sizeof value);
-  emulation::warp_collective(emulation::Collective::kMaxUnsigned, where);
-  std::memcpy(&value, emulation::current->result, sizeof value);
-  return value;
+  return emulation::warp_reduce(value, emulation::Collective::kMaxUnsigned, where);
 }
 inline float quad_sum(float value, EMULATION_HERE) {
-  return warp_reduce(value, emulation::Collective::kQuadSum, where);
+  return emulation::warp_reduce(value, emulation::Collective::kQuadSum, where);
 }
 inline const uint32_t* registers_of(const uint4& four) {
   return reinterpret_cast<const uint32_t*>(&four);

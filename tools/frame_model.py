@@ -26,9 +26,9 @@ ISSUE = 1755
 # (tools/instruction_profile.py; PTX).
 ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read again
 LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
-# us of the talker's at 250 positions, which eight blocks share: q, k and v, what is cached, each
+# us of the talker's at 250 positions, which four blocks share: q, k and v, what is cached, each
 # block's part and its ticket, all parts
-ATTENTION = 5 * L2_LATENCY + 4 * 640 / ISSUE
+ATTENTION = 5 * L2_LATENCY + 4 * 720 / ISSUE
 SHORT_ATTENTION = 2 * L2_LATENCY + 4 * 325 / ISSUE  # us of the predictor's as a stage of its own
 ATTENTION_EVERYWHERE = 4 * 510 / ISSUE  # us of the predictor's, as the beginning of o_proj
 # us for one draw: logits, 435 instructions, three rounds of top-k in which the block meets twice,

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 
 struct uint3 {
@@ -67,6 +68,14 @@ struct MmaOperands {
 
 // Meets the other 31 lanes; the last one to arrive computes every lane's `result`.
 void warp_collective(Collective kind, Where where);
+// One that takes a value from each lane and gives it one of the same type.
+template <class T>
+T warp_reduce(T value, Collective kind, Where where) {
+  std::memcpy(current->deposit, &value, sizeof value);
+  warp_collective(kind, where);
+  std::memcpy(&value, current->result, sizeof value);
+  return value;
+}
 // A collective of one's own: when all 32 have arrived, `call` gets the lanes, with `operands` of
 // each behind the first eight bytes of its deposit.
 void warp_call(void (*call)(Fiber* lanes), void* operands, Where where);

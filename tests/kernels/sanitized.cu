@@ -92,7 +92,7 @@ Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
 }
 
 int run_frames() {
-  constexpr int kSlots = 3, kPrompt = 37, kFrames = 2, kPositions = 60;  // two splits of attention
+  constexpr int kSlots = 3, kPrompt = 69, kFrames = 2, kPositions = 92;  // two splits of attention
   const size_t hidden = Talker::kHidden, groups = kNumCodeGroups;
   Model model{};
   model.talker = make_stack<Talker>(1, kSlots, kPositions, true);

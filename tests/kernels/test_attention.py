@@ -14,16 +14,18 @@ SLOTS, CAPACITY, MAX_SPLITS = 3, 150, 64
 NUM_CODES = 20  # in two products, the second of which is not full
 
 
-@pytest.fixture(scope="module", params=["small", "projected", "wide"])
+# Three heads share keys; half of the last tile that o_proj reads is padding.
+ODD = {name: {"num_heads": 3, "num_kv_heads": 1} for name in ("talker", "predictor")}
+
+
+@pytest.fixture(scope="module", params=["small", "projected", "wide", "odd"])
 def probes(request) -> Probes:
-    return Probes(k.small_config(**k.SHAPES[request.param]))
+    return Probes(k.small_config(**k.SHAPES.get(request.param, ODD)))
 
 
 @pytest.fixture(scope="module", params=["odd", "projected", "wide"])
 def short_probes(request) -> dict[torch.dtype, Probes]:
-    # Half of the last tile that o_proj reads is padding.
-    odd = {"predictor": {"num_heads": 3, "num_kv_heads": 1}}
-    config = k.small_config(**k.SHAPES.get(request.param, odd))
+    config = k.small_config(**k.SHAPES.get(request.param, ODD))
     config = replace(config, talker=replace(config.talker, num_code_groups=NUM_CODES))
     return {dtype: Probes(config, dtype) for dtype in (torch.float32, torch.bfloat16)}
 
@@ -87,7 +89,9 @@ def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
     return out
 
 
-@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 140, 256, 1100, 2100])
+# A part is 64 positions, which a warp sees four at a time; parts are merged eight at a time, those
+# behind the first 32 by other lanes; behind 4096 positions parts grow.
+@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 127, 128, 140, 256, 600, 2100, 4200])
 def test_one_row_at_every_edge_of_a_split(probes, position):
     run(probes, [(1, position, 0)])
 
@@ -97,11 +101,12 @@ def test_rows_of_different_streams_and_lengths(probes):
 
 
 def test_rows_of_one_stream_see_those_before_them_in_the_pass(probes):
-    run(probes, [(1, 28 + i, 0) for i in range(9)])  # across the edge of a split
     run(probes, [(0, i, 0) for i in range(16)])  # the start of a prompt
+    for count, edge in ((2, 128), (9, 1024), (16, 1024)):  # the more rows, the longer a split
+        run(probes, [(1, edge - 1 + i, 0) for i in range(count)])
 
 
-@pytest.mark.parametrize("peak", [0, 31, 32, 77, 99])
+@pytest.mark.parametrize("peak", [0, 31, 32, 63, 64, 77, 99])
 def test_the_largest_score_counts_wherever_it_is(probes, peak):
     run(probes, [(0, 100, 0)], peak=peak)
 

@@ -234,12 +234,7 @@ template <class T, class A, class B>
 T redux_sync_max(int line, A value, B mask) {
   static_assert(std::is_same_v<T, u32>);
   need_whole_warp(mask, line);
-  const u32 mine = as<u32>(value);
-  u32 most;
-  std::memcpy(emulation::current->deposit, &mine, sizeof mine);
-  emulation::warp_collective(emulation::Collective::kMaxUnsigned, {"ptx", line});
-  std::memcpy(&most, emulation::current->result, sizeof most);
-  return most;
+  return emulation::warp_reduce(as<u32>(value), emulation::Collective::kMaxUnsigned, {"ptx", line});
 }
 
 // What a lane brings to mma.m16n8k16 and takes home.
