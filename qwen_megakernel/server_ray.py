@@ -32,7 +32,7 @@ _SPARE_REQUESTS = 64
 
 # A busy machine does not start Serve's proxy within the 5 s after which Serve kills it. To be set
 # before Ray starts; Serve itself gives up after 60 s.
-PROXY_PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ def run(
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
         port = listener.getsockname()[1]
     over = threading.Event()
-    for name, seconds in PROXY_PATIENCE.items():
-        os.environ.setdefault(name, seconds)
+    os.environ.setdefault(*PROXY_PATIENCE)
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
         _check_room(scale)

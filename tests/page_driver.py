@@ -35,6 +35,20 @@ AudioBufferSourceNode.prototype.start = function (when) {
 """
 
 
+def slow_clock(page: Any) -> None:
+    """Lets the page's player see a tenth of the time pass: nothing that comes is late.
+
+    Where this machine is late, the page rightly leaves a gap.
+    """
+    page.evaluate(
+        """() => {
+          const name = "currentTime", clock = BaseAudioContext.prototype;
+          const { get } = Object.getOwnPropertyDescriptor(clock, name);
+          Object.defineProperty(clock, name, { get() { return get.call(this) / 10; } });
+        }"""
+    )
+
+
 def speak(page: Any, text: str = STORY) -> None:
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Speak", exact=True).click()

@@ -30,6 +30,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
+from waiting import lateness
 
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.voice import Voice
@@ -135,8 +136,10 @@ class Run:
         )
         self._runner = WorkerRunner(handle_sigint=False)
         self._task: asyncio.Task | None = None
+        self._lateness = lateness()
 
     async def __aenter__(self) -> "Run":
+        self._late_s = await self._lateness.__aenter__()
         await self._runner.add_workers(self.worker)
         self._task = asyncio.create_task(self._runner.run())
         return self
@@ -146,6 +149,7 @@ class Run:
             await self.finish()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._lateness.__aexit__(None, None, None)
 
     async def finish(self, timeout_s: float = 30.0) -> None:
         """Queue an EndFrame and wait for the pipeline to end by itself."""
@@ -187,6 +191,11 @@ class Run:
             raise AssertionError(
                 f"{seen} did not come; passed {passed}, errors {self.errors}"
             ) from error
+
+    @property
+    def slack_s(self) -> float:
+        """How late this machine may have made what is handed on from task to task."""
+        return 10 * self._late_s()
 
     # ---- what happened -------------------------------------------------------------------------
 

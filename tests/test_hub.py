@@ -120,7 +120,7 @@ def test_a_hub_that_accepts_and_never_answers_costs_two_seconds(hub_cache, monke
         start = time.monotonic()
         with pytest.raises(ModelFilesError, match="no answer within 2 s"):
             checkpoint.resolve(REPO)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 3.9  # not two attempts
 
 
 def test_a_name_lookup_that_hangs_costs_two_seconds(hub_cache, monkeypatch) -> None:
@@ -133,7 +133,7 @@ def test_a_name_lookup_that_hangs_costs_two_seconds(hub_cache, monkeypatch) -> N
     start = time.monotonic()
     with pytest.raises(ModelFilesError, match="no answer within 2 s"):
         checkpoint.resolve(REPO)
-    assert time.monotonic() - start < 7
+    assert time.monotonic() - start < 3.9
 
 
 def test_a_name_that_does_not_resolve_is_called_so(hub_cache, monkeypatch) -> None:

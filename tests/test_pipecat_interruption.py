@@ -69,7 +69,7 @@ async def test_interruption_during_audio(mode: TextAggregationMode) -> None:
         at = time.monotonic()
         await run.interrupt()
         await assert_quiet(run, engine)
-        assert run.when(InterruptionFrame)[0] - at < 1
+        assert run.when(InterruptionFrame)[0] - at < 0.05 + run.slack_s
         assert all(stream.cancelled for stream in engine.streams)
         await run.turn("What is it?")
         await run.until(TTSStoppedFrame)
@@ -229,7 +229,7 @@ async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(
         await run.until(TTSStoppedFrame, 2)
     word = run.frames(TTSTextFrame)[num_words]
     heard_s = run.when(TTSAudioRawFrame)[num_audio] - run.when(StartFrame)[0]
-    assert word.pts / 1e9 == pytest.approx(heard_s, abs=1)  # ten seconds have been dropped
+    assert word.pts / 1e9 == pytest.approx(heard_s, abs=0.1 + run.slack_s)
 
 
 # ---- many pipelines, one engine ------------------------------------------------------------------
@@ -281,7 +281,7 @@ async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(
                 run.when(TTSAudioRawFrame), run.when(TTSAudioRawFrame)[1:], strict=False
             )
         ]
-        assert max(gaps) < 0.25 * 0.8 + 0.5  # a chunk of ten frames, and no hole
+        assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # a chunk of ten frames, and no hole
 
 
 @BOTH
@@ -293,8 +293,10 @@ async def test_an_interruption_frees_the_slot_for_the_next_pipeline(
         await one.turn(*STORY)
         await one.until(TTSAudioRawFrame)
         await two.turn("My turn.")
+        at = time.monotonic()
         await one.interrupt()
-        await two.until(TTSAudioRawFrame, timeout_s=2)  # the first would speak for five seconds
+        await two.until(TTSAudioRawFrame)
+        assert two.when(TTSAudioRawFrame)[0] - at < 0.5 + two.slack_s
         await two.until(TTSStoppedFrame)
 
 

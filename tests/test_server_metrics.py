@@ -1,5 +1,7 @@
 """/metrics: the names, and that they count what happened."""
 
+import time
+
 import pytest
 from fake_engine import FRAME_SAMPLES, FakeEngine
 from live_server import serving
@@ -51,6 +53,17 @@ def test_what_runs_and_what_waits_is_shown_while_it_does():
         wait_until(lambda: len(engine.streams) == 2)
         found = read(live)
         assert (found["tts_active_requests"], found["tts_waiting_requests"]) == (2, 1)
+
+
+def test_an_engine_faster_than_speech_does_not_underrun(monkeypatch):
+    # To a clock that is slow this machine is never late.
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() / 100)
+    with serving(FakeEngine(rtf=0.5)) as live:
+        live.speak("A few words.")
+        found = read(live)
+    assert found["tts_underruns_total"] == 0
+    assert found["tts_requests_total{finish_reason=eos}"] == 1
 
 
 def test_an_engine_slower_than_speech_underruns():

@@ -60,8 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ray on this machine, ended with everything it started."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    for name, seconds in server_ray.PROXY_PATIENCE.items():
-        monkeypatch.setenv(name, seconds)
+    monkeypatch.setenv(*server_ray.PROXY_PATIENCE)
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)

@@ -26,6 +26,7 @@ from page_driver import (
     pixels,
     played,
     playwright,
+    slow_clock,
     speak,
     waveform_width,
 )
@@ -88,10 +89,7 @@ def test_speech_is_played_whole_and_without_a_gap_to_the_sample(open_page: Open)
     engine = FakeEngine()
     with serving(engine) as server:
         page = open_page(server)
-        # Where this machine is late, the page rightly leaves a gap; here nothing is.
-        page.evaluate(
-            "Object.defineProperty(BaseAudioContext.prototype, 'currentTime', { get: () => 1 })"
-        )
+        slow_clock(page)
         speak(page)
         finished(page)
         pieces = played(page)
@@ -129,15 +127,17 @@ def test_late_chunks_leave_gaps_that_are_counted(open_page: Open) -> None:
 
 
 def test_figures_are_those_of_the_speech_which_can_be_played_again(open_page: Open) -> None:
-    engine = FakeEngine(first_delay_s=0.2, silent_frames=10)
+    engine = FakeEngine(first_delay_s=0.2, silent_frames=3)
     with serving(engine) as server:
         page = open_page(server)
+        slow_clock(page)
         speak(page)
         finished(page)
         seconds = len(engine.streams[0].sent) / 48000
         assert figure(page, "length") == pytest.approx(seconds, abs=0.01)
-        assert 200 <= figure(page, "first") < 15000
-        assert figure(page, "heard") >= figure(page, "first") + 600  # of 800 ms of silence
+        whole_ms = 1000 * figure(page, "rtf") * figure(page, "length")
+        assert 200 <= figure(page, "first") < whole_ms + 50  # rounded
+        assert figure(page, "heard") >= figure(page, "first") + 3 * 80
         assert 0 < figure(page, "rtf") < 1
         assert "seconds" in page.locator("#waveform").get_attribute("aria-label")
         expect(page.locator("#status")).to_contain_text("Finished")
