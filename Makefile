@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Some tests wait for sound to be played; one more of them than there are cores keeps the cores busy.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + os.cpu_count()))")
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint rehearse-gpu clean
 
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
 	$(BIN)/python demo_pipeline.py --model demo-voice --text "$(TEXT)" --output out.wav
@@ -46,5 +46,23 @@ $(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
 	$(PIP) --no-deps qwen-tts==0.1.1
 	@touch $@ $(VENV)/.demo-ready
 
+# Everything of ours that only a GPU executes, without one (tools/fake_gpu): the steps of gpu_check.sh
+# at toy size, with the tests that need a GPU. Downloads gigabytes: PyTorch's CUDA build.
+REHEARSAL := .venv-cuda
+REHEARSED := truth endurance int8 listeners
+
+rehearse-gpu: $(REHEARSAL)/.ready
+	set -e; export PATH="$(CURDIR)/$(REHEARSAL)/bin:$$PATH"; \
+	python tools/fake_gpu/run.py python -m pytest tests/test_fake_gpu.py; \
+	for set in $(REHEARSED); do \
+	    python tools/fake_gpu/run.py tools/gpu_check.sh --toy --set $$set --seconds 1500; \
+	done
+
+$(REHEARSAL)/.ready:
+	$(PYTHON) -m venv $(REHEARSAL)
+	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 \
+	    huggingface-hub ninja numpy pytest safetensors tokenizers
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(REHEARSAL) build dist *.egg-info

@@ -52,6 +52,8 @@ class Graphs:
         with (
             self._one_at_a_time,
             torch.cuda.device(self.device),
+            # PyTorch leaves its capture stream current where the end of a capture fails.
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
             torch.cuda.graph(
                 graph,
                 pool=self._pool,
@@ -70,8 +72,8 @@ def upload(target: Tensor, values: Tensor) -> None:
     Through pinned memory: a copy from ordinary memory waits for all work before it. The allocator
     keeps the pinned block until the copy is over.
     """
-    if target.is_cuda:
-        values = values.pin_memory()
+    if target.is_cuda:  # contiguous, or the copy would go through ordinary memory
+        values = values.contiguous().pin_memory()
     target.copy_(values, non_blocking=True)
 
 

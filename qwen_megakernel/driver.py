@@ -7,7 +7,13 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.errors import DriverError, EnvironmentError_, NoGPUError, UsageError
+from qwen_megakernel.errors import (
+    DriverError,
+    EnvironmentError_,
+    GPULost,
+    NoGPUError,
+    UsageError,
+)
 
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -114,3 +120,27 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
         return version[0] == capability[0] and version[1] <= capability[1]
 
     return any(map(runs, built_for))
+
+
+def lost_gpu(error: Exception) -> GPULost | None:
+    """What `error` means where it is a fault that CUDA does not get over; None where it is not.
+
+    After an illegal address, for example, every call of the process fails with the same error, so
+    the GPU is asked once more.
+    """
+    if "CUDA error" not in str(error) or _answers():
+        return None
+    return GPULost(
+        f"The GPU failed and this process cannot use it any more: {str(error).splitlines()[0]}",
+        cure="Look at nvidia-smi and the kernel log (dmesg | grep Xid), then restart.",
+    )
+
+
+def _answers() -> bool:
+    try:
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):  # the others this process does not use
+                torch.cuda.synchronize(index)
+    except RuntimeError:
+        return False
+    return True

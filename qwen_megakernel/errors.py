@@ -89,6 +89,10 @@ class LaunchError(EnvironmentError_):
     """The GPU refused the kernel's cooperative grid."""
 
 
+class GPULost(EnvironmentError_):
+    """A fault after which CUDA fails every call of this process."""
+
+
 class MissingPackageError(EnvironmentError_):
     """An optional package is needed for what was asked."""
 

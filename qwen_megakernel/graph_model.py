@@ -5,6 +5,7 @@ record it.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,19 +29,21 @@ MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 # other values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it takes the
 # time of a compilation for each of the some twenty shapes of a frame.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_choosing = threading.Lock()
 
 
 def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     """For methods that graphs record.
 
-    The choice is the whole process's: a CPU, which has no such attention, leaves it alone.
+    The choice is the whole process's, so one thread at a time makes it; a CPU, which has no such
+    attention, leaves it alone.
     """
 
     @functools.wraps(run)
     def chosen(self: "GraphModel", *arguments: Any) -> Any:
         if self.device.type == "cpu":
             return run(self, *arguments)
-        with sdpa_kernel(ATTENTION):
+        with _choosing, sdpa_kernel(ATTENTION):
             return run(self, *arguments)
 
     return chosen

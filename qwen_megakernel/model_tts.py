@@ -4,8 +4,9 @@ What the decoders share lives here: the choice between them, limits, and the acc
 so that a frame is never drawn before the text row it needs is in hand.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -134,7 +135,10 @@ def make_decoder(
         kind = import_module("qwen_megakernel.graph_decoder").GraphDecoder
     else:
         kind = import_module("qwen_megakernel.kernels").KernelDecoder
-    try:
+    with memory_for(
+        f"The model and {num_slots} slots of {max_positions} positions",
+        cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
+    ):
         return kind(
             checkpoint,
             num_slots=num_slots,
@@ -143,11 +147,15 @@ def make_decoder(
             device=backend.device,
             dtype=dtype,
         )
+
+
+@contextlib.contextmanager
+def memory_for(what: str, *, cure: str) -> Iterator[None]:
+    """Raise `OutOfMemory`, with a cure, where the GPU has no memory for what the block makes."""
+    try:
+        yield
     except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"The model and {num_slots} slots of {max_positions} positions do not fit: {error}.",
-            cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
-        ) from error
+        raise OutOfMemory(f"{what} do not fit: {error}.", cure=cure) from error
 
 
 def _try_a_launch(decoder: Any) -> None:

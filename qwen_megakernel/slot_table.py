@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qwen_megakernel.driver import lost_gpu
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.speech_slot import Slot
 from qwen_megakernel.speech_stream import StreamState
@@ -40,7 +41,7 @@ class SlotTable:
         self._look_again = look_again
         self.waiting: deque[StreamState] = deque()  # any thread may append
         self._slots: list[Slot | None] = [None] * num_slots
-        self.failure: KernelTimeout | None = None  # why no stream is taken any more
+        self.failure: QwenTTSError | None = None  # why no stream is taken any more
         self._num_timeouts = 0  # launches in a row that hung
 
     @property
@@ -145,12 +146,8 @@ class SlotTable:
         """Run `work`; if it fails, the streams of `slots` end with the error, the others go on."""
         try:
             return work(*args)
-        except QwenTTSError as error:
-            failure: Exception = error
-            if isinstance(error, KernelTimeout):
-                self._count_timeout(error)
-        except Exception as error:  # anything else is ours; the worker must outlive it
-            failure = _unforeseen(error)
+        except Exception as error:  # whatever it is, the worker must outlive it
+            failure = self._told(error)
         for slot in slots:
             if self.is_alive(slot):
                 self.release(slot, "error", failure)
@@ -158,11 +155,20 @@ class SlotTable:
 
     def fail_all(self, error: Exception) -> None:
         """End every stream after an error that is nobody's in particular."""
-        self.end_all("error", _unforeseen(error))
+        self.end_all("error", self._told(error))
 
     def forget_timeouts(self) -> None:
         """A launch has come back, so the ones that hung before were accidents."""
         self._num_timeouts = 0
+
+    def _told(self, error: Exception) -> QwenTTSError:
+        """What the readers of a stream are told of a fault; sets `failure` where it is for good."""
+        if lost := lost_gpu(error):
+            self.failure = lost
+            return lost
+        if isinstance(error, KernelTimeout):
+            self._count_timeout(error)
+        return error if isinstance(error, QwenTTSError) else _unforeseen(error)
 
     def _count_timeout(self, error: KernelTimeout) -> None:
         """One launch that hangs may be an accident; several in a row are a GPU that is not well."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from qwen_megakernel.chunk_delivery import ChunkDelivery
-from qwen_megakernel.errors import EmptyText, EngineClosed, KernelTimeout
+from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
 from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.model_tts import MAX_FRAMES_PER_STEP
 from qwen_megakernel.slot_table import SlotTable
@@ -75,7 +75,7 @@ class StepLoop:
 
         Raises:
             EngineClosed: the loop has been closed, or this is a fork of its process.
-            KernelTimeout: the GPU hung too often; see `failure`.
+            KernelTimeout, GPULost: the GPU hung too often, or is lost; see `failure`.
         """
         with self._changed:
             self._check_open()
@@ -124,7 +124,7 @@ class StepLoop:
         return self._table.num_streams
 
     @property
-    def failure(self) -> KernelTimeout | None:
+    def failure(self) -> QwenTTSError | None:
         """Why no stream is taken any more; None while they are."""
         return self._table.failure
 

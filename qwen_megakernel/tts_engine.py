@@ -14,7 +14,7 @@ import torch
 
 from qwen_megakernel import checkpoint
 from qwen_megakernel.graph_vocoder import GraphVocoder
-from qwen_megakernel.model_tts import FrameDecoder, choose_backend
+from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.official_names import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
@@ -81,11 +81,15 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 weights=weights,
             )
             on_gpu = chosen.device.type == "cuda"
-            vocoder = (GraphVocoder if on_gpu else Vocoder)(
-                loaded.codec_config, loaded.codec_decoder, chosen.device
-            )
-            if on_gpu and warmup:
-                vocoder.record(num_slots)
+            with memory_for(
+                f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
+                cure="Use fewer slots, or warmup=False, which records fewer graphs.",
+            ):
+                vocoder = (GraphVocoder if on_gpu else Vocoder)(
+                    loaded.codec_config, loaded.codec_decoder, chosen.device
+                )
+                if on_gpu and warmup:
+                    vocoder.record(num_slots)
             prompts = PromptBuilder(loaded.config, decoder.embeddings)
             return Stages(decoder, prompts, vocoder, decoder.overlaps)
 

@@ -29,6 +29,8 @@ def notes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", record)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
     pools = iter(("pool", "another pool"))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
@@ -100,6 +102,6 @@ def test_an_upload_to_a_gpu_goes_through_pinned_memory():
     target = SimpleNamespace(
         is_cuda=True, copy_=lambda *args, **kwargs: copied.append((args, kwargs))
     )
-    values = SimpleNamespace(pin_memory=lambda: "pinned")
-    upload(target, values)
+    in_a_row = SimpleNamespace(pin_memory=lambda: "pinned")
+    upload(target, SimpleNamespace(contiguous=lambda: in_a_row))
     assert copied == [(("pinned",), {"non_blocking": True})]

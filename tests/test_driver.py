@@ -142,3 +142,36 @@ def test_an_old_gpu_is_refused_and_auto_goes_on_without_the_kernel(monkeypatch, 
     chosen = choose_backend("auto")
     assert chosen.name != "kernel" and "sm_75" in chosen.why
     assert "Expect RTF above 1" in caplog.text
+
+
+@pytest.fixture
+def broken_gpu(monkeypatch):
+    """The second of two GPUs is in use, and every call to it fails."""
+    asked = []
+
+    def fail(index):
+        asked.append(index)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 10 * index)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    return asked
+
+
+def test_a_gpu_that_fails_every_call_is_lost(broken_gpu):
+    lost = driver.lost_gpu(RuntimeError("CUDA error: unspecified launch failure\nhint"))
+    assert broken_gpu == [1]
+    assert "CUDA error: unspecified launch failure" in lost.what and "hint" not in lost.what
+    assert "restart" in lost.cure
+
+
+def test_a_gpu_that_still_answers_is_not(broken_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", broken_gpu.append)
+    assert driver.lost_gpu(RuntimeError("CUDA error: invalid argument")) is None
+    assert broken_gpu == [1]
+
+
+def test_other_faults_do_not_ask_the_gpu(broken_gpu):
+    assert driver.lost_gpu(ValueError("planted")) is None
+    assert broken_gpu == []

@@ -15,8 +15,14 @@ import torch
 from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine
-from qwen_megakernel.errors import EngineClosed, GenerationError, KernelTimeout, OutOfMemory
+from qwen_megakernel import TTSEngine, driver
+from qwen_megakernel.errors import (
+    EngineClosed,
+    GenerationError,
+    GPULost,
+    KernelTimeout,
+    OutOfMemory,
+)
 from qwen_megakernel.slot_table import SlotTable
 from qwen_megakernel.speech_stream import StreamState
 from qwen_megakernel.stages import Stages
@@ -272,6 +278,24 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
         assert "3 launches in a row hung" in tts.failure.what
         with pytest.raises(KernelTimeout, match=r"takes no more requests.*\n.*planted hang"):
             tts.stream(TEXT, voice=VOICE, seed=1)
+
+
+def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+        with monkeypatch.context() as patch:
+            patch.setattr(tts._loop._decoder, "step", fail)
+            with pytest.raises(GenerationError, match="illegal memory access"):
+                speak(tts, seed=1, max_frames=2)
+            assert tts.failure is None  # it answers: that stream was to blame
+            patch.setattr(driver, "_answers", lambda: False)
+            with pytest.raises(GPULost, match="illegal memory access"):
+                speak(tts, seed=1, max_frames=2)
+        with pytest.raises(GPULost, match="cannot use it any more"):
+            tts.stream(TEXT, voice=VOICE, seed=1)
+        assert tts.failure.http_status == 503
 
 
 def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():

@@ -27,6 +27,7 @@ def find() -> str | None:
 def command(program: str, tool: str) -> list[str]:
     """What to write before the command that is to be watched by one of `TOOLS`."""
     words = [program, "--tool", tool, "--error-exitcode", "9"]
+    words += ["--target-processes", "application-only"]  # not the compilers it starts
     words += ["--launch-timeout", "0"]  # `run` ends it; else after 10 s or 60 s, by release
     if tool == "memcheck":  # torch asks the driver for entry points that are not there
         words += ["--report-api-errors", "no"]

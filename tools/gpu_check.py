@@ -6,7 +6,7 @@ crashes the device does not stop the others, and what it had found by then is ke
 result.json and log.txt, into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
 benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
 further calls. `--emulation` runs the same steps on a CPU at toy size, which proves this program and
-says nothing about speed.
+says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
 """
 
 import argparse
@@ -84,7 +84,9 @@ def main() -> int:
     if not args.emulation and not has_gpu():
         print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
         return NO_GPU
-    name = args.name or ("emulation" if args.emulation else device_name())
+    # Of toys, no figure is one of a GPU.
+    size = "--emulation" if args.emulation else "--toy" if args.toy else None
+    name = args.name or (size.strip("-") if size else device_name())
     if args.set != "truth":
         name += f"_{args.set}"
     results = Path(os.environ.get("OUT") or ROOT / "benchmarks/results")
@@ -96,7 +98,7 @@ def main() -> int:
         "set": args.set,
         "commit": args.commit or commit(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "emulation": args.emulation,
+        "emulation": size is not None,
         "device": None if args.emulation else query(DEVICE),
         "nvcc": version("nvcc"),
         "steps": {},
@@ -104,7 +106,7 @@ def main() -> int:
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
-            found = run_step(step, min(budgets[step], left), result["commit"], args.emulation, log)
+            found = run_step(step, min(budgets[step], left), result["commit"], size, log)
             result["steps"][step] = found
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
@@ -114,7 +116,7 @@ def main() -> int:
     return int(any(s["status"] in ("failed", "timeout") for s in result["steps"].values()))
 
 
-def run_step(step: str, seconds: float, commit: str, emulation: bool, log: Any) -> dict[str, Any]:
+def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any) -> dict[str, Any]:
     """One step in its own process group: {"status", "seconds", "clocks", "result"}."""
     if seconds < 5:
         return {"status": "no time", "seconds": 0.0, "result": None}
@@ -124,12 +126,12 @@ def run_step(step: str, seconds: float, commit: str, emulation: bool, log: Any) 
         output = Path(work) / "result.json"
         script = STEPS if step in BUDGETS else SILICON_STEPS
         command = [sys.executable, str(script), step, "--json", str(output)]
-        command += ["--emulation"] if emulation else []
+        command += [size] if size else []
         # By this machine's clock: what is left once torch is imported is the step's own business.
         command += ["--until", str(started + seconds - END_SECONDS)]
         # A killed step has said all it had to say; what it starts may have no git history.
         environment = {"PYTHONUNBUFFERED": "1", "QWEN_MEGAKERNEL_COMMIT": commit}
-        with contextlib.nullcontext({}) if emulation else sampled() as clocks:
+        with contextlib.nullcontext({}) if size else sampled() as clocks:
             process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -267,6 +269,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--name", help="of the result folder (default: the GPU's)")
     parser.add_argument("--out", metavar="FOLDER", help="instead of benchmarks/results/gpu_NAME")
     parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
+    parser.add_argument("--toy", action="store_true", help="toy sizes on the GPU")
     parser.add_argument("--set", default="truth", choices=SETS, help="of steps")
     parser.add_argument("--steps", help="some of the set's, a list")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all steps")

@@ -2,7 +2,7 @@
 # What a GPU can say about this checkout, a set of steps at a time (docs/gpu-setup.md has the plan):
 #
 #   tools/gpu_check.sh [--set truth|listeners|int8|endurance] [--seconds N] [--name NAME]
-#                      [--out FOLDER] [--commit COMMIT] [--emulation]
+#                      [--out FOLDER] [--commit COMMIT] [--emulation | --toy]
 #
 # Needs nvcc and a Python with torch, numpy, safetensors, tokenizers and huggingface_hub; nothing of
 # ours is installed. Exit code 0: no step failed (what was refused, skipped, short of its goal or had

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Further steps of gpu_check.py, for more than one call: endurance, batches, listeners, peers.
 
-Run alone as gpu_steps.py is: gpu_silicon.py STEP --json FILE [--emulation]. A step's result holds
-`rows`, which benchmarks/performance.py turns into docs/performance.md.
+Run alone as gpu_steps.py is: gpu_silicon.py STEP --json FILE [--emulation | --toy]. A step's result
+holds `rows`, which benchmarks/performance.py turns into docs/performance.md.
 """
 
 import json
@@ -43,14 +43,14 @@ FRAME_MS = 80
 
 
 class SiliconSteps(Steps):
-    """The steps; `emulation` shrinks them to what a CPU does in seconds."""
+    """The steps."""
 
     # ---- what a fresh machine lacks
 
     def engine_build(self) -> dict[str, Any]:
         """Compile what the steps below need and write the checkpoints; nothing where they are."""
-        names = (TOY,) if self.emulation else (SMALL, BIG)
-        dtype = "float32" if self.emulation else "bfloat16"
+        names = (TOY,) if self.toy else (SMALL, BIG)
+        dtype = "float32" if self.toy else "bfloat16"
         jobs = {
             name: (parse_model_config(model_config(name)), build_tts.Target(self.arch, dtype))
             for name in names
@@ -70,7 +70,7 @@ class SiliconSteps(Steps):
         and what comes next is right."""
         loaded = kernel_models.random_checkpoint(kernel_models.small_config())
         decoder = self._decoder(loaded)
-        frames, rounds = 12, 3 if self.emulation else 300
+        frames, rounds = 12, 3 if self.toy else 300
         draw = random.Random(1)
         expected, cut_short = None, 0
         for _ in range(rounds):
@@ -78,7 +78,7 @@ class SiliconSteps(Steps):
             codes: list[list[int]] = []
             drawn = 4
             while len(codes) < frames:
-                delay = draw.uniform(0, 0.02 if self.emulation else 0.0005)
+                delay = draw.uniform(0, 0.02 if self.toy else 0.0005)
                 canceller = threading.Timer(delay, decoder.cancel)
                 if drawn:  # else the cancel came before the step, and nothing would ever be drawn
                     canceller.start()
@@ -102,7 +102,7 @@ class SiliconSteps(Steps):
         patience, expired = decoder.launcher.timeout_seconds, 0
         kernel_models.start(decoder, 1, Sampling(), seed=2)
         expected = decoder.step([1], 4).codes
-        for _ in range(2 if self.emulation else 20):
+        for _ in range(2 if self.toy else 20):
             kernel_models.start(decoder, 0, Sampling(), seed=1)
             decoder.launcher.timeout_seconds = 0.001
             decoder._buffers.control[0] = -1
@@ -124,7 +124,7 @@ class SiliconSteps(Steps):
         loaded = kernel_models.random_checkpoint(kernel_models.small_config())
         decoders = [self._decoder(loaded) for _ in range(2)]
         expected = [self._run_one(decoder, seed) for seed, decoder in enumerate(decoders, 1)]
-        rounds, outcomes = 2 if self.emulation else 200, [[], []]
+        rounds, outcomes = 2 if self.toy else 200, [[], []]
 
         def work(index: int) -> None:
             stream = torch.cuda.Stream() if self.device.type == "cuda" else None
@@ -157,11 +157,11 @@ class SiliconSteps(Steps):
     def batch_curve(self) -> dict[str, Any]:
         """Milliseconds a frame, host included, by streams: the kernel and the graphs."""
         rows = []
-        dtype = torch.float32 if self.emulation else torch.bfloat16
-        for name in (TOY,) if self.emulation else (SMALL, BIG):
+        dtype = torch.float32 if self.toy else torch.bfloat16
+        for name in (TOY,) if self.toy else (SMALL, BIG):
             loaded = self._load(name)
             for kind, counts in ((KernelDecoder, KERNEL_STREAMS), (GraphDecoder, GRAPH_STREAMS)):
-                for streams in counts[:2] if self.emulation else counts:
+                for streams in counts[:2] if self.toy else counts:
                     # The graphs decode every slot there is: as many slots as streams.
                     decoder = kind(
                         loaded,
@@ -194,10 +194,10 @@ class SiliconSteps(Steps):
         top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
         generator = torch.Generator().manual_seed(1)
         for slot in slots:
-            positions = 8 if self.emulation else PROMPT_POSITIONS
+            positions = 8 if self.toy else PROMPT_POSITIONS
             kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
         times = []
-        for _ in range(3 if self.emulation else 20):
+        for _ in range(3 if self.toy else 20):
             shape = (streams, frames, talker.num_code_groups)
             forced = torch.randint(0, top, shape, generator=generator)
             started = time.perf_counter()
@@ -209,8 +209,8 @@ class SiliconSteps(Steps):
 
     def int8_build(self) -> dict[str, Any]:
         """Compile what the steps below need and write the checkpoints."""
-        names = (TOY,) if self.emulation else (SMALL, BIG)
-        dtypes = ("float32",) if self.emulation else ("float32", "bfloat16")
+        names = (TOY,) if self.toy else (SMALL, BIG)
+        dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
         jobs = {
             f"{name} {weights} {dtype}": (
                 parse_model_config(model_config(name)),
@@ -222,7 +222,7 @@ class SiliconSteps(Steps):
 
     def int8_frame_times(self) -> dict[str, Any]:
         """Milliseconds of a frame with int8 layers, beside those with the layers as they are."""
-        streams = (1,) if self.emulation else (1, 16)
+        streams = (1,) if self.toy else (1, 16)
         return self._frame_times((None, *quantized.STACKS), streams)
 
     def int8_validate_small(self) -> dict[str, Any]:
@@ -237,38 +237,38 @@ class SiliconSteps(Steps):
 
     def first_sound(self) -> dict[str, Any]:
         """Text to first sound by stage; the first request against the tenth."""
-        return self._scripts("measure_first_sound.py", ["--runs", "3" if self.emulation else "20"])
+        return self._scripts("measure_first_sound.py", ["--runs", "3" if self.toy else "20"])
 
     def open_loop(self) -> dict[str, Any]:
         """First sound under requests that come when they like."""
-        load = ["--rps", "4" if self.emulation else RATES]
-        load += ["--duration", "1" if self.emulation else str(RATE_SECONDS)]
+        load = ["--rps", "4" if self.toy else RATES]
+        load += ["--duration", "1" if self.toy else str(RATE_SECONDS)]
         return self._scripts("measure_open_loop.py", load + self._many())
 
     def capacity(self) -> dict[str, Any]:
         """Listeners who play what they hear."""
-        load = ["--listeners", "2" if self.emulation else LISTENERS]
-        load += ["--duration", "1" if self.emulation else str(LISTEN_SECONDS)]
+        load = ["--listeners", "2" if self.toy else LISTENERS]
+        load += ["--duration", "1" if self.toy else str(LISTEN_SECONDS)]
         return self._scripts("measure_open_loop.py", load + self._many())
 
     def _many(self) -> list[str]:
         few = ["--streams", "4", "--max-frames", "4"]
-        return few if self.emulation else ["--streams", "256"]
+        return few if self.toy else ["--streams", "256"]
 
     def peers(self) -> dict[str, Any]:
         """Our decoders and the official package on one checkpoint."""
-        frames = ["--frames", "4" if self.emulation else "80"]
+        frames = ["--frames", "4" if self.toy else "80"]
         return self._scripts("measure_peers.py", frames, backend=False)
 
     def memory(self) -> dict[str, Any]:
         """Load time and memory for 1, 8 and 64 slots."""
-        few = ["--max-frames", "2"] if self.emulation else []
-        counts = MEMORY_STREAMS[:1] if self.emulation else MEMORY_STREAMS
+        few = ["--max-frames", "2"] if self.toy else []
+        counts = MEMORY_STREAMS[:1] if self.toy else MEMORY_STREAMS
         return self._scripts("measure_memory.py", *(["--streams", str(n), *few] for n in counts))
 
     def texts(self) -> dict[str, Any]:
         """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
-        runs, frames = ("1", "4") if self.emulation else ("5", "200")
+        runs, frames = ("1", "4") if self.toy else ("5", "200")
         return self._scripts("measure_texts.py", ["--runs", runs, "--max-frames", frames])
 
     def _scripts(self, script: str, *options: list[str], backend: bool = True) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class SiliconSteps(Steps):
         """
         rows, results = [], []
         kept = {"rows": rows, "runs": results}
-        for each, model in product(options, (TOY,) if self.emulation else (SMALL, BIG)):
+        for each, model in product(options, (TOY,) if self.toy else (SMALL, BIG)):
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "result.json"
                 command = [sys.executable, f"benchmarks/{script}", "--model", model, *each]

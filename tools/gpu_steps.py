@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The steps of gpu_check.py, each run alone: gpu_steps.py STEP --json FILE [--emulation].
+"""The steps of gpu_check.py, each run alone: gpu_steps.py STEP --json FILE [--emulation | --toy].
 
 A step prints its log, writes what it found and exits with 1 when something is wrong. Imports only
 what a bare machine has: no audio library, no Pipecat, pytest only where it is installed.
@@ -49,10 +49,14 @@ PATIENT_SECONDS = 120.0  # of a barrier under a sanitizer
 
 
 class Steps:
-    """The steps; `emulation` shrinks them to what a CPU does in seconds."""
+    """The steps; `toy` shrinks them to what a CPU does in seconds, `emulation` runs that there.
 
-    def __init__(self, emulation: bool, deadline: float, output: Path):
-        self.emulation, self.deadline, self._output = emulation, deadline, output
+    `toy` alone is for tools/fake_gpu.
+    """
+
+    def __init__(self, emulation: bool, deadline: float, output: Path, *, toy: bool = False):
+        self.emulation, self.toy = emulation, emulation or toy
+        self.deadline, self._output = deadline, output
         self.device = torch.device("cpu" if emulation else "cuda")
         self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
         self.arch = None
@@ -68,18 +72,18 @@ class Steps:
 
     def build(self) -> dict[str, Any]:
         """Compile every library the later steps need and write the random checkpoints."""
-        names = (TOY,) if self.emulation else (TOY, TOY_PROJECTED, SMALL, BIG)
+        names = (TOY,) if self.toy else (TOY, TOY_PROJECTED, SMALL, BIG)
         configs = {name: parse_model_config(model_config(name)) for name in names}
-        shapes = {"small": {}} if self.emulation else kernel_models.SHAPES
+        shapes = {"small": {}} if self.toy else kernel_models.SHAPES
         for name, changes in shapes.items():
             configs[name] = kernel_models.small_config(**changes)
-        dtypes = ("float32",) if self.emulation else ("float32", "bfloat16")
+        dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
         jobs = {
             f"{name} {dtype}": (configs[name], build_tts.Target(self.arch, dtype))
             for name, dtype in product(configs, dtypes)
         }
         for (weights, stacks), dtype in product(quantized.STACKS.items(), dtypes):
-            if not self.emulation:  # what tests/kernels takes with int8 layers
+            if not self.toy:  # what tests/kernels takes with int8 layers
                 target = build_tts.Target(self.arch, dtype, int8=stacks)
                 jobs[f"projected {weights} {dtype}"] = configs["projected"], target
         return self._build(names, jobs)
@@ -178,13 +182,11 @@ class Steps:
     ) -> dict[str, Any]:
         """With the layers as they are (None) or int8."""
         loaded = self._load(name)
-        dtypes = (torch.float32,) if self.emulation else (torch.float32, torch.bfloat16)
+        dtypes = (torch.float32,) if self.toy else (torch.float32, torch.bfloat16)
         reports, passed = {}, True
         found = {"model": loaded.files.name, "reports": reports}
         for weights in kinds:
-            args = SimpleNamespace(
-                steps=3 if self.emulation else frames, tolerance=None, weights=weights
-            )
+            args = SimpleNamespace(steps=3 if self.toy else frames, tolerance=None, weights=weights)
             # Once for all decoders: each would do it again.
             asked = validate_kernel.with_weights(loaded, weights)
             for backend in (self.backend, Backend("graph", self.device, "")):
@@ -204,8 +206,8 @@ class Steps:
         """Launches without a stall or another bit, while something like a vocoder runs beside."""
         loaded = kernel_models.random_checkpoint(kernel_models.small_config())
         decoder = self._decoder(loaded)
-        goal = 40 if self.emulation else NUM_LAUNCHES
-        frames, expected, launches, slowest = 10 if self.emulation else 200, None, 0, 0.0
+        goal = 40 if self.toy else NUM_LAUNCHES
+        frames, expected, launches, slowest = 10 if self.toy else 200, None, 0, 0.0
         started = time.monotonic()
         with self._vocoder_like_load() as count_load:
             while launches < goal and time.monotonic() < self.deadline:
@@ -236,13 +238,13 @@ class Steps:
     def _vocoder_like_load(self) -> Iterator[Callable[[], int]]:
         """Convolutions on another stream, from another thread, until the block ends."""
         stop, rounds = threading.Event(), [0]
-        size = 256 if self.emulation else 4096
+        size = 256 if self.toy else 4096
 
         def work() -> None:
-            x = torch.randn(1, 32 if self.emulation else 512, size, device=self.device)
-            weight = torch.randn(x.shape[1], x.shape[1], 7, device=self.device) / 60
             stream = torch.cuda.Stream() if self.device.type == "cuda" else None
             with torch.inference_mode(), torch.cuda.stream(stream):
+                x = torch.randn(1, 32 if self.toy else 512, size, device=self.device)
+                weight = torch.randn(x.shape[1], x.shape[1], 7, device=self.device) / 60
                 while not stop.is_set():
                     for _ in range(10):
                         x = torch.tanh(torch.nn.functional.conv1d(x, weight, padding=3))
@@ -265,7 +267,7 @@ class Steps:
         source = Path(__file__).with_name("gpu_bench.cu")
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "gpu_bench"
-            if self.emulation:
+            if self.toy:
                 units = sorted((build_tts.source_folder() / "emulation").glob("*.cpp"))
                 command = [build_tts.find_cxx(), *build_tts.CXX_FLAGS, "-x", "c++", str(source)]
                 command += [*map(str, units), "-lpthread", "-o", str(program)]
@@ -287,22 +289,22 @@ class Steps:
         self, kinds: Sequence[str | None], stream_counts: Sequence[int]
     ) -> dict[str, Any]:
         """Of every model, with the layers as they are (None) or int8."""
-        timer = KernelTimer(self.device)
+        timer = KernelTimer(self.device, toy=self.toy)
         copy = timer.copy_gb_per_s()
         rows, layers = [], {}
-        for name, weights in product((TOY,) if self.emulation else (SMALL, BIG), kinds):
+        for name, weights in product((TOY,) if self.toy else (SMALL, BIG), kinds):
             loaded = self._load(name)
             if weights:
                 loaded = replace(loaded, talker=quantized.quantize(loaded.talker, weights))
             decoder = self._decoder(
                 loaded,
-                dtype=torch.float32 if self.emulation else torch.bfloat16,
+                dtype=torch.float32 if self.toy else torch.bfloat16,
                 num_slots=max(stream_counts),
                 max_positions=PROMPT_POSITIONS + 256,
             )
             layers[f"{name} {weights}" if weights else name] = timer.layers(decoder)
             for streams in stream_counts:
-                precision = weights or ("fp32" if self.emulation else "bf16")
+                precision = weights or ("fp32" if self.toy else "bf16")
                 row = timer.frame(decoder, streams, precision)
                 row |= {"model": name, "streams": streams, "weights": precision}
                 row["gb_per_s"] = row["mb_per_frame"] / row["ms_per_frame"]
@@ -316,12 +318,12 @@ class Steps:
 
     def benchmark(self) -> dict[str, Any]:
         """benchmark.py, and many streams: what a user of the engine sees."""
-        model = TOY if self.emulation else SMALL
+        model = TOY if self.toy else SMALL
         common = ["--model", model, "--backend", self.backend.name, "--seed", "1"]
-        common += ["--runs", "1" if self.emulation else "3", "--warmup", "1"]
-        common += ["--max-frames", "4" if self.emulation else "60"]
+        common += ["--runs", "1" if self.toy else "3", "--warmup", "1"]
+        common += ["--max-frames", "4" if self.toy else "60"]
         commands = {"benchmark.py": ["benchmark.py"]}
-        for streams in (2,) if self.emulation else STREAM_COUNTS[1:]:
+        for streams in (2,) if self.toy else STREAM_COUNTS[1:]:
             script = ["benchmarks/measure_streams.py", "--streams", str(streams)]
             commands[f"{streams} streams"] = script
         found = {}
@@ -338,7 +340,7 @@ class Steps:
     # ---- shared
 
     def _load(self, name: str) -> checkpoint.Checkpoint:
-        return checkpoint.load(checkpoint.resolve(TOY if self.emulation else name))
+        return checkpoint.load(checkpoint.resolve(TOY if self.toy else name))
 
     def _decoder(
         self, loaded: Any, *, plain: bool = False, dtype: torch.dtype = torch.float32, **sizes: int
@@ -369,13 +371,14 @@ def run(steps: dict[str, Callable[[Any], dict[str, Any]]], kind: type[Steps]) ->
     parser.add_argument("step", choices=steps)
     parser.add_argument("--json", required=True, metavar="FILE")
     parser.add_argument("--emulation", action="store_true")
+    parser.add_argument("--toy", action="store_true")
     parser.add_argument(
         "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
     )
     args = parser.parse_args()
     validation.forbid_reduced_precision()
     deadline = time.monotonic() + 600 if args.until is None else args.until
-    doing = kind(args.emulation, deadline, Path(args.json))
+    doing = kind(args.emulation, deadline, Path(args.json), toy=args.toy)
     doing.keep(steps[args.step](doing))
 
 

@@ -21,10 +21,10 @@ HEAD_START_CYCLES = 400_000  # of the host, a fifth of a millisecond
 
 
 class KernelTimer:
-    """Times launches on `device`; few and small ones where that is a CPU, by emulation."""
+    """Times launches on `device`, few and small ones if `toy`."""
 
-    def __init__(self, device: torch.device):
-        self._device, self._emulation = device, device.type == "cpu"
+    def __init__(self, device: torch.device, toy: bool = False):
+        self._device, self._toy = device, toy
 
     def frame(self, decoder: KernelDecoder, streams: int, precision: str) -> dict[str, float]:
         """Milliseconds and bytes of a frame of so many streams.
@@ -35,8 +35,8 @@ class KernelTimer:
             precision: of the decoder's weights, one of `roofline.WIDTHS`.
         """
         talker, slots = decoder.config.talker, list(range(streams))
-        frames, rounds = 4, 2 if self._emulation else 20
-        positions = 8 if self._emulation else PROMPT_POSITIONS
+        frames, rounds = 4, 2 if self._toy else 20
+        positions = 8 if self._toy else PROMPT_POSITIONS
         generator = torch.Generator().manual_seed(1)
         top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
         shape = (streams, frames, talker.num_code_groups)
@@ -55,7 +55,7 @@ class KernelTimer:
         # The first launches warm up; a stream's first frame has no talker step.
         with self._launches(decoder, "step") as kernel_ms:
             wall = draw(rounds + 2)[2:]
-        if not self._emulation:  # what a caller waits for, without the timing of the launch
+        if not self._toy:  # what a caller waits for, without the timing of the launch
             wall = draw(rounds)
         kernel, host = sorted(kernel_ms[2:]), sorted(wall)
         position = positions + frames * (rounds + 2) / 2
@@ -72,7 +72,7 @@ class KernelTimer:
     def layers(self, decoder: KernelDecoder) -> dict[str, float]:
         """Microseconds of one layer, one row: the difference between all layers and one."""
         times = {}
-        position = 8 if self._emulation else PROMPT_POSITIONS
+        position = 8 if self._toy else PROMPT_POSITIONS
         for stack, place in (("talker", position), ("predictor", 8)):
             config: StackConfig = getattr(decoder.config, stack).stack
             x = torch.randn(1, config.hidden_size, device=self._device)
@@ -80,7 +80,7 @@ class KernelTimer:
             spent = []
             for layers in (1, config.num_layers):
                 with self._launches(decoder, "forward") as found:
-                    for _ in range(3 if self._emulation else 30):
+                    for _ in range(3 if self._toy else 30):
                         decoder.forward(
                             0, token, x, first_position=place, num_layers=layers, stack=stack
                         )
@@ -105,7 +105,7 @@ class KernelTimer:
 
     def _timed(self, work: Callable[[], None]) -> float:
         """Milliseconds of the device, without what the host does around it."""
-        if self._emulation:
+        if self._device.type == "cpu":
             started = time.perf_counter()
             work()
             return 1000 * (time.perf_counter() - started)
@@ -119,7 +119,7 @@ class KernelTimer:
 
     def copy_gb_per_s(self) -> float:
         """Read and written bytes of a copy, a second; the best of a few."""
-        size = 2**20 if self._emulation else 2**31
+        size = 2**20 if self._toy else 2**31
         source = torch.zeros(size, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
         return 2 * size / min(self._timed(lambda: target.copy_(source)) for _ in range(7)) / 1e6

@@ -1,0 +1,107 @@
+"""tools/fake_gpu: what a GPU forbids is refused, and what is read too early is wrong.
+
+Under it these run with every test that needs a GPU: `make rehearse-gpu`.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import TEXT, VOICE
+from tolerances import AUDIO_GPU_F32
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.speech_stream import Speech
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "QWEN_MEGAKERNEL_FAKE_GPU" not in os.environ, reason="make rehearse-gpu runs it"
+    ),
+]
+GPU = torch.device("cuda")
+
+
+def pinned(*values: float) -> torch.Tensor:
+    return torch.tensor(values).pin_memory()
+
+
+def test_a_copy_that_nobody_waited_for_has_not_come():
+    host = pinned(1.0)
+    host.copy_(torch.tensor([2.0]).to(GPU), non_blocking=True)
+    assert host.item() == 1
+    torch.cuda.current_stream().synchronize()
+    assert host.item() == 2
+
+
+def test_a_source_that_is_overwritten_too_soon_is_copied_late():
+    host, target = pinned(1.0), torch.zeros(1, device=GPU)
+    target.copy_(host, non_blocking=True)
+    host.fill_(2)
+    assert target.item() == 2
+
+
+def test_another_stream_does_not_wait_unless_it_is_told_to():
+    host, target = pinned(1.0), torch.zeros(1, device=GPU)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        target.copy_(host, non_blocking=True)
+    assert target.item() == 0
+    torch.cuda.current_stream().wait_stream(side)
+    assert target.item() == 1
+
+
+def test_uploads_and_downloads_wait_for_what_they_must():
+    target = torch.zeros(2, 2, device=GPU)
+    upload(target, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T)
+    download = Download(target)
+    target.zero_()
+    assert download.wait().tolist() == [[1, 3], [2, 4]]
+
+
+def test_a_graph_does_its_work_when_it_is_replayed():
+    x, graph = torch.zeros(2, device=GPU), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+        y = x * 10
+    assert x.tolist() == [0, 0]
+    graph.replay()
+    graph.replay()
+    assert x.tolist() == [2, 2] and y.tolist() == [20, 20]
+
+
+@pytest.mark.parametrize("forbidden", ["item", "synchronize", "ordinary memory", "mask"])
+def test_what_waits_cannot_be_recorded_and_the_stream_is_the_callers_again(forbidden):
+    x, times = torch.ones(2, device=GPU), []
+    waiting = {
+        "item": x[0].item,
+        "synchronize": torch.cuda.synchronize,
+        "ordinary memory": lambda: x.copy_(torch.zeros(2), non_blocking=True),
+        "mask": lambda: x[x > 0],
+    }
+
+    def work() -> None:
+        times.append(1)
+        waiting[forbidden]()
+
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        Graphs(GPU).run("key", work)
+    assert len(times) == 2  # done, then not recorded
+    assert torch.cuda.current_stream() == before
+    assert (x + 1).sum().item() >= 2
+
+
+@pytest.mark.parametrize("backend", ["kernel", "graph"])
+def test_an_engine_speaks_as_on_a_cpu(backend):
+    said = []
+    for device, name in (("cuda", backend), ("cpu", "torch")):
+        options = {"device": device, "backend": name, "dtype": "float32", "num_slots": 2}
+        with TTSEngine.from_pretrained("tiny-random", **options) as tts:
+            streams = [tts.stream(TEXT, voice=VOICE, seed=n, max_frames=20) for n in (1, 2)]
+            said.append([Speech.collect(stream) for stream in streams])
+    for ours, theirs in zip(*said, strict=True):
+        assert (ours.codes == theirs.codes).all()
+        assert np.abs(ours.audio - theirs.audio).max() <= AUDIO_GPU_F32

@@ -1,0 +1,53 @@
+"""Found by every Python that run.py starts: puts operations.py behind torch, and the kernel's
+emulation where its library for a GPU would be."""
+
+import dataclasses
+import importlib.abc
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+
+def _with_torch(_: ModuleType) -> None:
+    import operations
+
+    operations.install()
+
+
+def _with_kernel_library(module: ModuleType) -> None:
+    import operations
+
+    from qwen_megakernel import build_tts
+
+    build = build_tts.build
+    build_tts.build = lambda config, target: build(config, dataclasses.replace(target, arch=None))
+    for name in ("step", "forward"):
+        operations.precede(module.KernelLibrary, name)
+
+
+class _Behind(importlib.abc.MetaPathFinder):
+    """Calls a function when a module has been imported."""
+
+    def __init__(self, functions: dict[str, Any]):
+        self._functions = functions
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        then = self._functions.pop(name, None)
+        if then is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(
+    0,
+    _Behind({"torch": _with_torch, "qwen_megakernel.kernel_library": _with_kernel_library}),
+)
