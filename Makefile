@@ -55,7 +55,7 @@ rehearse-gpu: $(REHEARSAL)/.ready
 	set -e; export PATH="$(CURDIR)/$(REHEARSAL)/bin:$$PATH"; \
 	python tools/fake_gpu/run.py python -m pytest tests/test_fake_gpu.py; \
 	for set in $(REHEARSED); do \
-	    python tools/fake_gpu/run.py tools/gpu_check.sh --toy --set $$set --seconds 1500; \
+	    python tools/fake_gpu/run.py tools/gpu_check.sh --toy --set $$set --seconds 1500 --out build/rehearsal/$$set; \
 	done
 
 $(REHEARSAL)/.ready:

@@ -72,6 +72,13 @@ def test_a_graph_does_its_work_when_it_is_replayed():
     assert x.tolist() == [2, 2] and y.tolist() == [20, 20]
 
 
+def test_tensors_of_two_gpus_do_not_meet():
+    with pytest.raises(RuntimeError, match="on the same device"):
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+    moved = torch.ones(2, device="cuda:1").to("cuda:0")
+    assert (moved + torch.ones(2, device="cuda:0")).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("forbidden", ["item", "synchronize", "ordinary memory", "mask"])
 def test_what_waits_cannot_be_recorded_and_the_stream_is_the_callers_again(forbidden):
     x, times = torch.ones(2, device=GPU), []
@@ -94,10 +101,11 @@ def test_what_waits_cannot_be_recorded_and_the_stream_is_the_callers_again(forbi
     assert (x + 1).sum().item() >= 2
 
 
+@pytest.mark.parametrize("gpu", ["cuda", "cuda:1"])
 @pytest.mark.parametrize("backend", ["kernel", "graph"])
-def test_an_engine_speaks_as_on_a_cpu(backend):
+def test_an_engine_speaks_as_on_a_cpu(backend, gpu):
     said = []
-    for device, name in (("cuda", backend), ("cpu", "torch")):
+    for device, name in ((gpu, backend), ("cpu", "torch")):
         options = {"device": device, "backend": name, "dtype": "float32", "num_slots": 2}
         with TTSEngine.from_pretrained("tiny-random", **options) as tts:
             streams = [tts.stream(TEXT, voice=VOICE, seed=n, max_frames=20) for n in (1, 2)]

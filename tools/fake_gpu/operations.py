@@ -19,6 +19,7 @@ _runtime = ctypes.CDLL(None)  # runtime.cpp, which was loaded before everything 
 _runtime.fake_is_capturing.argtypes = [ctypes.c_void_p]
 _runtime.fake_record.argtypes = [ctypes.c_void_p, ctypes.c_int]
 _runtime.fake_finish.argtypes = [ctypes.c_void_p]
+_runtime.fake_is_here.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 _runtime.fake_refuse.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 _runtime.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
 _runtime.cudaMemcpyAsync.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_int]
@@ -74,6 +75,8 @@ def precede(kind: type, name: str) -> None:
     def launched(self: Any, params: Any, num_blocks: int, stream: int | None) -> None:
         if _runtime.fake_is_capturing(stream):
             _refuse(stream, "a launch of the kernel")
+        if not _runtime.fake_is_here(stream, params.workspace.control):
+            raise RuntimeError("CUDA error: the kernel's weights are on another device")
         _runtime.fake_finish(stream)
         launch(self, params, num_blocks, stream)
 
@@ -93,7 +96,11 @@ class _Operation:
         self._tensors = [i for i, a in enumerate(self._arguments) if str(a.type) == "Tensor"]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        stream = torch._C._cuda_getCurrentRawStream(0)
+        # As PyTorch: on the device of its first tensor, on the stream that is current there.
+        with torch.cuda.device(_device(args, options)):
+            return self._call(torch.cuda.current_stream().cuda_stream, args, options)
+
+    def _call(self, stream: int, args: tuple, options: dict) -> Any:
         if self._waits(args, options):
             _wait(stream, self._name)
         if any(self._written):
@@ -166,8 +173,13 @@ class _Operation:
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """aten::copy_ from, to and on the device."""
-    stream = torch._C._cuda_getCurrentRawStream(0)
+    """aten::copy_ from, to and on a device."""
+    with torch.cuda.device((source if source.is_cuda else target).device):
+        return _copy_here(target, source, non_blocking)
+
+
+def _copy_here(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
+    stream = torch.cuda.current_stream().cuda_stream
     source = source.expand(target.size())
     if not target.numel():
         return target
@@ -198,7 +210,8 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _item(tensor: Tensor) -> Any:
-    _wait(torch._C._cuda_getCurrentRawStream(0), "item")
+    with torch.cuda.device(tensor.device):
+        _wait(torch.cuda.current_stream().cuda_stream, "item")
     return _alias(tensor).item()
 
 
@@ -216,6 +229,17 @@ def _refuse(stream: int, what: str) -> None:
 def _record(stream: int, run: Callable[[], Any]) -> None:
     _recorded.append(run)
     _runtime.fake_record(stream, len(_recorded) - 1)
+
+
+def _device(args: tuple, options: dict) -> torch.device:
+    """Where an operation runs; PyTorch refuses tensors of several GPUs, single numbers excepted."""
+    leaves = pytree.tree_leaves((args, options))
+    tensors = [x.device for x in leaves if _is_on_device(x) and x.dim()]
+    if len({*tensors}) > 1:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {tensors}")
+    tensors += [x.device for x in leaves if _is_on_device(x)]
+    asked = [x for x in leaves if isinstance(x, torch.device) and x.type == "cuda"]
+    return (tensors + asked + [torch.device("cuda", torch.cuda.current_device())])[0]
 
 
 def _is_on_device(x: Any) -> bool:

@@ -22,7 +22,8 @@
 
 namespace {
 
-constexpr size_t kDeviceBytes = size_t{16} << 30;
+constexpr int kNumDevices = 2;
+constexpr size_t kDeviceBytes = size_t{8} << 30;
 
 // One thing of a graph: an operation of operations.py, or bytes that are copied or set.
 struct Node {
@@ -40,6 +41,7 @@ struct Pending {
 };
 
 struct Stream {
+  int device = 0;
   std::deque<Pending> queue;
   Graph* capture = nullptr;
   bool invalidated = false;
@@ -56,23 +58,29 @@ struct Event {
 
 std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
-std::map<uintptr_t, size_t> device_memory, pinned_memory;
-size_t device_bytes = 0;
-Stream legacy_stream;
-std::set<Stream*> streams{&legacy_stream};
+struct Block {
+  size_t num_bytes;
+  int device;
+};
+using Memory = std::map<uintptr_t, Block>;
+Memory device_memory, pinned_memory;
+size_t device_bytes[kNumDevices];
+Stream legacy_streams[kNumDevices] = {{0}, {1}};
+std::set<Stream*> streams{&legacy_streams[0], &legacy_streams[1]};
 std::map<const void*, std::string> kernel_names;
 long last_serial = 0;
 unsigned long long last_capture = 0;
 int global_captures = 0;
 int (*run_operation)(int) = nullptr;
 
+thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 thread_local int captures_of_thread = 0;
 
 Stream* stream_of(cudaStream_t stream) {
   const bool is_legacy = !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-  return is_legacy ? &legacy_stream : reinterpret_cast<Stream*>(stream);
+  return is_legacy ? &legacy_streams[current_device] : reinterpret_cast<Stream*>(stream);
 }
 Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 Graph* graph_of(void* graph) { return static_cast<Graph*>(graph); }
@@ -98,9 +106,6 @@ void finish(Stream* stream, long serial = last_serial) {
     pending.run();
   }
 }
-void finish_all() {
-  for (Stream* stream : streams) finish(stream);
-}
 void enqueue(Stream* stream, std::function<void()> run) {
   stream->queue.push_back({++last_serial, std::move(run)});
 }
@@ -109,10 +114,14 @@ bool is_pending(const Event& event) {
          event.stream->queue.front().serial <= event.serial;
 }
 
-bool holds(const std::map<uintptr_t, size_t>& memory, const void* address) {
+bool holds(const Memory& memory, const void* address) {
   const auto wanted = reinterpret_cast<uintptr_t>(address);
   auto block = memory.upper_bound(wanted);
-  return block != memory.begin() && wanted < (--block)->first + block->second;
+  return block != memory.begin() && wanted < (--block)->first + block->second.num_bytes;
+}
+
+int device_of(const void* address) {  // which device_memory holds
+  return (--device_memory.upper_bound(reinterpret_cast<uintptr_t>(address)))->second.device;
 }
 
 cudaError_t copy(void* target, const void* source, size_t num_bytes, Stream* stream) {
@@ -159,6 +168,12 @@ void fake_finish(cudaStream_t stream) {
   const Lock lock(mutex);
   finish(stream_of(stream));
 }
+// Whether the current device is that of a stream and of memory.
+int fake_is_here(cudaStream_t stream, const void* address) {
+  const Lock lock(mutex);
+  return stream_of(stream)->device == current_device && holds(device_memory, address) &&
+         device_of(address) == current_device;
+}
 void fake_refuse(cudaStream_t stream, const char* what) {
   const Lock lock(mutex);
   stream_of(stream)->invalidated = true;
@@ -167,15 +182,17 @@ void fake_refuse(cudaStream_t stream, const char* what) {
 
 // ---- devices
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kNumDevices;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  return device ? fail(cudaErrorInvalidDevice, "cudaSetDevice") : cudaSuccess;
+  if (device >= kNumDevices) return fail(cudaErrorInvalidDevice, "cudaSetDevice");
+  current_device = device;
+  return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
@@ -223,13 +240,15 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
 cudaError_t cudaDeviceSynchronize() {
   const Lock lock(mutex);
   if (const cudaError_t error = refuse_in_capture("cudaDeviceSynchronize")) return error;
-  finish_all();
+  for (Stream* stream : streams) {
+    if (stream->device == current_device) finish(stream);
+  }
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const Lock lock(mutex);
   *total = kDeviceBytes;
-  *free = kDeviceBytes - device_bytes;
+  *free = kDeviceBytes - device_bytes[current_device];
   return cudaSuccess;
 }
 
@@ -248,27 +267,27 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 
 // ---- memory: all bits set at first, which is NaN
-cudaError_t allocate(void** address, size_t num_bytes, std::map<uintptr_t, size_t>& memory) {
+cudaError_t allocate(void** address, size_t num_bytes, Memory& memory) {
   const Lock lock(mutex);
   if (const cudaError_t error = refuse_in_capture("an allocation")) return error;
-  const bool on_device = &memory == &device_memory;
-  if ((on_device && device_bytes + num_bytes > kDeviceBytes) ||
-      posix_memalign(address, 4096, num_bytes)) {
+  size_t nothing = 0;
+  size_t& used = &memory == &device_memory ? device_bytes[current_device] : nothing;
+  if (used + num_bytes > kDeviceBytes || posix_memalign(address, 4096, num_bytes)) {
     return last_error = cudaErrorMemoryAllocation;
   }
   std::memset(*address, 0xff, num_bytes);
-  memory[reinterpret_cast<uintptr_t>(*address)] = num_bytes;
-  device_bytes += on_device ? num_bytes : 0;
+  memory[reinterpret_cast<uintptr_t>(*address)] = {num_bytes, current_device};
+  used += num_bytes;
   return cudaSuccess;
 }
-cudaError_t release(void* address, std::map<uintptr_t, size_t>& memory) {
+cudaError_t release(void* address, Memory& memory) {
   const Lock lock(mutex);
   if (!address) return cudaSuccess;
   if (const cudaError_t error = refuse_in_capture("a release of memory")) return error;
   const auto block = memory.find(reinterpret_cast<uintptr_t>(address));
   if (block == memory.end()) return fail(cudaErrorInvalidValue, "a release of memory");
-  finish_all();
-  device_bytes -= &memory == &device_memory ? block->second : 0;
+  for (Stream* stream : streams) finish(stream);
+  if (&memory == &device_memory) device_bytes[block->second.device] -= block->second.num_bytes;
   memory.erase(block);
   std::free(address);
   return cudaSuccess;
@@ -285,6 +304,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const Lock lock(mutex);
   const bool on_device = holds(device_memory, address), pinned = holds(pinned_memory, address);
   *attributes = {};
+  if (on_device) {
+    attributes->device = device_of(address);
+  }
   attributes->type = on_device ? cudaMemoryTypeDevice
                      : pinned  ? cudaMemoryTypeHost
                                : cudaMemoryTypeUnregistered;
@@ -300,7 +322,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t num_bytes, 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t num_bytes, cudaMemcpyKind) {
   const Lock lock(mutex);
   if (const cudaError_t error = refuse_in_capture("cudaMemcpy")) return error;
-  finish(&legacy_stream);
+  finish(&legacy_streams[current_device]);
   std::memcpy(target, source, num_bytes);
   return cudaSuccess;
 }
@@ -318,7 +340,7 @@ cudaError_t cudaMemsetAsync(void* target, int value, size_t num_bytes, cudaStrea
 // ---- streams: PyTorch's own do not wait for the legacy stream
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   const Lock lock(mutex);
-  *stream = reinterpret_cast<cudaStream_t>(*streams.insert(new Stream).first);
+  *stream = reinterpret_cast<cudaStream_t>(*streams.insert(new Stream{current_device}).first);
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -367,6 +389,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mutex);
+  if (stream_of(stream)->device != current_device) {
+    return fail(cudaErrorInvalidResourceHandle, "cudaEventRecord on another device's stream");
+  }
   const std::chrono::duration<double, std::milli> now =
       std::chrono::steady_clock::now().time_since_epoch();
   *event_of(event) = {stream_of(stream), ++last_serial, now.count(),
@@ -402,7 +427,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 cudaError_t cudaStreamBeginCapture(cudaStream_t of_stream, cudaStreamCaptureMode mode) {
   const Lock lock(mutex);
   Stream* stream = stream_of(of_stream);
-  if (stream == &legacy_stream || stream->capture) {
+  if (stream == &legacy_streams[stream->device] || stream->capture) {
     return fail(cudaErrorStreamCaptureUnsupported, "cudaStreamBeginCapture");
   }
   finish(stream);
@@ -428,7 +453,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t of_stream, cudaGraph_t* graph) {
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   const Lock lock(mutex);
-  if (stream_of(stream) == &legacy_stream) {
+  if (stream_of(stream) == &legacy_streams[current_device]) {
     if (const cudaError_t error = refuse_in_capture("use of the legacy stream")) return error;
   }
   *status = !stream_of(stream)->capture      ? cudaStreamCaptureStatusNone
