@@ -5,6 +5,7 @@ members of it, so the release is pinned.
 """
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -185,3 +186,13 @@ async def _sentences(text: str, language: str) -> AsyncIterator[str]:
         yield text[begin:end]
     if text[end:].strip():
         yield text[end:]
+
+
+def base_arguments() -> set[str]:
+    """Names of the arguments that Pipecat's base classes do something with.
+
+    They take any other name, too, without a word.
+    """
+    bases = (base for base in TTSService.__mro__ if "__init__" in vars(base))
+    parameters = (p for base in bases for p in inspect.signature(base).parameters.values())
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}

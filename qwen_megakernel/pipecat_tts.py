@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -26,6 +27,7 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.languages import AUTO, resolve_language
+from qwen_megakernel.pipecat_base import base_arguments
 from qwen_megakernel.pipecat_contexts import ContextTTSService
 from qwen_megakernel.pipecat_settings import (
     MegakernelTTSSettings,
@@ -35,6 +37,17 @@ from qwen_megakernel.pipecat_settings import (
 from qwen_megakernel.utterance import Sampling, SpeechRequest
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE
+
+# Arguments of other services, and of the base class, that callers try.
+CURES = {
+    "model": "Name it with model_path=.",
+    "voice_id": "Give settings=MegakernelTTSService.Settings(voice=...).",
+    "sample_rate": "Leave it out: frames have the model's rate, and transports resample.",
+    **dict.fromkeys(
+        ("push_text_frames", "push_start_frame", "push_stop_frames"),
+        "Leave it out: the service tells words, beginnings and ends itself.",
+    ),
+}
 
 if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
@@ -100,8 +113,7 @@ class MegakernelTTSService(ContextTTSService):
             UsageError: An argument or a setting can never work.
             ModelFilesError: The model cannot be loaded.
         """
-        if model_path is not None and engine is not None:
-            raise UsageError("Give model_path or engine, not both.")
+        self._check_arguments(model_path, engine, settings, kwargs)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
@@ -113,6 +125,7 @@ class MegakernelTTSService(ContextTTSService):
 
             engine = self._owned_engine = families.load_engine(model_path)
         self._voices = dict(voices or {})
+        self._unspoken: set[Language] = set()  # that a warning has named
         self._chunking = {"first_chunk_frames": first_chunk_frames, "chunk_frames": chunk_frames}
 
         store = self.Settings.defaults(engine.files.name)
@@ -135,6 +148,32 @@ class MegakernelTTSService(ContextTTSService):
                 self._owned_engine.close()
             raise
 
+    def _check_arguments(
+        self,
+        model_path: str | None,
+        engine: SpeechEngine | None,
+        settings: MegakernelTTSSettings | None,
+        others: dict[str, Any],
+    ) -> None:
+        """Refuse what other services take and this one does not, before a model is loaded."""
+        if model_path is not None and engine is not None:
+            raise UsageError("Give model_path or engine, not both.")
+        if engine is not None and not hasattr(engine, "stream"):
+            raise UsageError(
+                f"engine is {engine!r}; it must be an engine, such as a TTSEngine.",
+                cure="Name a model with model_path=.",
+            )
+        if settings is not None and not isinstance(settings, TTSSettings):
+            raise UsageError(
+                f"settings is {settings!r}; it must be MegakernelTTSService.Settings(...)."
+            )
+        refused = (others.keys() - base_arguments()) | (others.keys() & CURES.keys())
+        for name in sorted(refused):
+            known = {field.name for field in fields(self.Settings)}
+            in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
+            cure = CURES.get(name, in_settings if name in known else "")
+            raise UsageError(f"MegakernelTTSService takes no {name}.", cure=cure)
+
     def can_generate_metrics(self) -> bool:
         """Whether the service reports metrics: it does."""
         return True
@@ -146,7 +185,9 @@ class MegakernelTTSService(ContextTTSService):
         try:
             return resolve_language(language.value, self._engine.languages)
         except UnknownLanguage:
-            logger.warning(f"{self}: the model does not speak {language.value}, using {AUTO!r}")
+            if language not in self._unspoken:  # asked for each change, and by the base class
+                self._unspoken.add(language)
+                logger.warning(f"{self}: the model does not speak {language.value}, using {AUTO!r}")
             return AUTO
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Settings of the Pipecat service, at the start and while it runs."""
 
+from typing import Any
+
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -14,8 +16,9 @@ from pipecat.frames.frames import (
 )
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
-from pipelines import TOKEN, Run, sent, service
+from pipelines import TOKEN, Run, logged, sent, service
 
+from qwen_megakernel import families
 from qwen_megakernel.errors import (
     UnknownLanguage,
     UnknownVoice,
@@ -142,9 +145,46 @@ def test_a_model_and_an_engine_are_one_too_many() -> None:
         MegakernelTTSService(model_path="tiny-random", engine=FakeEngine())
 
 
+@pytest.mark.parametrize(
+    ("argument", "cure"),
+    [
+        ({"model": "demo-voice"}, "model_path="),
+        ({"voice": "vivian"}, "Settings\\(voice="),
+        ({"voice_id": "vivian"}, "Settings\\(voice="),
+        ({"temperature": 0.5}, "Settings\\(temperature="),
+        ({"sample_rate": 16000}, "transports resample"),
+        ({"push_stop_frames": False}, "itself"),
+        ({"bogus": 1}, "takes no bogus"),
+        ({"settings": {"voice": "vivian"}}, "Settings\\(...\\)"),
+        ({"engine": "demo-voice"}, "model_path="),
+    ],
+)
+def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
+    argument: dict[str, Any], cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(UsageError, match=cure):
+        MegakernelTTSService(**argument)
+
+
+def test_arguments_of_the_base_class_reach_it() -> None:
+    tts = service(FakeEngine(), name="voice of the agent", silence_time_s=0.5)
+    assert tts.name == "voice of the agent" and tts._silence_time_s == 0.5
+
+
 async def test_no_setting_is_left_open() -> None:
     tts = service(FakeEngine())
     assert set(tts.settings.given_fields()) == {
         name for name in Settings.__dataclass_fields__ if name not in ("extra", "_aliases")
     }
     assert tts.settings.model == "hum"
+
+
+async def test_a_language_that_is_not_spoken_is_named_once() -> None:
+    with logged() as lines:
+        async with Run(service(FakeEngine())) as run:
+            for language in (Language.SV, Language.EN, Language.SV):
+                await run.send(TTSUpdateSettingsFrame(delta=Settings(language=language)))
+            await run.say("Hej.")
+            await run.until(TTSStoppedFrame)
+    assert sum("does not speak sv" in line for line in lines) == 1
