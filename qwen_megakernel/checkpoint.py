@@ -96,7 +96,9 @@ class Checkpoint:
         raise ValueError(f"No tensors are loaded by the prefix {prefix!r}.")
 
 
-def resolve(model: str, *, local_files_only: bool = False, progress: bool = True) -> ModelFiles:
+def resolve(
+    model: str | os.PathLike[str], *, local_files_only: bool = False, progress: bool = True
+) -> ModelFiles:
     """Find a model's files; those of a hub model are downloaded, those of a random one written.
 
     Args:
@@ -105,11 +107,18 @@ def resolve(model: str, *, local_files_only: bool = False, progress: bool = True
         local_files_only: never ask the network; what is cached is used either way.
         progress: show progress bars while downloading, on stderr.
     Raises:
+        UsageError: this is no name.
         ModelFilesError: no such model, files are missing, or the hub cannot be reached.
         UnsupportedModel: a model that this package does not run; found before its weights are
             downloaded.
         OutputError: the files cannot be written.
     """
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if not isinstance(model, str) or not model:
+        raise UsageError(
+            f"model is {model!r}; it must be a hub id, a folder, or a built-in name.",
+            cure=f"For example {DEMO_VOICE!r}, or {next(iter(hub.RELEASED))!r}.",
+        )
     if model == DEMO_VOICE:
         files = _files_in(
             DEMO_VOICE_FOLDER,

@@ -27,7 +27,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.utterance import Prefill, Sampling, StepResult
+from qwen_megakernel.utterance import Prefill, Sampling, StepResult, plain_number
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +197,8 @@ class FrameDecoder:
         dtype: torch.dtype | None = None,
         weights: str | None = None,
     ):
+        num_slots = plain_number(int, "num_slots", num_slots)
+        max_frames = plain_number(int, "max_frames", max_frames)
         if num_slots < 1 or max_frames < 1:
             raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
         limit = checkpoint.config.talker.stack.max_positions

@@ -69,12 +69,18 @@ def why_unreadable(error: Exception) -> str:
 def to_mono(samples: np.ndarray) -> np.ndarray:
     """[num_samples] or [num_samples, num_channels] of any real dtype -> [num_samples] float32.
 
-    Integers are scaled to full scale at 1; floats are taken as they are.
+    Integers of 8 to 32 bits are scaled to full scale at 1; floats are taken as they are.
 
     Raises:
-        ReferenceError_: another shape, or values that are not numbers.
+        ReferenceError_: another shape, values that are not numbers, or wider integers: nobody
+            records those, so what full scale is cannot be known.
     """
     samples = np.asarray(samples)
+    if samples.dtype in (np.int64, np.uint64):
+        raise ReferenceError_(
+            f"Reference samples are {samples.dtype}, of which full scale is not known.",
+            cure="Give float32 in [-1, 1], or the file's own int16.",
+        )
     if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.number):
         raise ReferenceError_(
             f"Reference samples have shape {samples.shape} and dtype {samples.dtype}; need "

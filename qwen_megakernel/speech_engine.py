@@ -147,7 +147,8 @@ class SpeechEngine(ABC):
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
-            UsageError: something in the request can never work; nothing was started.
+            UsageError: something in the request can never work, or an option does not exist;
+                nothing was started.
             EnvironmentError_: a trained voice's text needs espeak-ng, which is not installed.
             EngineClosed: the engine is closed.
         """
@@ -243,15 +244,17 @@ class SpeechEngine(ABC):
         self.close()
 
 
-def dtype_of(name: str | None) -> torch.dtype | None:
-    """The dtype a caller asks for; None: the engine's choice.
+def dtype_of(name: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype a caller asks for, by its name or itself; None: the engine's choice.
 
     Raises:
         UsageError: no engine computes in it.
     """
-    if name is not None and name not in DTYPES:
+    if name is None or name in DTYPES.values():
+        return name
+    if name not in DTYPES:
         raise UsageError(f"dtype is {name!r}; known: {', '.join(DTYPES)}.")
-    return None if name is None else DTYPES[name]
+    return DTYPES[name]
 
 
 def _dump_codes(state: StreamState) -> None:

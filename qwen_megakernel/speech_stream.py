@@ -198,6 +198,8 @@ class SpeechStream:
             UsageError: the stream was not opened with `text_open=True`, or its text has ended; or
                 this is no text.
         """
+        if text is None:
+            raise UsageError("text is None; it must be a text.", cure="end_text() ends it.")
         check_text(text=text)
         if self._new_text is None or self._state.text_closed:
             raise UsageError(
@@ -290,6 +292,12 @@ class SpeechStream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "SpeechStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

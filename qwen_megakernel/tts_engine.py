@@ -25,7 +25,7 @@ from qwen_megakernel.text import split as split_text
 from qwen_megakernel.utterance import SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
-from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Voices
+from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         backend: "auto", "kernel", "graph", "torch" or "emulation"; what runs is `backend`, and why
             it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
-        dtype: "float32" or "bfloat16"; None: bf16 on a GPU, the faster one on a CPU.
+        dtype: "float32" or "bfloat16", or torch's own of these; None: bf16 on a GPU, the faster
+            one on a CPU.
         weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
             at the cost docs/precision.md tells; None: as they are stored.
         num_slots: streams spoken at the same time; more wait their turn.
@@ -56,7 +57,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         *,
         backend: str = "auto",
         device: str | None = None,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         weights: str | None = None,
         num_slots: int = 1,
         max_frames: int = 1000,
@@ -112,7 +113,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
     @classmethod
     def from_pretrained(
         cls,
-        model: str = DEFAULT_MODEL,
+        model: str | Path = DEFAULT_MODEL,
         *,
         local_files_only: bool = False,
         progress: bool = True,
@@ -183,7 +184,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     def create_voice(
         self,
-        audio: str | Path | np.ndarray,
+        audio: Recording,
         text: str | None = None,
         *,
         rate: int | None = None,
@@ -197,7 +198,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """
         return self._voices.create(audio, text, rate=rate, name=name, silence_tail=silence_tail)
 
-    def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
+    def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
         """A recording's codec frames, [num_frames, num_code_groups] int32; undone by `decode`."""
         return self._voices.encode(audio, rate)
 

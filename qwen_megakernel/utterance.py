@@ -41,15 +41,19 @@ def _make_plain(record: Any, kind: type, *names: str) -> None:
     A decoder that stumbles over 1.5 in the middle of a step ends every stream of that step.
     """
     for name in names:
-        value = getattr(record, name)
-        try:
-            plain = kind(value)
-            fits = isinstance(value, Real | np.bool_) and (plain == value or value != value)
-        except (TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
-            raise UsageError(f"{name} is {value!r}; it must be {_KINDS[kind]}.")
-        object.__setattr__(record, name, plain)
+        object.__setattr__(record, name, plain_number(kind, name, getattr(record, name)))
+
+
+def plain_number(kind: type, name: str, value: Any) -> Any:
+    """`value` as a plain bool, int or float, or refuse it under the name that it was given."""
+    try:
+        plain = kind(value)
+        fits = isinstance(value, Real | np.bool_) and (plain == value or value != value)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise UsageError(f"{name} is {reprlib.repr(value)}; it must be {_KINDS[kind]}.")
+    return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,11 @@ class Sampling:
 
     def override(self, **values: Any) -> Sampling:
         """A copy in which every value that is not None replaces ours."""
+        if unknown := values.keys() - Sampling.__dataclass_fields__.keys():
+            raise UsageError(
+                f"There is no option {', '.join(sorted(unknown))}.",
+                f"Of the sampling there are {', '.join(Sampling.__dataclass_fields__)}.",
+            )
         return replace(self, **{k: v for k, v in values.items() if v is not None})
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import reprlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,11 +18,15 @@ from qwen_megakernel.codec_encoder import CodecEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
 from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
+from qwen_megakernel.utterance import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference, in context. The model goes on from its last frame: with the recording
 # cut in the middle of a sound, that sound would begin the new speech.
 SILENCE_TAIL_SECONDS = 0.5
+
+# A file, [num_samples] or [num_samples, num_channels], or those with their rate.
+Recording = str | Path | np.ndarray | tuple[np.ndarray, int]
 
 CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
 
@@ -166,7 +171,7 @@ class Voices:
 
     def create(
         self,
-        audio: str | Path | np.ndarray,
+        audio: Recording,
         text: str | None = None,
         *,
         rate: int | None = None,
@@ -176,7 +181,8 @@ class Voices:
         """Clone a voice.
 
         Args:
-            audio: 1 to 60 s of one speaker: a file, or [num_samples] or [num_samples, channels].
+            audio: 1 to 60 s of one speaker: a file; [num_samples] or [num_samples, channels]; or
+                (samples, rate), as the official package takes it.
             text: exactly what is said, for in-context cloning; None: the x-vector alone.
             rate: samples a second of an array; files know theirs.
             name: of the voice; None: the file's name.
@@ -186,6 +192,11 @@ class Voices:
             ReferenceError_: the recording or its transcript cannot serve.
         """
         self._require_cloning(text is not None)
+        check_text(text=text, name=name)
+        silence_tail = plain_number(float, "silence_tail", silence_tail)
+        longest = reference_audio.MAX_SECONDS
+        if not 0 <= silence_tail <= longest:
+            raise UsageError(f"silence_tail is {silence_tail}; it must be 0 to {longest:g} s.")
         label = str(audio) if isinstance(audio, str | Path) else "The recording"
         samples, rate = _samples_of(audio, rate)
         reference_audio.check_duration(samples, rate, label)
@@ -210,7 +221,7 @@ class Voices:
             fingerprint=self.fingerprint,
         )
 
-    def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
+    def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
         """Codec frames of a recording of any length: [num_frames, num_code_groups] int32.
 
         Raises:
@@ -280,12 +291,19 @@ class Voices:
             )
 
 
-def _samples_of(audio: str | Path | np.ndarray, rate: int | None) -> tuple[np.ndarray, int]:
+def _samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
     """[num_samples] float32 mono and its rate."""
+    if isinstance(audio, tuple) and len(audio) == 2 and rate is None:
+        audio, rate = audio
     if isinstance(audio, str | Path):
         if rate is not None:
             raise UsageError(f"rate is {rate}, but {audio} is a file, which knows its own.")
         return reference_audio.read(audio)
+    if not hasattr(audio, "__array__") and not isinstance(audio, list):
+        raise UsageError(
+            f"audio is {reprlib.repr(audio)}; it must be the path of a file, an array of samples, "
+            "or (samples, rate)."
+        )
     if rate is None:
         raise UsageError("Samples need their rate.", cure="Pass rate=24000, or what it is.")
-    return reference_audio.to_mono(audio), rate
+    return reference_audio.to_mono(audio), plain_number(int, "rate", rate)

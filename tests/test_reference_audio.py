@@ -55,6 +55,11 @@ def test_what_is_no_audio_is_refused(tmp_path):
         reference_audio.read(tmp_path)
 
 
+def test_integers_without_a_full_scale_are_refused():
+    with pytest.raises(ReferenceError_, match="int64, of which full scale is not known"):
+        reference_audio.to_mono((20_000 * signals.noise(2, 24000)).astype(np.int64))
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [

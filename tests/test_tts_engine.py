@@ -4,9 +4,11 @@ import asyncio
 import itertools
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_speech import TEXT, VOICE, speak
 from tolerances import PCM16
 from waiting import wait_until
@@ -14,6 +16,7 @@ from waiting import wait_until
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import (
     EmptyText,
+    ModelFilesError,
     TextTooLong,
     UnknownLanguage,
     UnknownVoice,
@@ -228,11 +231,36 @@ def test_what_is_no_text_is_refused(tts, name, value):
         tts.stream(**{"text": TEXT, "voice": VOICE} | {name: value})
 
 
-def test_what_is_no_text_cannot_be_fed(tts):
+@pytest.mark.parametrize(("piece", "said"), [(b"Hello.", "b'Hello"), (None, "None")])
+def test_what_is_no_text_cannot_be_fed(tts, piece, said):
     stream = tts.stream(text_open=True, voice=VOICE)
-    with pytest.raises(UsageError, match="text is b'Hello"):
-        stream.feed(b"Hello.")
+    with pytest.raises(UsageError, match=f"text is {said}"):
+        stream.feed(piece)
     stream.close()
+
+
+def test_options_that_do_not_exist_are_named_with_those_that_do(tts):
+    with pytest.raises(UsageError, match=r"no option speed(.|\n)*temperature"):
+        tts.stream(TEXT, voice=VOICE, speed=1.5)
+
+
+@pytest.mark.parametrize("model", [Path("/nowhere"), "/nowhere", None, "", 5])
+def test_what_is_no_model_is_named(model):
+    with pytest.raises((UsageError, ModelFilesError), match=str(model) or "model is ''"):
+        TTSEngine.from_pretrained(model)
+
+
+@pytest.mark.parametrize("options", [{"num_slots": "2"}, {"num_slots": 2.5}, {"max_frames": "x"}])
+def test_sizes_that_are_no_numbers_are_refused(options):
+    with pytest.raises(UsageError, match="it must be a whole number"):
+        TTSEngine.from_pretrained("tiny-random", **options)
+
+
+def test_a_dtype_may_be_torchs_own():
+    with TTSEngine.from_pretrained("tiny-random", dtype=torch.float32, warmup=False) as tts:
+        assert tts.dtype == torch.float32
+    with pytest.raises(UsageError, match=r"dtype is torch\.float16; known: float32"):
+        TTSEngine.from_pretrained("tiny-random", dtype=torch.float16)
 
 
 def test_numbers_of_any_kind_are_taken(tts, alone):

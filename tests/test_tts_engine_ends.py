@@ -151,6 +151,12 @@ def test_streams_may_join_the_queue_while_it_is_looked_through():
     assert len(ended) == 500 and len(table.waiting) == 3500
 
 
+async def test_a_stream_is_an_async_context_too(tts):
+    async with tts.stream(TEXT, voice=VOICE, max_frames=200) as stream:
+        await anext(stream)
+    assert [chunk async for chunk in stream][-1].finish_reason == "cancelled"
+
+
 async def test_leaving_an_async_stream_cancels_it(tts):
     async for _ in tts.astream(TEXT, voice=VOICE, max_frames=200):
         break

@@ -237,6 +237,27 @@ def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
         custom.resolve(name)
 
 
+def test_samples_may_bring_their_rate(voices, recording):
+    samples, rate = soundfile.read(recording, dtype="float32")
+    together, apart = voices.create((samples, rate)), voices.create(samples, rate=rate)
+    assert np.array_equal(together.x_vector, apart.x_vector)
+
+
+@pytest.mark.parametrize(
+    ("audio", "options", "message"),
+    [
+        (b"RIFF", {}, r"audio is b'RIFF'; it must be the path of a file"),
+        (np.zeros(24000), {}, "need their rate"),
+        (np.zeros(24000), {"rate": "24k"}, "rate is '24k'; it must be a whole number"),
+        (np.zeros(24000), {"rate": 24000, "text": 5}, "text is 5"),
+        (np.zeros(24000), {"rate": 24000, "silence_tail": -1}, "silence_tail is -1.0"),
+    ],
+)
+def test_what_is_no_recording_is_named(voices, audio, options, message):
+    with pytest.raises(UsageError, match=message):
+        voices.create(audio, **options)
+
+
 def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint, voices, recording):
     voice = voices.create(recording)
     with pytest.raises(VoiceMismatch, match=r"0b6-.*1b7-") as caught:
