@@ -51,7 +51,8 @@ def positive(text: str) -> float:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --voices, --backend, --device, --dtype, --weights, --local-files-only, verbosity."""
+    """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
+    verbosity."""
     parser.add_argument(
         "--model",
         default=None,
@@ -61,6 +62,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voices", metavar="DIR", help="folder of voice files, found by name")
     parser.add_argument("--backend", default="auto", choices=BACKENDS, help=BACKEND_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
+    parser.add_argument(
+        "--threads",
+        type=at_least(1),
+        help="of PyTorch on the CPU (default: one for each core; fewer where others use the cores)",
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=DTYPE_HELP)
     parser.add_argument(
         "--weights",
@@ -141,6 +147,10 @@ def load_engine(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
     from qwen_megakernel import families
 
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)  # of every thread that has not computed anything yet
     engine = families.load_engine(
         args.model,
         backend=args.backend,

@@ -23,7 +23,7 @@ class MegakernelTTSSettings(TTSSettings):
 
     Parameters:
         instruct: How to speak, in words, for models that take it.
-        seed: The same seed and text give the same speech; None draws one per request.
+        seed: The same seed and text give the same codes; None draws one per request.
         max_frames: Longest speech of one request (a sentence; in TOKEN mode a turn), in frames
             of 80 ms.
         text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the prompt

@@ -4,8 +4,10 @@ import argparse
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from qwen_megakernel import cli
+from qwen_megakernel import cli, families
+from qwen_megakernel.errors import UsageError
 
 
 def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
@@ -47,3 +49,20 @@ def test_an_option_spelled_nearly_right_is_named(words, told, capsys):
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.strip().endswith(told)
     assert error.startswith(f"usage: qwen-megakernel {words[0]}")
+
+
+def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: done.append(count))
+
+    def load_engine(*args, **options):
+        done.append("loaded")
+        raise UsageError("planted")
+
+    monkeypatch.setattr(families, "load_engine", load_engine)
+    assert cli.main(["speak", "Hello.", "--model", "demo-voice", "--stdout"]) == 2
+    assert cli.main(["speak", "Hello.", "--model", "demo-voice", "--stdout", "--threads", "1"]) == 2
+    assert done == ["loaded", 1, "loaded"]
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--threads", "0"])
+    assert "0 is less than 1" in capsys.readouterr().err
