@@ -11,8 +11,12 @@ WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + os.cpu_count()))")
 
 .PHONY: demo test test-slow lint rehearse-gpu clean
 
+# The text goes through the environment, so that neither make nor the shell reads anything into it;
+# make would export its own TEXT, too, with every $ in it expanded.
+unexport TEXT
+demo: export DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
-	$(BIN)/python demo_pipeline.py --model demo-voice --text "$(TEXT)" --output out.wav
+	$(BIN)/python demo_pipeline.py --model demo-voice --text="$$DEMO_TEXT" --output out.wav
 
 test: lint  ## linters and the whole default test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile

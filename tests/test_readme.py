@@ -1,6 +1,9 @@
 """The README says what is so: its commands run, its tables come from result files."""
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -36,6 +39,43 @@ def test_the_first_screen_has_the_two_commands():
     assert "make demo TEXT=" in screen and "make test" in screen
     makefile = (ROOT / "Makefile").read_text()
     assert "demo:" in makefile and "test:" in makefile
+
+
+TRICKY = """It costs $5 & `touch ran`; $(shell touch ran) "she" said: it's \\n 100 % $HOME #1."""
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "said"),
+    [
+        ([], None, "Hello, how are you today?"),
+        ([f"TEXT={TRICKY}"], None, TRICKY),
+        ([], TRICKY, TRICKY),
+        (["TEXT=-5 degrees"], TRICKY, "-5 degrees"),
+    ],
+)
+def test_make_demo_says_the_text_as_it_is(argument, variable, said, tmp_path):
+    """With a Python that only tells how it was called."""
+    for name in ("requirements.txt", "setup.py"):  # older than what is ready
+        shutil.copy2(ROOT / name, tmp_path)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    python.chmod(0o755)
+    for step in (".torch-ready", ".demo-ready"):
+        (tmp_path / step).touch()
+    environment = {name: value for name, value in os.environ.items() if name != "TEXT"}
+    if variable is not None:
+        environment["TEXT"] = variable
+    done = subprocess.run(
+        ["make", "--silent", f"--file={ROOT / 'Makefile'}", "demo", f"VENV={tmp_path}", *argument],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"--text={said}" in json.loads(done.stdout)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_server_answers_openais_voices():
