@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qwen_megakernel import Voice, codes_file, options
+from qwen_megakernel import Voice, codes_file, options, stopping
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
 
@@ -41,14 +41,13 @@ def main(args: argparse.Namespace) -> int:
         Speaker(engine.sample_rate, silent=not args.play) as speaker,
     ):
         heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
-        asyncio.run(speak(engine, text, args, heard))
-    if args.dump_codes and heard.codes:
-        codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
+        try:
+            asyncio.run(speak(engine, text, args, heard))
+        finally:  # also of what was spoken until Ctrl-C
+            if args.dump_codes and heard.codes:
+                codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
         raise heard.errors[0]
-    if not heard.ended:
-        print(f"interrupted; {args.output} has {heard.audio_s:.2f} s", file=sys.stderr)
-        return options.INTERRUPTED
     facts = summary(heard, engine, args)
     if args.json:
         print(json.dumps(facts, indent=1))
@@ -86,7 +85,6 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             elif isinstance(frame, TTSStoppedFrame):
                 # Not before: a pipeline that has its EndFrame no longer listens to Ctrl-C.
                 await worker.queue_frame(EndFrame())
-            heard.ended = heard.ended or isinstance(frame, EndFrame)
             await self.push_frame(frame, direction)
 
     speech = options.speech_options(args, engine)
@@ -130,9 +128,15 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await asyncio.sleep(1 / WORDS_PER_S)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
-    runner = WorkerRunner()  # on Ctrl-C it cancels the worker and returns
+    runner = WorkerRunner(handle_sigint=False)  # ours: it would leave a second Ctrl-C to Python
     await runner.add_workers(worker)
-    await runner.run()
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        asyncio.run_coroutine_threadsafe(runner.cancel("interrupted"), loop)
+
+    with stopping.shielded(cancel):
+        await runner.run()
 
 
 @dataclass
@@ -149,7 +153,6 @@ class Heard:
     seeds: list[int] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     errors: list[QwenTTSError] = field(default_factory=list)
-    ended: bool = False
     started: float = 0.0
 
     def start(self) -> None:

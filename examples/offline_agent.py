@@ -283,7 +283,7 @@ async def converse(
         if num_answers == len(ANSWERS):
             await worker.stop_when_done()
 
-    runner = WorkerRunner()
+    runner = WorkerRunner(handle_sigterm=True)
     await runner.add_workers(worker)
     await runner.run()
     return Conversation(list(context.messages), user.spoken, loudspeaker.played)

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+from qwen_megakernel.stopping import shielded
 
 FULL_SCALE = 32768  # int16 sample of a float sample of 1, which is clipped to FULL_SCALE - 1
 
@@ -124,16 +125,17 @@ class WavWriter:
         Raises:
             OutputError: the disk is full or gone; nothing of the file is left.
         """
-        if self._file.closed:
-            return
-        try:
-            self._file.close()
-            if self._has_audio:
-                os.replace(self._partial, self._target)
-            else:
-                self._partial.unlink()
-        except (OSError, RuntimeError) as error:
-            raise self._failed(error) from error
+        with shielded():
+            if self._file.closed:
+                return
+            try:
+                self._file.close()
+                if self._has_audio:
+                    os.replace(self._partial, self._target)
+                else:
+                    self._partial.unlink()
+            except (OSError, RuntimeError) as error:
+                raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> OutputError:
         self._file.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
+from qwen_megakernel.stopping import OrderlyEnd
 
 if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
@@ -28,8 +29,6 @@ _ENDS = {
     "silence": "It fell silent: stopped",
     "repeat": "It repeated itself: stopped",
 }
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -218,18 +217,21 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
 
     Returns:
         `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources, such as
-        a disk that is full, 6 generation), or 130 after Ctrl-C.
+        a disk that is full, 6 generation), or 128 and the signal's number after Ctrl-C (130),
+        SIGTERM (143) or SIGHUP (129).
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    end = OrderlyEnd()
     try:
-        # Before torch, which would import it from C++ and swallow a Ctrl-C there.
-        import numpy  # noqa: F401
+        with end:
+            # Before torch, which would import it from C++ and swallow a Ctrl-C there.
+            import numpy  # noqa: F401
 
-        code = main(args)
-        if sys.stdout:  # nobody has closed it
-            sys.stdout.flush()  # here, where what fails can still be told
-        return code
+            code = main(args)
+            if sys.stdout:  # nobody has closed it
+                sys.stdout.flush()  # here, where what fails can still be told
+            return code
     except QwenTTSError as error:
         if args.debug:
             raise
@@ -237,7 +239,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return end.exit_code
     except OSError as error:  # a full disk, a folder that may not be written
         is_output = _has_output_failed()
         if is_output and isinstance(error, BrokenPipeError):

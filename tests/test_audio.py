@@ -172,6 +172,26 @@ def test_ctrl_c_leaves_what_was_spoken(tmp_path: Path):
     assert os.listdir(tmp_path) == ["a.wav"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_file_is_finished_waits(tmp_path: Path, monkeypatch, number: int):
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def replace(*paths: Path) -> None:
+        signal.raise_signal(number)
+        os.rename(*paths)
+
+    monkeypatch.setattr(os, "replace", replace)
+    before = signal.signal(number, ended)
+    try:
+        with pytest.raises(KeyboardInterrupt), WavWriter(tmp_path / "a.wav", RATE) as writer:
+            writer.write(tone(0.1))
+        assert signal.getsignal(number) is ended
+    finally:
+        signal.signal(number, before)
+    assert os.listdir(tmp_path) == ["a.wav"] and len(read_wav(tmp_path / "a.wav")) == 2400
+
+
 @pytest.fixture
 def full_disk():
     """Files of this process end after 20 000 bytes."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -174,19 +175,42 @@ def test_debug_shows_the_traceback():
     assert "Traceback" in run(*SPEAK, "", "--debug", *TINY).stderr
 
 
-def test_interrupting_leaves_a_valid_shorter_file(tmp_path):
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
+        ([signal.SIGTERM, signal.SIGINT], 143),
+        ([signal.SIGHUP], 129),
+    ],
+)
+def test_interrupting_leaves_a_valid_shorter_file(tmp_path, signals, code):
     out = tmp_path / "partial.wav"
     text = "Hello there. " * 300
     process = start(*SPEAK, text, "--stream", "--output", out, "--seed", "1", "--greedy", *TINY)
     for line in process.stderr:
         if "frames" in line:
             break
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.002)
     rest = process.stderr.read()
-    assert process.wait(timeout=30) == 130, rest
+    assert process.wait(timeout=30) == code, rest
     samples, rate = soundfile.read(out)
     assert rate == 24000 and len(samples) and len(samples) % 1920 == 0
-    assert "Traceback" not in rest
+    assert rest.endswith("interrupted\n") and "Traceback" not in rest
+    assert os.listdir(tmp_path) == ["partial.wav"]
+
+
+def test_a_command_under_nohup_outlives_its_terminal():
+    """What is ignored when a command starts stays so; a handler is put back behind it."""
+    args = argparse.Namespace(debug=False, quiet=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    try:
+        assert options.run(lambda _: signal.raise_signal(signal.SIGHUP) or 0, args) == 0
+        assert signal.getsignal(signal.SIGTERM) == before[1]
+    finally:
+        signal.signal(signal.SIGHUP, before[0])
 
 
 INTERRUPT_AT = """
