@@ -48,8 +48,7 @@ def write_speech(
     output = args.output or DEFAULT_OUTPUT
     if args.stdout:
         for chunk in stream:
-            sys.stdout.buffer.write(chunk.pcm16)
-            sys.stdout.buffer.flush()
+            options.write_output(chunk.pcm16)
             _tell_chunk(args, chunk)
     else:
         writing = audio.WavWriter(output, tts.sample_rate)

@@ -21,6 +21,8 @@ WEIGHTS = ("int8-talker", "int8")  # likewise
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
 DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, the faster one on a CPU)"
 
+STANDARD_OUTPUT = "standard output"
+
 logger = logging.getLogger(__name__)
 
 # Ends of a speech that are not its own.
@@ -212,6 +214,22 @@ def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed
         )
 
 
+def write_output(data: bytes) -> None:
+    """Write all of `data` to standard output, at once.
+
+    Raises:
+        OSError: it takes no more; `filename` says that it was this, which `run` tells.
+    """
+    left = memoryview(data)
+    try:
+        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take a part
+            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        error.filename = STANDARD_OUTPUT
+        raise
+
+
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """Run a command; turn our errors into their message and exit code.
 
@@ -241,12 +259,12 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         print("interrupted", file=sys.stderr)
         return end.exit_code
     except OSError as error:  # a full disk, a folder that may not be written
-        is_output = _has_output_failed()
+        is_output = _has_output_failed() or error.filename == STANDARD_OUTPUT
         if is_output and isinstance(error, BrokenPipeError):
             return 0  # whoever read it has gone (`... | head`)
         if args.debug:
             raise
-        where = error.filename or ("standard output" if is_output else None)
+        where = error.filename or (STANDARD_OUTPUT if is_output else None)
         what = error.strerror or error
         print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
         return ResourceError.exit_code

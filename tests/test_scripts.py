@@ -83,6 +83,25 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_samples_that_nothing_takes_are_told_as_well(environment):
+    """A chunk is larger than the buffer, so nothing is left in it to fail again."""
+    command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
+    environment = os.environ | environment
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert len(process.stdout.read(100)) == 100
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == 5
+    assert done.stderr == b"error: standard output: No space left on device.\n"
+
+
 @pytest.mark.parametrize("error", [OSError(113, "No route to host"), BrokenPipeError(32, "gone")])
 def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
     def main(_):
