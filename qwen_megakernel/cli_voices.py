@@ -93,12 +93,14 @@ def create(args: argparse.Namespace) -> int:
             made.append(voice)
             if not args.legacy_bin:
                 path = output if is_file else output / f"{voice.name}{VOICE_SUFFIX}"
+                how = _replaced(path)
                 voice.save(path)
-                print(f"{path}: {_describe(voice)}")
+                print(f"{path}: {_describe(voice)}{how}")
     if args.legacy_bin and made:
         path = output if is_file else output / PRESETS_FILE
+        how = _replaced(path)
         save_presets(path, made)
-        print(f"{path}: {', '.join(voice.name for voice in made)}")
+        print(f"{path}: {', '.join(voice.name for voice in made)}{how}")
     return failed
 
 
@@ -160,7 +162,19 @@ def _recordings(source: Path) -> list[Path]:
     found = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
     if not found:
         raise UsageError(f"{source} has no recording.", cure=f"Looked for: {', '.join(SUFFIXES)}.")
+    first: dict[str, Path] = {}  # of each name
+    for path in found:
+        if (other := first.setdefault(path.stem, path)) != path:
+            raise UsageError(
+                f"{other.name} and {path.name} would both become the voice {path.stem!r}.",
+                cure="Rename one of them.",
+            )
     return found
+
+
+def _replaced(path: Path) -> str:
+    """What to say of a file that is about to be written."""
+    return " (replaced)" if path.exists() else ""
 
 
 def _clone(tts: "TTSEngine", recording: Path, args: argparse.Namespace) -> "Voice":

@@ -16,7 +16,7 @@ import pytest
 import signals
 import soundfile
 
-from qwen_megakernel import Voice, codes_file
+from qwen_megakernel import Voice, codes_file, options
 from qwen_megakernel.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -75,6 +75,27 @@ def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
     assert Voice.load(out).transcript == "It is warm today."
     assert run("voices", "create", source, "-o", out, "--xvector", *BASE) == 0
     assert not Voice.load(out).in_context
+
+
+def test_a_voice_that_was_there_is_told(recordings, tmp_path, capsys):
+    command = ("voices", "create", recordings / "luigi.flac", "-o", tmp_path, *BASE)
+    for bare in ((), ("--legacy-bin",)):
+        told = []
+        for _ in range(2):
+            assert run(*command, *bare) == 0
+            told.append(capsys.readouterr().out)
+        assert [line.endswith("(replaced)\n") for line in told] == [False, True]
+
+
+@pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
+def test_two_recordings_of_one_name_are_refused_before_a_model_is_loaded(
+    tmp_path, monkeypatch, capsys, bare
+):
+    monkeypatch.setattr(options, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    for name in ("a.flac", "a.wav", "b.wav"):
+        (tmp_path / name).touch()
+    assert run("voices", "create", tmp_path, *bare, *BASE) == 2
+    assert "a.flac and a.wav would both become the voice 'a'" in capsys.readouterr().err
 
 
 def test_the_old_presets_are_written_listed_and_thinned(recordings, tmp_path, capsys):
