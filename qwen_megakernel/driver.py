@@ -53,8 +53,8 @@ def no_gpu(demanded_by: str) -> EnvironmentError_:
     """
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-        "Without the flag the CPU path is used.",
-        "python demo_pipeline.py --backend torch ...",
+        "Without that demand the CPU path is used.",
+        'Say --backend torch --device cpu (in Python backend="torch", device="cpu"), or neither.',
     )
 
 

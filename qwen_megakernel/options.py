@@ -51,6 +51,18 @@ def positive(text: str) -> float:
     return value
 
 
+def temperature(text: str) -> float:
+    """An argparse type: what logits can be divided by."""
+    from qwen_megakernel.utterance import MAX_FACTOR, MIN_FACTOR
+
+    if not MIN_FACTOR <= (value := float(text)) <= MAX_FACTOR:
+        raise argparse.ArgumentTypeError(
+            f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
+            "For greedy decoding say --greedy."
+        )
+    return value
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
     verbosity."""
@@ -110,8 +122,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="stop after this many frames (80 ms each, of a trained voice 85)",
     )
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    for name in ("temperature", "top-k", "top-p", "repetition-penalty"):
-        kind = int if name == "top-k" else float
+    kinds = {
+        "temperature": temperature,
+        "top-k": int,
+        "top-p": float,
+        "repetition-penalty": float,
+    }
+    for name, kind in kinds.items():
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
 
@@ -130,6 +147,9 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     names = ("seed", "max_frames", "temperature", "top_k", "top_p", "repetition_penalty")
     options = {name: getattr(args, name) for name in names}
     if args.greedy:
+        for name in ("temperature", "top_k", "top_p"):  # the penalty moves an argmax, too
+            if options[name] is not None:
+                logger.warning("--greedy: --%s has no effect.", name.replace("_", "-"))
         options |= {"do_sample": False, "subtalker_do_sample": False}
     return options
 

@@ -147,7 +147,9 @@ def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
         (("Hello.", "--language", "Klingon", *TINY), 2, "english"),
         (("Hello.", "--seed", "-4", *TINY), 2, "-4"),
         (("Hello.", "--model", "/no/such/folder"), 4, "/no/such/folder"),
-        (("Hello.", "--backend", "kernel", *TINY), 3, "NVIDIA"),
+        (("Hello.", "--backend", "kernel", *TINY), 3, "--backend torch"),
+        (("Hello.", "--device", "cuda", *TINY), 3, "--device cpu"),
+        (("Hello.", "--temperature", "0", *TINY), 2, "say --greedy"),
         (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "/no/such/dir"),
         (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
     ],
@@ -188,6 +190,14 @@ def test_a_speech_that_is_cut_off_is_told(run_here, tmp_path, caplog, script):
     done = run_here(*script, text, *options, "--seed", "7")
     assert done.returncode == 0, done.stderr
     assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages
+
+
+def test_options_that_greedy_decoding_ignores_are_told(speak, tmp_path, caplog):
+    ignored = ("--temperature", "0.5", "--top-k", "3", "--repetition-penalty", "1.2")
+    output = ("--output", tmp_path / "a.wav")
+    assert speak("Hello.", "--greedy", *ignored, *output, *TINY, *SHORT).returncode == 0
+    told = [message for message in caplog.messages if "no effect" in message]
+    assert told == ["--greedy: --temperature has no effect.", "--greedy: --top-k has no effect."]
 
 
 def test_debug_shows_the_traceback():
