@@ -34,7 +34,7 @@ CLIENT_BUFFERS_MS = (0, 100)
 def main(args: argparse.Namespace) -> int:
     """Speak, write the file, report."""
     _need_packages(args)
-    text = options.read_speech(args.text, args.output)
+    text = options.read_speech(args.text, args.output, args.dump_codes)
     with (
         options.load_engine(args) as engine,
         WavWriter(args.output, engine.sample_rate) as file,
@@ -310,7 +310,7 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", required=True, help="what to say; - reads standard input")
-    parser.add_argument("--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")
     parser.add_argument("--play", action="store_true", help="on the loudspeaker, too")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

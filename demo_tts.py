@@ -29,7 +29,7 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="what to say; - reads standard input")
-    parser.add_argument("--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

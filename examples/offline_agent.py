@@ -324,7 +324,7 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", default="agent.wav", help="what the loudspeaker played")
+    parser.add_argument("-o", "--output", default="agent.wav", help="what the loudspeaker played")
     parser.add_argument("--token", action="store_true", help="one request a turn, fed by the word")
     parser.add_argument("--vad", default="energy", choices=("energy", "silero"))
     parser.add_argument("--user", metavar="WAV", help="a recording to ask with (default: a hum)")

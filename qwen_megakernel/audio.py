@@ -59,11 +59,11 @@ def check_path(path: str | Path) -> None:
 
 def _begin_file(path: Path) -> Path:
     """The hidden file beside `path`, empty, in which its audio is collected."""
+    if path.is_dir():
+        raise OutputError(f"Cannot write {path}: it is a folder.")
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"Cannot write {path}: no audio format is called {path.suffix!r}.",
-            cure=f"Known: {', '.join(FORMATS)}.",
-        )
+        what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
+        raise UsageError(f"Cannot write {path}: {what}.", cure=f"Known: {', '.join(FORMATS)}.")
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")

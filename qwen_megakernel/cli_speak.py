@@ -21,7 +21,7 @@ CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """--output, --stream, --stdout, --dump-codes."""
-    parser.add_argument("--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
+    parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
     parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
     parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
     parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
@@ -36,7 +36,10 @@ def read_text(args: argparse.Namespace) -> str:
     """
     if args.stdout and args.output:
         raise UsageError("--stdout and --output exclude each other.")
-    return options.read_speech(args.text, None if args.stdout else args.output or DEFAULT_OUTPUT)
+    if args.output == "-":
+        raise UsageError("--output - is no file.", cure="--stdout writes raw samples there.")
+    output = None if args.stdout else args.output or DEFAULT_OUTPUT
+    return options.read_speech(args.text, output, args.dump_codes)
 
 
 def write_speech(

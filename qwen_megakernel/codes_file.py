@@ -8,6 +8,23 @@ import numpy as np
 from qwen_megakernel.errors import OutputError, UsageError
 
 
+def check_path(path: Path) -> None:
+    """Refuse a path that no codes can be written to, before there are any. Leaves nothing there.
+
+    Raises:
+        OutputError: as `write`.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return  # whoever reads a pipe would take this for its end
+    was_there = path.exists()
+    try:
+        path.open("a").close()
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise OutputError(f"Cannot write codes to {path}: {error.strerror}.") from error
+
+
 def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:
     """Write [num_frames, num_code_groups] codes, or append them to what is there.
 

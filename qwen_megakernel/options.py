@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
@@ -206,21 +207,24 @@ def read_text(text: str) -> str:
         raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
 
 
-def read_speech(text: str, output: str | None) -> str:
+def read_speech(text: str, output: str | None, dump_codes: str | None = None) -> str:
     """The clean text to say, once it can be said and written: a model may take minutes to load.
 
     Args:
         text: itself, or "-" for standard input.
         output: the audio file it will go to; None: no file.
+        dump_codes: the file its codes will go to; None: none.
     Raises:
         UsageError: nothing to say, or too much; no such audio format.
-        OutputError: the file cannot be written.
+        OutputError: a file cannot be written.
     """
-    from qwen_megakernel import audio
+    from qwen_megakernel import audio, codes_file
     from qwen_megakernel.text import validate
 
     if output is not None:
         audio.check_path(output)
+    if dump_codes is not None:
+        codes_file.check_path(Path(dump_codes))
     return validate(read_text(text))
 
 
@@ -229,8 +233,8 @@ def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed
     how = _ENDS.get(finish_reason)
     if how:
         logger.warning(
-            "%s at %d frames (%.1f s) without an end token (seed %d).",
-            *(how, num_frames, seconds, seed),
+            "%s at %d frame%s (%.1f s) without an end token (seed %d).",
+            *(how, num_frames, "" if num_frames == 1 else "s", seconds, seed),
         )
 
 

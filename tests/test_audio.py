@@ -102,6 +102,11 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, name: 
     assert os.listdir(tmp_path) == []
 
 
+def test_a_name_without_an_extension_is_told_so(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"a: no extension\.\nKnown: \.wav"):
+        WavWriter(tmp_path / "a", RATE)
+
+
 def test_a_missing_folder_is_refused_before_any_work(tmp_path: Path):
     path = tmp_path / "missing" / "a.wav"
     with pytest.raises(OutputError, match=f"Cannot write {path}: No such file or directory"):
@@ -110,9 +115,11 @@ def test_a_missing_folder_is_refused_before_any_work(tmp_path: Path):
 
 def test_a_folder_and_a_device_are_not_replaced(tmp_path: Path):
     (tmp_path / "a.wav").mkdir()
+    (tmp_path / "a").mkdir()
     (tmp_path / "null.wav").symlink_to("/dev/null")
-    for name in ("a.wav", "null.wav"):
-        with pytest.raises(OutputError, match="exists and is not a file"):
+    kinds = {"a.wav": "is a folder", "a": "is a folder", "null.wav": "exists and is not a file"}
+    for name, kind in kinds.items():
+        with pytest.raises(OutputError, match=kind):
             WavWriter(tmp_path / name, RATE)
     assert (tmp_path / "null.wav").is_char_device()
 

@@ -164,10 +164,25 @@ def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
+def test_codes_that_cannot_be_written_and_a_dash_are_told_before_a_model_is_loaded(
+    run_here, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "load_engine", lambda *_: pytest.fail("loaded"))
+    for script in (SPEAK, (ROOT / "demo_pipeline.py", "--text")):
+        for path in ("/no/such/dir/a.tsv", "."):
+            done = run_here(*script, "Hello.", "--dump-codes", path)
+            assert done.returncode == 5 and f"Cannot write codes to {path}: " in done.stderr
+    done = run_here(*SPEAK, "Hello.", "--output", "-")
+    assert done.returncode == 2 and "--stdout" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        (("Hello.", "-o", "/no/such/dir/a.wav"), 5),
         (("🙂",), 2),
         (("a" * 20_001,), 2),
         (("Hello.", "--output", "a.xyz"), 2),
@@ -198,6 +213,12 @@ def test_options_that_greedy_decoding_ignores_are_told(speak, tmp_path, caplog):
     assert speak("Hello.", "--greedy", *ignored, *output, *TINY, *SHORT).returncode == 0
     told = [message for message in caplog.messages if "no effect" in message]
     assert told == ["--greedy: --temperature has no effect.", "--greedy: --top-k has no effect."]
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")])
+def test_one_frame_is_not_plural(caplog, count, told):
+    options.warn_of_end("length", count, 0.08 * count, 7)
+    assert told in caplog.text
 
 
 def test_debug_shows_the_traceback():

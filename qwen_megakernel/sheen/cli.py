@@ -176,7 +176,9 @@ def _add_prepare(sheen: Any) -> None:
         "prepare", help="turn recordings into codes", description=prepare.__doc__
     )
     command.add_argument("dataset", metavar="DIR", help="metadata.csv (id|phonemes) and wav/")
-    command.add_argument("--output", default="dataset.jsonl", help="what is there already stays")
+    command.add_argument(
+        "-o", "--output", default="dataset.jsonl", help="what is there already stays"
+    )
     command.add_argument(
         "--espeak",
         metavar="VOICE",
@@ -189,7 +191,7 @@ def _add_prepare(sheen: Any) -> None:
 def _add_train(sheen: Any) -> None:
     command = sheen.add_parser("train", help="train a voice on them", description=train.__doc__)
     _add_training_options(command)
-    command.add_argument("--output", required=True, metavar="DIR", help="the voice's folder")
+    command.add_argument("-o", "--output", required=True, metavar="DIR", help="the voice's folder")
     command.add_argument(
         "--save-steps", type=int, default=500, help="write the voice after so many (default 500)"
     )
