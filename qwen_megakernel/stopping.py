@@ -76,16 +76,21 @@ class OrderlyEnd:
 def shielded(tell: Callable[[], object] | None = None) -> Iterator[None]:
     """In a `with` block of the main thread, SIGNALS wait until its end; elsewhere none come.
 
+    One that comes GRACE_S after the first no longer waits: the block may never end.
+
     Args:
         tell: is called when the first one comes, so that the block can end sooner.
     """
-    came: list[int] = []
+    came: list[tuple[int, float]] = []
     previous = {}
 
     def wait(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if tell and len(came) == 1:
-            tell()
+        came.append((number, time.monotonic()))
+        if len(came) == 1:
+            if tell:
+                tell()
+        elif came[-1][1] - came[0][1] >= GRACE_S:
+            _interrupt()
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -98,7 +103,7 @@ def shielded(tell: Callable[[], object] | None = None) -> Iterator[None]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         if came:
-            signal.raise_signal(came[0])
+            signal.raise_signal(came[0][0])
 
 
 def _interrupt() -> NoReturn:
