@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, File, Form, Request, Response, UploadFile, WebSocket
+from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
 
@@ -176,10 +176,18 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         """Who can speak."""
         return service.voices.listing()
 
-    if not service.settings.allow_upload:
-        return
+    async def uploads_allowed() -> None:
+        if not service.settings.allow_upload:
+            raise ApiError(
+                403,
+                "Clients may not change this server's voices. Start it with --allow-upload "
+                "--voices DIR.",
+                code="uploads_not_allowed",
+            )
 
-    @app.post(VOICES, status_code=201)
+    only_allowed = [Depends(uploads_allowed)]  # asked before the fields are looked at
+
+    @app.post(VOICES, status_code=201, dependencies=only_allowed)
     async def upload(
         audio_sample: Annotated[UploadFile, File(description="1 to 60 s of one speaker")],
         name: Annotated[str, Form(min_length=1, max_length=80)],
@@ -197,7 +205,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
             raise ApiError(status, str(error), code=code, param="audio_sample") from error
         return {"success": True, "voice": voice}
 
-    @app.delete(VOICES + "/{name}")
+    @app.delete(VOICES + "/{name}", dependencies=only_allowed)
     async def delete(name: str) -> dict[str, Any]:
         """Forget an uploaded voice."""
         service.voices.delete(name)

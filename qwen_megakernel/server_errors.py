@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from qwen_megakernel.errors import (
     EmptyText,
@@ -120,7 +121,12 @@ def add_handlers(app: FastAPI) -> None:
     """Have the refusals of `app` answered in our form; what else fails, `server_guard` answers."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+        response = error_response(error)
+        if response.status_code == 405:  # Starlette names the methods of the path's first route
+            found = (each for each in app.routes if each.matches(request.scope)[0] != Match.NONE)
+            methods = {method for route in found for method in route.methods}
+            response.headers["Allow"] = ", ".join(sorted(methods - {"HEAD"}))  # the guard adds it
+        return response
 
     for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from fake_engine import FakeEngine
-from live_server import serving
+from live_server import assert_error, serving
 from signals import voice_like
 
 from qwen_megakernel import TTSEngine, Voice
@@ -229,10 +229,17 @@ def test_paths_cannot_be_deleted(live, tmp_path):
         assert live.client.delete(f"{VOICES}/{name}").status_code == 404
 
 
-def test_uploads_are_off_unless_they_are_allowed(tmp_path):
+def test_uploads_are_off_unless_they_are_allowed_and_the_refusal_says_how(tmp_path):
+    (tmp_path / "mario.voice.safetensors").touch()
     with serving(FakeEngine(), voices=tmp_path) as live:
-        assert upload(live).status_code == 405
-        assert live.client.delete(f"{VOICES}/x").status_code in (404, 405)
+        for answer in (
+            upload(live),
+            live.client.post(VOICES, json={"name": "mario"}),
+            live.client.delete(f"{VOICES}/mario"),
+        ):
+            facts = assert_error(answer, 403, "uploads_not_allowed")
+            assert facts["message"].endswith("Start it with --allow-upload --voices DIR.")
+    assert [path.name for path in tmp_path.iterdir()] == ["mario.voice.safetensors"]
 
 
 def test_a_model_that_cannot_clone_says_so():
