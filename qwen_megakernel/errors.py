@@ -125,6 +125,7 @@ class EngineBusy(ResourceError):
     """The waiting queue is full."""
 
     http_status = 429
+    retry_after_s = 1  # when there may be room again; whoever can estimate it sets it
 
 
 class Draining(ResourceError):

@@ -3,6 +3,8 @@
 The engine itself queues without a limit, oldest first; this is the door in front of it.
 """
 
+import math
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 from qwen_megakernel.errors import Draining, EngineBusy
 
 MAX_FINISHED = 1000  # requests whose end can still be asked for
+MAX_RETRY_AFTER_S = 60  # some clients heed no longer time
+
+_NEWEST = 0.2  # weight of the newest request in the mean time that one holds a slot
 
 
 @dataclass(eq=False, slots=True)
@@ -17,10 +22,11 @@ class Ticket:
     """One place in front of the engine, given back once."""
 
     admission: "Admission"
+    started: float | None = None  # perf_counter() when there was a slot for it; None: it waits
 
     def release(self) -> None:
         """Let the next one in. Harmless when called again."""
-        self.admission.running.discard(self)
+        self.admission._forget(self)
 
 
 @dataclass(slots=True)
@@ -33,8 +39,9 @@ class Admission:
     num_slots: int
     max_queue: int
     draining: bool = False
-    running: set[Ticket] = field(default_factory=set)
+    running: list[Ticket] = field(default_factory=list)  # the first `num_slots` have a slot
     open_responses: int = 0  # being sent, whether or not the engine still speaks
+    _mean_s: float | None = None  # that a request holds a slot; None: none has given one back yet
 
     @property
     def num_waiting(self) -> int:
@@ -56,13 +63,40 @@ class Admission:
         if self.draining:
             raise Draining("The server is shutting down and takes no new requests.")
         if len(self.running) >= self.num_slots + self.max_queue:
-            raise EngineBusy(
+            seconds = self._retry_after_s()
+            error = EngineBusy(
                 f"{self.num_waiting} requests waiting (limit {self.max_queue}).",
-                cure="Try again after the time in Retry-After.",
+                cure=f"Try again in {seconds} s.",
             )
+            error.retry_after_s = seconds
+            raise error
         ticket = Ticket(self)
-        self.running.add(ticket)
+        self.running.append(ticket)
+        self._start_next()
         return ticket
+
+    def _start_next(self) -> None:
+        for ticket in self.running[: self.num_slots]:
+            if ticket.started is None:
+                ticket.started = time.perf_counter()
+
+    def _forget(self, ticket: Ticket) -> None:
+        if ticket not in self.running:
+            return
+        self.running.remove(ticket)
+        if ticket.started is not None:
+            held_s = time.perf_counter() - ticket.started
+            before = held_s if self._mean_s is None else self._mean_s
+            self._mean_s = before + _NEWEST * (held_s - before)
+        self._start_next()
+
+    def _retry_after_s(self) -> int:
+        """About when whoever waits now, and one more, will have a slot."""
+        mean_s = self._mean_s
+        if mean_s is None:  # at least as long as the oldest has run
+            mean_s = time.perf_counter() - self.running[0].started
+        seconds = math.ceil(mean_s * (self.num_waiting + 1) / self.num_slots)
+        return min(max(1, seconds), MAX_RETRY_AFTER_S)
 
 
 class FinishedRequests:

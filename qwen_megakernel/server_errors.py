@@ -18,6 +18,7 @@ from starlette.routing import Match
 
 from qwen_megakernel.errors import (
     EmptyText,
+    EngineBusy,
     MissingPackageError,
     QwenTTSError,
     ReferenceError_,
@@ -28,7 +29,7 @@ from qwen_megakernel.errors import (
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # where nothing tells when a slot will be free
+RETRY_AFTER_S = 1  # where nothing tells when there will be room
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS = {
@@ -93,6 +94,8 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         code, param = snake(type(error).__name__), _PARAMS.get(type(error))
         if isinstance(error, MissingPackageError):
             status = 400  # a format this server was installed without; no use in trying again
+        if isinstance(error, EngineBusy):
+            headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, RequestValidationError | ValidationError):
         status, code = 400, "invalid_value"
         message, param = _validation_message(error)

@@ -9,11 +9,14 @@ import sys
 import threading
 
 import httpx
+import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
-from qwen_megakernel.errors import EngineClosed, KernelTimeout
+from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelTimeout
+from qwen_megakernel.server_admission import Admission
+from qwen_megakernel.server_errors import error_facts
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40
@@ -37,6 +40,51 @@ def test_one_too_many_is_answered_429_at_once():
         live.settle()
         engine.stall_after = None
         assert live.speak(SHORT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("held_s", "num_slots", "max_queue", "expected"),
+    [
+        ((), 1, 2, 4),  # nothing has ended: as long as the oldest has run
+        ((5.0, 5.0), 1, 2, 15),
+        ((5.0, 5.0), 3, 2, 5),
+        ((5.0, 10.0), 1, 0, 6),  # the mean follows
+        ((0.01,), 1, 2, 1),
+        ((60.0,), 2, 8, 60),  # no client waits longer
+    ],
+)
+def test_whoever_is_refused_is_told_how_long_the_queue_will_take(
+    monkeypatch, held_s, num_slots, max_queue, expected
+):
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    admission = Admission(num_slots, max_queue)
+    for seconds in held_s:
+        ticket = admission.admit()
+        now += seconds
+        ticket.release()
+        ticket.release()  # again: counts once
+    for _ in range(num_slots + max_queue):
+        admission.admit()
+    now += 1.2
+    with pytest.raises(EngineBusy) as caught:
+        admission.admit()
+    assert error_facts(caught.value)[2] == {"Retry-After": str(expected)}
+    assert str(caught.value).endswith(f"Try again in {expected} s.")
+
+
+def test_the_time_in_the_queue_is_no_time_on_a_slot(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    admission = Admission(num_slots=1, max_queue=2)
+    first, second, third = (admission.admit() for _ in range(3))
+    third.release()  # it left before its turn
+    assert admission._mean_s is None
+    for ticket in (first, second):
+        now += 7
+        ticket.release()
+    assert admission._mean_s == pytest.approx(7)
+    assert admission.idle
 
 
 def test_connections_are_counted():
