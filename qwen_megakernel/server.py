@@ -24,7 +24,7 @@ from fastapi.responses import FileResponse
 from qwen_megakernel import __version__
 from qwen_megakernel.errors import NotReady, ReferenceError_, UsageError
 from qwen_megakernel.server_audio import new_encoder
-from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers, snake
+from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server_guard import Guard
 from qwen_megakernel.server_metrics import CONTENT_TYPE
 from qwen_megakernel.server_protocol import DrainingServer, guarded_protocol
@@ -200,9 +200,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         try:
             voice = await service.voices.upload(recording, name, ref_text or None)
         except ReferenceError_ as error:  # of a speech request it would be `ref_audio`
-            code = snake(type(error).__name__)
-            status = error.http_status
-            raise ApiError(status, str(error), code=code, param="audio_sample") from error
+            raise ApiError.about("audio_sample", error) from error
         return {"success": True, "voice": voice}
 
     @app.delete(VOICES + "/{name}", dependencies=only_allowed)

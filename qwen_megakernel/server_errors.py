@@ -25,6 +25,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UnknownVoice,
+    VoiceMismatch,
 )
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,12 @@ _PARAMS = {
     EmptyText: "input",
     TextTooLong: "input",
     UnknownVoice: "voice",
+    VoiceMismatch: "voice",
     UnknownLanguage: "language",
     ReferenceError_: "ref_audio",
+}
+_CURES = {
+    ("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false.",
 }
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_ECHO_CHARS = 200  # of what a client sent, in a message
@@ -81,6 +86,12 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
+
+    @classmethod
+    def about(cls, param: str, error: QwenTTSError) -> "ApiError":
+        """One of our errors, with the field at fault, where its type does not tell."""
+        code = snake(type(error).__name__)
+        return cls(error.http_status, str(error), code=code, param=param)
 
 
 def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -141,14 +152,15 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
     for fault in error.errors():
         if fault["type"] == "json_invalid":
             return f"The body is not JSON: {fault['ctx']['error']}.", None
-        # Nothing but names of fields: pydantic puts branches of a union into the location, too.
-        path = [str(part) for part in fault["loc"] if part != "body"]
-        name = ".".join(path) or None
+        name = ".".join(str(part) for part in fault["loc"] if part != "body")
+        if not name:
+            return "The body must be a JSON object.", None
         first = first or name
-        line = f"{name or 'body'}: {fault['msg']}"
+        line = f"{name}: {fault['msg']}"
         if isinstance(fault.get("input"), str | int | float | bool):
             line += f" (got {json.dumps(fault['input'])[:_MAX_ECHO_CHARS]})"
-        lines.append(line)
+        cure = _CURES.get((name, fault["type"]))
+        lines += [line, cure] if cure else [line]
     return "\n".join(lines), first
 
 

@@ -1,9 +1,17 @@
 """What clients send: the bodies, and what they mean to the engine."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.server_errors import ApiError
@@ -29,18 +37,30 @@ class VoiceId(BaseModel):
     id: str
 
 
+def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
+    """One complaint where pydantic has one for each form, under names that no client knows."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        wanted = "Input should be a voice's id, or an object with its `id`"
+        raise PydanticCustomError("voice_type", wanted) from error
+
+
 class SpeechSettings(BaseModel):
     """How to speak; shared by the HTTP body and the WebSocket's session.config."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = Field(None, description="The model's name, or one of OpenAI's.")
-    voice: str | VoiceId | None = Field(None, description="An id of GET /v1/audio/voices.")
+    voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = Field(
+        None, description="An id of GET /v1/audio/voices."
+    )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
     speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
+    do_sample: bool | None = Field(None, description="false: the likeliest codes (greedy).")
     temperature: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
     top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -88,16 +108,17 @@ async def engine_options(
     """Keyword arguments for `TTSEngine.stream`, and warnings.
 
     Raises:
-        ApiError: 404, the model is another one.
-        UsageError: a value that can never work.
+        ApiError: 404, the model is another one; 400, values that do not go together.
+        QwenTTSError: what the voice is refused for.
     """
     _check_model(body.model, model_name)
     if body.speed != 1:
-        raise UsageError(
-            f"speed is {body.speed}; only 1 is supported.",
+        error = UsageError(
+            f"speed is {body.speed:g}; only 1 is supported.",
             "The model speaks at its own pace.",
             "Leave speed out, and change the speed in the player.",
         )
+        raise ApiError.about("speed", error)
     warnings = body.warnings()
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None
@@ -107,7 +128,8 @@ async def engine_options(
             "voice gives way to ref_audio" if name else None,
         )
     elif body.ref_text is not None:
-        raise UsageError("ref_text is the transcript of a ref_audio; there is none.")
+        error = UsageError("ref_text is the transcript of a ref_audio; there is none.")
+        raise ApiError.about("ref_text", error)
     else:
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []
@@ -122,8 +144,9 @@ async def engine_options(
         "first_chunk_frames": body.first_chunk_frames or 1,
         "chunk_frames": MAX_FIRST_CHUNK_FRAMES,
     }
-    for knob in ("temperature", "top_k", "top_p", "repetition_penalty"):
+    for knob in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
         options[knob] = getattr(body, knob)
+    options["subtalker_do_sample"] = body.do_sample
     return options, warnings
 
 
@@ -154,9 +177,10 @@ def _check_model(name: str | None, loaded: str) -> None:
 
 async def _clone(body: SpeechSettings, voices: VoiceDesk) -> Voice:
     if body.x_vector_only_mode is False and body.ref_text is None:
-        raise UsageError(
+        error = UsageError(
             "x_vector_only_mode is false, but there is no ref_text.",
             "In-context cloning needs the exact transcript of the recording.",
         )
+        raise ApiError.about("ref_text", error)
     transcript = None if body.x_vector_only_mode else body.ref_text
     return await voices.clone(voices.decode_reference(body.ref_audio), transcript, "reference")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel import reference_audio
-from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice
+from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice, UsageError
 from qwen_megakernel.server_errors import ApiError
 from qwen_megakernel.server_settings import ServerSettings
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
@@ -162,10 +162,12 @@ class VoiceDesk:
         Returns:
             The voice, as in the listing.
         Raises:
-            ApiError: 409, there is one of that name.
-            UsageError: the name cannot be one.
+            ApiError: 409, there is one of that name; 400, the name cannot be one.
         """
-        Voice(name)  # refuses what is no file name, before any work
+        try:
+            Voice(name)  # refuses what is no file name, before any work
+        except UsageError as error:
+            raise ApiError.about("name", error) from error
         taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES | self._uploading
         if name.lower() in taken:
             raise ApiError(

@@ -60,6 +60,14 @@ def test_the_openai_client_gets_the_engines_samples_as_wav(live, tts):
     assert np.array_equal(samples, spoken(tts, 3, voice="vivian", max_frames=12))
 
 
+def test_without_sampling_the_codes_are_the_greedy_ones(live, tts):
+    body = {"voice": "vivian", "do_sample": False, "max_new_tokens": 9, "response_format": "pcm"}
+    answers = [live.speak(TEXT, seed=seed, stream=False, **body).content for seed in (1, 2)]
+    greedy = {"do_sample": False, "subtalker_do_sample": False}
+    expected = spoken(tts, 3, voice="vivian", max_frames=8, **greedy)
+    assert answers == [expected.tobytes()] * 2
+
+
 def test_the_openai_client_reads_a_stream_while_it_is_made(live, tts):
     with client_of(live).audio.speech.with_streaming_response.create(
         model="gpt-4o-mini-tts",

@@ -80,7 +80,8 @@ def test_a_recording_with_its_transcript_is_used_in_context(live, tts):
     answers = [live.speak(TEXT, **body), live.speak(TEXT, **body, x_vector_only_mode=True)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].text != answers[1].text
-    assert live.speak(TEXT, ref_audio="A", x_vector_only_mode=False).status_code == 400
+    answer = live.speak(TEXT, ref_audio="A", x_vector_only_mode=False)
+    assert assert_error(answer, 400)["param"] == "ref_text"
 
 
 def test_the_same_recording_again_is_remembered_and_counted(live, tts):
@@ -196,7 +197,7 @@ def test_of_uploads_of_one_name_at_the_same_time_one_wins(live, folder):
     ["../x", "a/b", ".hidden", "a\\b", "C:x", "a" * 81, "", "a\0b", "漢" * 80],  # 240 bytes
 )
 def test_a_name_that_is_no_file_name_is_refused(live, folder, name):
-    assert upload(live, name=name).status_code == 400
+    assert assert_error(upload(live, name=name), 400)["param"] == "name"
     assert not list(folder.iterdir()) and not (folder.parent / "x.voice.safetensors").exists()
 
 
