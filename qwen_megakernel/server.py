@@ -28,7 +28,7 @@ from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server_guard import Guard
 from qwen_megakernel.server_metrics import CONTENT_TYPE
 from qwen_megakernel.server_protocol import DrainingServer, guarded_protocol
-from qwen_megakernel.server_requests import MODEL_ALIASES, SpeechBody, check_length
+from qwen_megakernel.server_requests import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server_service import Service
 from qwen_megakernel.server_settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.server_speaking import Speaking
@@ -210,23 +210,32 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         return {"success": True, "name": name}
 
 
+def _model(name: str) -> dict[str, Any]:
+    """A model as clients read it."""
+    return {
+        "id": name,
+        "name": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "qwen_megakernel",
+    }
+
+
 def _add_facts(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models/", include_in_schema=False)  # else it would be a model without a name
     @app.get("/v1/models")
     @app.get("/v1/audio/models")
     async def models() -> dict[str, Any]:
         """The model that is loaded, and the names it answers to."""
         names = (service.engine.files.name, *MODEL_ALIASES)
-        listed = [
-            {
-                "id": name,
-                "name": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "qwen_megakernel",
-            }
-            for name in names
-        ]
+        listed = [_model(name) for name in names]
         return {"object": "list", "data": listed, "models": listed}
+
+    @app.get("/v1/models/{model:path}")  # names of the hub have a slash
+    async def model(model: str) -> dict[str, Any]:
+        """The loaded model, by any name it answers to."""
+        check_model(model, service.engine.files.name)
+        return _model(model)
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, Any]:

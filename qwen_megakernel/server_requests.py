@@ -111,7 +111,8 @@ async def engine_options(
         ApiError: 404, the model is another one; 400, values that do not go together.
         QwenTTSError: what the voice is refused for.
     """
-    _check_model(body.model, model_name)
+    if body.model is not None:
+        check_model(body.model, model_name)
     if body.speed != 1:
         error = UsageError(
             f"speed is {body.speed:g}; only 1 is supported.",
@@ -164,9 +165,14 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
         )
 
 
-def _check_model(name: str | None, loaded: str) -> None:
+def check_model(name: str, loaded: str) -> None:
+    """Refuse a model that is not the loaded one.
+
+    Raises:
+        ApiError: 404; names the one there is.
+    """
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
-    if name is not None and name.lower() not in known:
+    if name.lower() not in known:
         raise ApiError(
             404,
             f'The model "{name[:80]}" does not exist. This server has: {loaded}.',

@@ -9,6 +9,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, serving, sse
 
 from qwen_megakernel import TTSEngine
@@ -93,6 +94,23 @@ def test_the_openai_client_understands_our_errors(live):
 def test_the_openai_client_lists_the_model(live):
     names = [model.id for model in client_of(live).models.list()]
     assert names[0] == "tiny-random" and "tts-1" in names
+    assert live.client.get("/v1/models/").json() == live.client.get("/v1/models").json()
+
+
+def test_the_openai_client_asks_for_a_model(live):
+    models = client_of(live).models
+    for listed in models.list():
+        assert models.retrieve(listed.id) == listed
+    with pytest.raises(openai.NotFoundError, match='"whisper-1" does not exist'):
+        models.retrieve("whisper-1")
+
+
+def test_a_model_of_the_hub_is_found_by_its_name_with_the_slash():
+    engine = FakeEngine()
+    engine.files.name = "Qwen/Qwen3-TTS"
+    with serving(engine) as live:
+        for name in ("Qwen/Qwen3-TTS", "qwen3-tts"):
+            assert client_of(live).models.retrieve(name).id == name
 
 
 # ---- formats -------------------------------------------------------------------------------------
