@@ -49,6 +49,7 @@ class Utterance:
     options: dict[str, Any]
     warnings: list[str]
     pieces: list[str] = field(default_factory=list)
+    is_blank: bool = True  # white space is all that has come
     num_chars: int = 0
     ended: bool = False
     cancelled: bool = False
@@ -64,6 +65,7 @@ class Utterance:
         """More text."""
         if self.over:
             return
+        self.is_blank = self.is_blank and not text.strip()
         if self.takes_text:
             self.speaking.stream.feed(text)
         else:
@@ -246,11 +248,12 @@ class Session:
             facts: dict[str, Any] = {"total_sentences": 0}
             try:
                 facts = await self._speak_one(utterance)
-            except EmptyText:
-                facts["finish_reason"] = "eos"  # a flush of white space is no fault
             except (QwenTTSError, ApiError) as error:
-                await self._send_error(error)
-                facts["finish_reason"] = "error"
+                if isinstance(error, EmptyText) and utterance.is_blank:
+                    facts["finish_reason"] = "eos"  # a flush of white space is no fault
+                else:
+                    await self._send_error(error)
+                    facts["finish_reason"] = "error"
             utterance.over = True
             # One session.done for each input.done, and after it.
             while not utterance.ended and utterance.num_refused < 2:

@@ -49,6 +49,18 @@ async def test_a_message_that_is_none_is_an_error_and_the_session_goes_on(live, 
         assert events[-1]["finish_reason"] == "eos"
 
 
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize("pieces", [["\N{WAVING HAND SIGN}"], [" ", "\N{GRINNING FACE}", " "]])
+async def test_text_without_a_word_is_an_error_as_it_is_over_http(live, pieces, is_live):
+    async with session(live, {"non_streaming_mode": not is_live}) as socket:
+        events, audio = await speak(socket, *pieces)
+        assert [event["type"] for event in events] == ["error", "session.done"] and not audio
+        assert events[0]["error"]["code"] == "empty_text"
+        assert events[1]["finish_reason"] == "error"
+        events, _ = await speak(socket, STORY)
+        assert events[-1]["finish_reason"] == "eos"
+
+
 async def test_garbage_without_end_closes_the_connection(live):
     async with session(live) as socket:
         with pytest.raises(ConnectionClosed) as caught:
