@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qwen_megakernel.server_settings import ServerSettings
 
 API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"
+MAX_SLOTS = 1024  # a cache of 230 MB each (0.6B, 1000 frames): 240 GB, and nobody means more
 
 
 def add_command(commands: Any) -> None:
@@ -113,7 +114,7 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray: this is one engine.")
     settings = _settings(args)
-    server.serve(
+    is_loading = server.serve(
         _engine_maker(args, settings),
         settings,
         host=args.host,
@@ -121,6 +122,10 @@ def serve(args: argparse.Namespace) -> int:
         wyoming_port=args.wyoming_port,
         on_listening=tell,
     )
+    if is_loading:
+        # Python's own end would take the thread down inside PyTorch, which aborts the process.
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 
@@ -188,6 +193,12 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
+    if args.slots > MAX_SLOTS:
+        raise UsageError(
+            f"--slots is {args.slots}; {MAX_SLOTS} at most.",
+            "Each holds the memory of a whole stream from the start.",
+            "Requests beyond the slots wait: --max-queue says how many may.",
+        )
     return ServerSettings(
         api_key=_api_key(args),
         max_queue=args.max_queue,
@@ -206,6 +217,9 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
     from qwen_megakernel.server_service import spare_what_is_loaded
 
     def make() -> Any:
+        if not args.quiet:
+            slots = f"{args.slots} slots" if args.slots > 1 else "1 slot"
+            print(f"loading {args.model or 'the default model'}, {slots}", file=sys.stderr)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.load_engine(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:

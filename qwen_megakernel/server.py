@@ -275,7 +275,7 @@ def serve(
     port: int = 8090,
     wyoming_port: int | None = None,
     on_listening: Callable[[str], None] | None = None,
-) -> None:
+) -> bool:
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
 
     Args:
@@ -284,6 +284,8 @@ def serve(
         host, port: where to listen; port 0 takes any that is free.
         wyoming_port: for Wyoming clients, on the same host; None: not spoken.
         on_listening: is told each address.
+    Returns:
+        The engine is still being made, in a thread that nothing can stop: the signal came early.
     Raises:
         UsageError: an address cannot be had.
         Whatever kept the engine from being made.
@@ -301,6 +303,7 @@ def serve(
         server.run(sockets=[listeners["http"]])
     if server.service.failure:
         raise server.service.failure
+    return server.service.is_loading
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -37,6 +37,7 @@ class Service:
         self._engine: Any = None
         self._voices: VoiceDesk | None = None
         self._closed = False
+        self._loader: threading.Thread | None = None
         self._make: Callable[[], Any] | None = engine if callable(engine) else None
         if self._make is None:
             self._adopt(engine)
@@ -71,6 +72,11 @@ class Service:
     def broken(self) -> QwenTTSError | None:
         """Why the engine will take no request until the process is started again; None: it will."""
         return self._engine.failure if self._engine is not None else None
+
+    @property
+    def is_loading(self) -> bool:
+        """The engine is being made; also after `close`, which does not wait for that."""
+        return self._loader is not None and self._loader.is_alive()
 
     async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
         """Options for `speak`, and warnings; see `engine_options`."""
@@ -123,7 +129,10 @@ class Service:
         if self._make is not None:
             loop = asyncio.get_running_loop()
             # A daemon: Ctrl-C in the middle of a download must not wait for its end.
-            threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
+            self._loader = threading.Thread(
+                target=self._load, args=(loop,), name="load", daemon=True
+            )
+            self._loader.start()
 
     def close(self) -> None:
         """Close what was loaded; waits for the engine's thread."""

@@ -68,6 +68,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--max-chars", "0"), "max_chars is 0"),
         (("--max-queue", "-1"), "max_queue is -1"),
         (("--default-format", "ogg"), "Unknown format 'ogg'"),
+        (("--slots", "1025"), "--slots is 1025; 1024 at most"),
         (("--allow-upload",), "no folder to keep voices in"),
         (("--deadline", "nan"), "deadline_s is nan"),
         (("--api-key", " "), "must be ASCII"),

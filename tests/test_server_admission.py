@@ -212,3 +212,28 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
                 assert piece, data[-200:]
                 data += piece
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
+    """Loading is a thread that is inside PyTorch nearly all the time."""
+    code = """
+import sys
+import torch
+from qwen_megakernel import cli, options
+
+def load_engine(*_, **__):
+    while True:
+        torch.randn(300, 300) @ torch.randn(300, 300)
+
+options.load_engine = load_engine
+sys.exit(cli.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline().startswith("listening on")
+        assert process.stderr.readline() == "loading tiny-random, 3 slots\n"
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
