@@ -1,6 +1,7 @@
 """The command `serve`: the HTTP server."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -69,6 +70,11 @@ def add_command(commands: Any) -> None:
         "--allow-origin", metavar="URL", action="append", default=[], help="web pages that may call"
     )
     command.add_argument(
+        "--access-log",
+        action="store_true",
+        help="a line on stderr for each answer, when it is over",
+    )
+    command.add_argument(
         "--deadline",
         type=float,
         default=600.0,
@@ -114,6 +120,8 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray: this is one engine.")
     settings = _settings(args)
+    if args.access_log:
+        _log_accesses()
     is_loading = server.serve(
         _engine_maker(args, settings),
         settings,
@@ -141,6 +149,11 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
             cure="Run a server without --ray beside it.",
+        )
+    if args.access_log:
+        raise UsageError(
+            "--access-log and --ray exclude each other: Serve has a log of its own.",
+            cure="Look under logs/serve of Ray's session.",
         )
     for name in ("model", "voices"):  # replicas have working folders of their own
         path = getattr(args, name)
@@ -178,6 +191,16 @@ def _import(module: str, extra: str) -> ModuleType:
         raise MissingPackageError(
             f"serve needs {error.name}.", cure=f'pip install "qwen_megakernel[{extra}]"'
         ) from error
+
+
+def _log_accesses() -> None:
+    from qwen_megakernel.server_guard import access_logger
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    access_logger.addHandler(handler)
+    access_logger.setLevel(logging.INFO)
+    access_logger.propagate = False  # to the handler of everything else
 
 
 def _api_key(args: argparse.Namespace) -> str | None:

@@ -2,6 +2,7 @@
 
 HEAD is GET without the body, on every path. The key is asked for before a byte of the body is
 read. Bodies are read here, whole, within a size and a time: no handler ever waits for a slow one.
+Each answer is a line of the log `qwen_megakernel.access`, at level INFO, once it is over.
 """
 
 import asyncio
@@ -10,8 +11,9 @@ import hmac
 import logging
 import re
 import secrets
+import time
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,11 +23,13 @@ from qwen_megakernel.server_metrics import Metrics
 from qwen_megakernel.server_settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("qwen_megakernel.access")
 
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _MULTIPART_SLACK = 64 * 1024  # of an upload that is not the recording: fields and boundaries
+_MAX_PATH_CHARS = 200  # of a line of the access log
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # for what a client that was refused still sends
 
 
@@ -60,16 +64,20 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
 
+        arrived, method = time.perf_counter(), scope.get("method", "WEBSOCKET")
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if is_head:
             scope = scope | {"method": "GET"}
         started = is_unread = False
+        status: int | None = None  # of the answer; None: there was none
 
         async def stamped(message: Message) -> None:
-            nonlocal started
+            nonlocal started, status
             started = True
+            if message["type"] == "websocket.accept":
+                status = 101
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                answer = MutableHeaders(scope=message)
+                answer, status = MutableHeaders(scope=message), message["status"]
                 answer["x-request-id"] = request_id
                 if message["status"] == 405 and "GET" in answer.get("allow", "").split(", "):
                     answer["allow"] += ", HEAD"
@@ -102,6 +110,8 @@ class Guard:
             await _refuse(error, scope, receive, stamped)
         finally:
             self._num_open -= 1
+            seconds = time.perf_counter() - arrived
+            _log_access(scope, method, status, seconds, request_id)
 
     def _check_room(self) -> None:
         limit = self._settings.max_connections
@@ -185,6 +195,16 @@ class Guard:
                 headers={"Connection": "close"},
             ) from error
         return bytes(body)
+
+
+def _log_access(
+    scope: Scope, method: str, status: int | None, seconds: float, request_id: str
+) -> None:
+    """Without the query and the headers, where keys may be; the path cannot break the line."""
+    host, port = scope.get("client") or ("-", 0)
+    path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
+    told = (host, port, method, path, status or "-", seconds, request_id)
+    access_logger.info('%s:%s "%s %s" %s %.3f s %s', *told)
 
 
 def _host_of(origin: str) -> str | None:

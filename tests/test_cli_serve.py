@@ -1,5 +1,7 @@
 """The command `serve`: what its options mean, and what it refuses before a model is loaded."""
 
+import logging
+import re
 import socket
 import threading
 
@@ -51,6 +53,20 @@ def test_options_become_settings(served, tmp_path):
     assert settings.voices == tmp_path and settings.allow_upload
     assert (settings.deadline_s, settings.drain_timeout_s) == (5, 6)
     assert settings.allow_origins == ("https://a.example", "https://b.example")
+
+
+def test_the_access_log_goes_to_stderr_with_the_time_where_it_is_asked_for(served, capsys):
+    logger = logging.getLogger("qwen_megakernel.access")
+    try:
+        served()
+        logger.info("nobody asked")
+        served("--access-log", "--quiet")
+        logger.info("GET /")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:,]+ GET /\n", capsys.readouterr().err)
+    finally:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 def test_the_key_may_come_from_the_environment(served, monkeypatch):

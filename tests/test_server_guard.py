@@ -1,11 +1,13 @@
 """The door: keys, origins, bodies that are too large, too slow or nonsense."""
 
 import contextlib
+import re
 import time
 
 import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving
+from waiting import wait_until
 
 from qwen_megakernel.errors import (
     EngineClosed,
@@ -31,6 +33,27 @@ def test_codes_are_the_names_of_errors_in_small_letters():
     named = {"NoGPUError": "no_gpu_error", "ReferenceError_": "reference_error"}
     named |= {"TextTooLong": "text_too_long", "QwenTTSError": "qwen_tts_error"}
     assert {name: snake(name) for name in named} == named
+
+
+def test_each_answer_is_a_line_of_the_access_log_without_the_key(caplog):
+    caplog.set_level("INFO", logger="qwen_megakernel.access")
+    with serving(FakeEngine(rtf=0.001), api_key="s3cret") as live:
+        assert live.client.get("/health?api_key=s3cret").status_code == 200
+        assert live.client.head("/v2%0A<").status_code == 404
+        assert live.client.get("/v1/models", headers={"X-API-Key": "s3cre"}).status_code == 401
+        key = {"Authorization": "Bearer s3cret", "X-Request-Id": "mine"}
+        assert live.client.post(SPEECH, json={"input": SHORT}, headers=key).status_code == 200
+        wait_until(lambda: len(caplog.messages) == 4)
+    assert "s3cre" not in caplog.text
+    pattern = r'127\.0\.0\.1:\d+ "(.*)" (\d+) \d+\.\d{3} s ([\w.-]+)'
+    lines = [re.fullmatch(pattern, line).groups() for line in caplog.messages]
+    assert [line[:2] for line in lines] == [
+        ("GET /health", "200"),
+        ("HEAD /v2%0A%3C", "404"),
+        ("GET /v1/models", "401"),
+        (f"POST {SPEECH}", "200"),
+    ]
+    assert lines[3][2] == "mine"
 
 
 # ---- bodies --------------------------------------------------------------------------------------

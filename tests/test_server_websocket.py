@@ -80,6 +80,16 @@ async def test_one_connection_speaks_one_utterance_after_the_other(live, engine)
         assert engine.streams[2].text == "This is number 2."
 
 
+async def test_a_session_is_one_line_of_the_access_log(live, caplog):
+    caplog.set_level("INFO", logger="qwen_megakernel.access")
+    async with session(live) as socket:
+        await speak(socket, "One.")
+        await speak(socket, "Two.")
+    await asyncio.to_thread(wait_until, lambda: caplog.messages)
+    assert len(caplog.messages) == 1
+    assert '"WEBSOCKET /v1/audio/speech/stream" 101 ' in caplog.messages[0]
+
+
 async def test_an_empty_flush_is_answered_at_once(live, engine):
     """LiveKit's client keeps its connection alive with it."""
     async with session(live) as socket:
