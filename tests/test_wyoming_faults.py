@@ -12,8 +12,14 @@ from wyoming.client import AsyncTcpClient
 from wyoming.event import Event
 from wyoming.info import Describe
 from wyoming.ping import Ping, Pong
-from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
-from wyoming_client import connected, error_of, events_until, serving
+from wyoming.tts import (
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+)
+from wyoming_client import connected, error_of, events_until, pcm_of, serving
 
 from qwen_megakernel import wyoming_server
 from qwen_megakernel.errors import GenerationError
@@ -28,6 +34,25 @@ async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
         await client.write_event(Synthesize(STORY).event())
         error = await error_of(client)  # no audio-stop: nobody takes half for the whole
     assert error.text == "The grid broke.\nwhy\ncure" and error.code == "GenerationError"
+
+
+async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
+    """Home Assistant makes one for each answer; see docs/serving.md."""
+    engine = FakeEngine()
+    async with serving(engine) as port:
+        for _ in range(3):
+            async with AsyncTcpClient("127.0.0.1", port) as client:
+                await client.write_event(SynthesizeStart().event())
+                await client.write_event(SynthesizeChunk("\N{GRINNING FACE}").event())
+                await client.write_event(SynthesizeStop().event())
+                assert (await error_of(client)).code == "EmptyText"  # and then hung up
+            async with AsyncTcpClient("127.0.0.1", port) as client:
+                await client.write_event(SynthesizeStart().event())
+                for word in ("Once upon ", "a time."):
+                    await client.write_event(SynthesizeChunk(word).event())
+                await client.write_event(SynthesizeStop().event())
+                events = await events_until(client, SynthesizeStopped)
+            assert pcm_of(events) == engine.streams[-1].sent != b""
 
 
 async def test_an_unexpected_failure_ends_the_connection() -> None:
