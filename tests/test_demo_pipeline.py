@@ -113,7 +113,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         (("--text", "...", *TINY), 2, "nothing to speak"),
         (("--text", "Hi.", "--model", "tiny-random", "--voice", "nobody"), 2, "Unknown voice"),
         (("--text", "Hi.", "--language", "Klingon", *TINY), 2, "Unknown language"),
-        (("--text", "Hi.", "--temperature", "0", *TINY), 2, "on the command line --greedy"),
+        (("--text", "Hi.", "--temperature", "0", *TINY), 2, "For greedy decoding say --greedy"),
         (("--text", "Hi.", "--model", "/nowhere/at/all"), 4, "/nowhere/at/all"),
         (("--text", "Hi.", "--output", "/nowhere/a.wav", *TINY), 5, "/nowhere/a.wav"),
         (("--text", "Hi.", "--instruct", "x", "--model", "tiny-random-base"), 2, "instruct"),
