@@ -129,7 +129,7 @@ with contextlib.suppress(QwenTTSError):
 import sys, types
 from tools import gpu_steps
 sys.argv = ["gpu_steps.py", "build", "--json", "/dev/null"]
-kind = lambda emulation, deadline, output: types.SimpleNamespace(keep=lambda result: None)
+kind = lambda *arguments, **options: types.SimpleNamespace(keep=lambda result: None)
 gpu_steps.run({"build": lambda steps: {}}, kind)
 """,
     "pytest": """
