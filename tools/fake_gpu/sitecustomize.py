@@ -37,6 +37,8 @@ class _Behind(importlib.abc.MetaPathFinder):
         if then is None:
             return None
         spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:  # another Python than the one of run.py
+            return None
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
