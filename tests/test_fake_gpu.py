@@ -4,6 +4,7 @@ Under it these run with every test that needs a GPU: `make rehearse-gpu`.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -113,3 +114,24 @@ def test_an_engine_speaks_as_on_a_cpu(backend, gpu):
     for ours, theirs in zip(*said, strict=True):
         assert (ours.codes == theirs.codes).all()
         assert np.abs(ours.audio - theirs.audio).max() <= AUDIO_GPU_F32
+
+
+def test_engines_are_made_beside_one_that_speaks():
+    """Graphs are recorded while other threads use the GPU."""
+    options = {"dtype": "float32", "warmup": False}
+
+    def make(backend: str, gpu: str) -> TTSEngine:
+        return TTSEngine.from_pretrained("tiny-random", backend=backend, device=gpu, **options)
+
+    def say(tts: TTSEngine) -> list[list[int]]:
+        return tts.synthesize(TEXT, voice=VOICE, seed=1, max_frames=12).codes.tolist()
+
+    kinds = [("graph", "cuda:0"), ("kernel", "cuda:0"), ("graph", "cuda:1")]
+    with make("graph", "cuda:0") as first, ThreadPoolExecutor(len(kinds)) as pool:
+        said = say(first)
+        made = [pool.submit(make, *kind) for kind in kinds]
+        while not all(each.done() for each in made):
+            assert say(first) == said
+        for each in made:
+            with each.result() as tts:
+                assert say(tts) == said
