@@ -87,7 +87,7 @@ def test_what_refuses_is_quoted_as_the_program_says_it():
         path.read_text(encoding="utf-8") for path in (ROOT / "qwen_megakernel").glob("*.py")
     )
     quoted = re.findall(r"^\| .*?`([^`]+)`", SETUP.split("## When something is refused")[1], re.M)
-    assert len(quoted) == 7
+    assert len(quoted) == 9
     for message in quoted:
         parts = [part.strip(" ;,") for part in message.split("...")]
         for part in (part for part in parts if len(part) > 8 and "sm_75" not in part):
