@@ -24,8 +24,7 @@ from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
 from qwen_megakernel.speech_stream import Speech, SpeechStream
 from qwen_megakernel.voice import Voice
-
-Recording = str | Path | tuple[np.ndarray, int]
+from qwen_megakernel.voices import Recording, samples_of
 
 # Official spelling -> ours.
 GENERATION = {
@@ -265,10 +264,8 @@ def _spread(value: Any, count: int, name: str) -> list:
 
 def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
     """[num_samples] float32 mono and its rate."""
-    if isinstance(recording, tuple):
-        return reference_audio.to_mono(recording[0]), int(recording[1])
-    if isinstance(recording, np.ndarray):
-        raise UsageError("Samples need their rate.", cure="Pass (samples, rate).")
+    if not isinstance(recording, str | Path):
+        return samples_of(recording, None)
     source = str(recording)
     if re.match(r"https?://", source):
         try:

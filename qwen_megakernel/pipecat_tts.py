@@ -168,7 +168,8 @@ class MegakernelTTSService(ContextTTSService):
                 f"settings is {settings!r}; it must be MegakernelTTSService.Settings(...)."
             )
         refused = (others.keys() - base_arguments()) | (others.keys() & CURES.keys())
-        for name in sorted(refused):
+        if refused:
+            name = min(refused)
             known = {field.name for field in fields(self.Settings)}
             in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
             cure = CURES.get(name, in_settings if name in known else "")

@@ -198,7 +198,7 @@ class Voices:
         if not 0 <= silence_tail <= longest:
             raise UsageError(f"silence_tail is {silence_tail}; it must be 0 to {longest:g} s.")
         label = str(audio) if isinstance(audio, str | Path) else "The recording"
-        samples, rate = _samples_of(audio, rate)
+        samples, rate = samples_of(audio, rate)
         reference_audio.check_duration(samples, rate, label)
 
         def x_vector() -> np.ndarray:
@@ -229,7 +229,7 @@ class Voices:
             ReferenceError_: not audio, or empty.
         """
         self._require_codec()
-        return self._codes(*_samples_of(audio, rate), silence_tail=0)
+        return self._codes(*samples_of(audio, rate), silence_tail=0)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -291,8 +291,13 @@ class Voices:
             )
 
 
-def _samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
-    """[num_samples] float32 mono and its rate."""
+def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
+    """[num_samples] float32 mono and its rate.
+
+    Raises:
+        UsageError: this is no recording, or its rate is missing, or given twice.
+        ReferenceError_: nothing that can be read as audio.
+    """
     if isinstance(audio, tuple) and len(audio) == 2 and rate is None:
         audio, rate = audio
     if isinstance(audio, str | Path):
@@ -305,5 +310,5 @@ def _samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
             "or (samples, rate)."
         )
     if rate is None:
-        raise UsageError("Samples need their rate.", cure="Pass rate=24000, or what it is.")
+        raise UsageError("Samples need their rate.", cure="Pass (samples, rate).")
     return reference_audio.to_mono(audio), plain_number(int, "rate", rate)

@@ -1,10 +1,15 @@
-"""What a signal interrupts, and what it waits for (stopping.py)."""
+"""What a signal interrupts, and what it waits for (stopping.py); commands that one meets."""
 
+import argparse
+import os
 import signal
+import time
 
 import pytest
+import soundfile
+from commands import run, start
 
-from qwen_megakernel import stopping
+from qwen_megakernel import options, stopping
 
 
 def test_signals_wait_for_the_end_of_the_block():
@@ -44,3 +49,68 @@ def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
+        ([signal.SIGTERM, signal.SIGINT], 143),
+        ([signal.SIGHUP], 129),
+    ],
+)
+def test_interrupting_leaves_a_valid_shorter_file(tmp_path, signals, code):
+    out = tmp_path / "partial.wav"
+    text = "Hello there. " * 300
+    arguments = ("--model", "tiny-random", "--seed", "1", "--greedy", "--stream", "--output", out)
+    process = start("-m", "qwen_megakernel", "speak", text, *arguments)
+    for line in process.stderr:
+        if "frames" in line:
+            break
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.002)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == code, rest
+    samples, rate = soundfile.read(out)
+    assert rate == 24000 and len(samples) and len(samples) % 1920 == 0
+    assert rest.endswith("interrupted\n") and "Traceback" not in rest
+    assert os.listdir(tmp_path) == ["partial.wav"]
+
+
+def test_a_command_under_nohup_outlives_its_terminal():
+    """What is ignored when a command starts stays so; a handler is put back behind it."""
+    args = argparse.Namespace(debug=False, quiet=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    try:
+        assert options.run(lambda _: signal.raise_signal(signal.SIGHUP) or 0, args) == 0
+        assert signal.getsignal(signal.SIGTERM) == before[1]
+    finally:
+        signal.signal(signal.SIGHUP, before[0])
+
+
+INTERRUPT_AT = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[0]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+sys.meta_path.insert(0, Interrupt())
+from qwen_megakernel import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "numpy.exceptions", "numpy.lib", "torch.functional"])
+def test_ctrl_c_while_libraries_are_imported_ends_the_command(module):
+    done = run("-c", INTERRUPT_AT, module, "doctor")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
