@@ -1,10 +1,10 @@
 // Grouped-query attention of a weight pass, with the append to the KV cache.
 //
 // The work is cut into items (row, key/value head, split of the context), dealt to the blocks. How
-// the context is split depends on its length and on its sequence's rows in this pass, so the result
-// has the same bits on every grid. Positions that this very pass adds are not read from the cache,
-// where another block may be writing them, but computed again from qkv: a pass may hold many
-// positions of one sequence (prefill) and needs no extra barrier for that.
+// the context is split depends on its length alone, so the result has the same bits on every grid.
+// Positions that this very pass adds are not read from the cache, where another block may be
+// writing them, but computed again from qkv: a pass may hold some positions of one sequence and
+// needs no extra barrier for that. Of many, prompt_attention.cuh makes less work.
 #pragma once
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
@@ -14,11 +14,10 @@ namespace qwen_tts {
 constexpr int kSplitBits = 6;  // 64 positions per item, until there would be more than kMaxSplits
 constexpr int kMaxSplits = 64;
 
-// Context per item of one row, as a power of two. Many rows of one sequence are items enough: a
-// prompt's are split as much less. Whoever else is in the pass changes nothing.
-__device__ __forceinline__ int split_bits(int num_positions, int sequence_rows) {
+// Context per item of one row, as a power of two.
+__device__ __forceinline__ int split_bits(int num_positions) {
   int bits = kSplitBits;
-  while (1 << bits < sequence_rows << kSplitBits || kMaxSplits << bits < num_positions) ++bits;
+  while (kMaxSplits << bits < num_positions) ++bits;
   return bits;
 }
 
@@ -162,7 +161,7 @@ class Attention {
     int item = block_idx();  // of the row; they are dealt to the blocks in turn, over all rows
     for (int row = 0; row < pass_.num_rows; ++row) {
       const int num_positions = pass_.rows[row].position + 1;
-      const int bits = split_bits(num_positions, pass_.sequence_rows);
+      const int bits = split_bits(num_positions);
       const int num_splits = (num_positions + (1 << bits) - 1) >> bits;
       const int num_items = Dims::kNumKvHeads * num_splits;
 #pragma unroll 1
@@ -218,8 +217,9 @@ class Attention {
       if (has_value) load_elements(value, source + Dims::kKvSize + element);
       const size_t own_first = static_cast<size_t>(position) * kHeadDim;
       const bool appends = position == own.position;
-      RotatedHead<kHeadDim, Dims::kQkNorm, 3>(
-          source, is_query ? head_norms_ : head_norms_ + kHeadDim, pass_.rows[source_row], stack_)
+      RotatedHead<kHeadDim, Dims::kQkNorm, 3>(source,
+                                              is_query ? head_norms_ : head_norms_ + kHeadDim,
+                                              pass_.rows[source_row].rope_position(), stack_)
           .finish(stack_, [&](int i, const auto& x) {
             if (is_query) {
               store_elements(smem_.queries[task] + i, x);

@@ -26,7 +26,8 @@ __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage,
 
 // What a block's barrier keeps in shared memory, and nobody else touches.
 struct BarrierSmem {
-  uint64_t timeout_ns;  // thread 0's; in registers it would be kept through a whole frame
+  uint64_t timeout_ns;  // thread 0's, as the next: in registers they would be kept through a frame
+  unsigned target;      // arrivals of this launch when everybody is at the barrier
   int verdict;
 };
 
@@ -34,7 +35,10 @@ class GridBarrier {
  public:
   __device__ GridBarrier(Control* control, uint64_t timeout_ns, BarrierSmem& smem)
       : control_(control), smem_(smem) {
-    if (thread_idx() == 0) smem_.timeout_ns = timeout_ns;
+    if (thread_idx() == 0) {
+      smem_.timeout_ns = timeout_ns;
+      smem_.target = 0;
+    }
   }
 
   // All threads of all blocks. False: leave, without another sync().
@@ -44,8 +48,8 @@ class GridBarrier {
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
     if (thread_idx() == 0) {
-      target_ += gridDim.x;
       add_release(&control_->arrived, 1);
+      smem_.target += gridDim.x;
     }
     meanwhile();
     if (thread_idx() == 0) smem_.verdict = wait(stage, layer);
@@ -76,10 +80,11 @@ class GridBarrier {
 
  private:
   __device__ bool wait(Stage stage, int layer) {
+    const unsigned target = smem_.target;
     uint64_t deadline = 0;
     for (unsigned polls = 1;; ++polls) {
       const unsigned arrived = load_acquire(&control_->arrived);
-      if (arrived >= target_) return arrived < kStopped;
+      if (arrived >= target) return arrived < kStopped;
       if (polls % kPollsPerCheck == 0) {
         const uint64_t now = clock_ns();
         if (!deadline) deadline = now + smem_.timeout_ns;
@@ -96,7 +101,6 @@ class GridBarrier {
   static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at the clock
   Control* control_;
   BarrierSmem& smem_;
-  unsigned target_ = 0;  // of thread 0
 };
 
 }  // namespace qwen_tts

@@ -139,11 +139,15 @@ __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
 
 // One row of a weight pass: a position of one sequence.
 struct PassRow {
-  int slot;              // whose KV cache
-  int position;          // in that cache, and of rope unless rope_position says otherwise
-  int first_row;         // first row of the pass that belongs to the same sequence; positions of a
-                         // sequence are consecutive rows
-  int rope_position[3];  // time, height, width
+  int slot;               // whose KV cache
+  int position;           // in that cache, and of rope unless rope_positions say otherwise
+  int first_row;          // first row of the pass that belongs to the same sequence; positions of a
+                          // sequence are consecutive rows
+  int rope_positions[3];  // time, height, width
+
+  __device__ __forceinline__ auto rope_position() const {  // (axis) -> position
+    return [this](int axis) { return rope_positions[axis]; };
+  }
 };
 
 // A weight pass through one stack.
@@ -158,22 +162,33 @@ __device__ __forceinline__ int num_blocks() { return static_cast<int>(gridDim.x)
 // Whose block does what only one of a row's blocks has to do?
 __device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
 
-// The run of items [begin, end) that this block owns of `num_items`: rows / 8, and blocks are SMs.
-// Without the division, which is twenty instructions: n / num_blocks() is the upper half of
-// n * 2^32 / num_blocks(), rounded up, as long as n * num_blocks() < 2^32.
 struct BlockRange {
   int begin, end;
 };
-__device__ __forceinline__ unsigned inverse_of_num_blocks() {
-  return 0xffffffffu / num_blocks() + 1;
-}
-__device__ __forceinline__ BlockRange block_range(int num_items, unsigned inverse_of_num_blocks) {
-  const auto share = [&](int block) {  // the last one apart: there is no inverse of one block
-    return block == num_blocks()
-               ? num_items
-               : static_cast<int>(__umulhi(num_items * block, inverse_of_num_blocks));
-  };
-  return {share(block_idx()), share(block_idx() + 1)};
-}
+
+// Blocks that multiply the same rows, each by its share of every matrix. The streams of a frame are
+// rows of one team, the whole grid; a prompt has more rows than one team can take at once.
+struct Team {
+  int block;  // which of its blocks this is
+  int num_blocks;
+  unsigned inverse;  // 2^32 / num_blocks, rounded up
+
+  // Team `number` of `num_teams`. Neighbours are of different teams and read the same weights.
+  __device__ static Team of(int number, int num_teams) {
+    const int size = (static_cast<int>(gridDim.x) - number + num_teams - 1) / num_teams;
+    return {block_idx() / num_teams, size, 0xffffffffu / size + 1};
+  }
+  __device__ static Team whole_grid() { return of(0, 1); }
+
+  // The run of items [begin, end) that this block owns of `num_items`: rows / 8, and blocks are
+  // SMs. Without the division, which is twenty instructions: n / num_blocks is the upper half of
+  // n * inverse, as long as n * num_blocks < 2^32.
+  __device__ BlockRange share(int num_items) const {
+    const auto first_of = [&](int i) {  // the last one apart: there is no inverse of one block
+      return i == num_blocks ? num_items : static_cast<int>(__umulhi(num_items * i, inverse));
+    };
+    return {first_of(block), first_of(block + 1)};
+  }
+};
 
 }  // namespace qwen_tts

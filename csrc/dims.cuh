@@ -22,7 +22,8 @@ constexpr int kTileCols = 64;
 // embeddings, norms and biases stay Weight.
 constexpr bool kAnyInt8 = TALKER_INT8 || PREDICTOR_INT8;
 
-constexpr int kMaxRows = 16;  // rows (streams or prompt positions) of one weight pass
+constexpr int kMaxRows = 16;  // rows (streams or prompt positions) that a block multiplies at once
+constexpr int kMaxForwardRows = 128;  // prompt positions of one weight pass, shared by teams
 constexpr int kNumThreads = NUM_THREADS;
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32);

@@ -1,57 +1,136 @@
 // Rows through one stack without drawing anything: the prompt (prefill), or one position at a time.
+//
+// A block multiplies 16 rows at most, so the rows of a prompt are dealt to teams of blocks
+// (common.cuh). They meet at the same barriers; only attention looks across them.
 #pragma once
 #include "frame.cuh"
 
 namespace qwen_tts {
 
-// Embeds, runs and normalises p.num_rows consecutive positions, kMaxRows in a weight pass. A token
-// id of -1 is the sentinel for "take the prepared embedding". All threads of all blocks.
+constexpr int kMostTeams = kMaxForwardRows / kMaxRows;
+
+// One position of the talker is attended to as in a frame, by many blocks; many are a prompt.
+class ForwardAttention {
+ public:
+  __device__ ForwardAttention(const ForwardParams& p, int layer, const Weight* head_norms,
+                              BlockSmem& smem)
+      : is_prompt_(p.num_rows > 1),
+        single_(p.model.talker, layer, head_norms, smem.pass, p.workspace,
+                smem.stage.talker_attention),
+        prompt_(p.model.talker, layer, head_norms, smem.forward.prompt, p.workspace,
+                smem.stage.prompt_attention) {}
+
+  static __device__ constexpr bool everywhere() { return false; }
+  __device__ void prefetch_cache() const {
+    if (!is_prompt_) single_.prefetch_cache();
+  }
+  __device__ __forceinline__ void run() {
+    if (is_prompt_) {
+      prompt_.run();
+    } else {
+      single_.run();
+    }
+  }
+
+ private:
+  bool is_prompt_;
+  Attention<Talker> single_;
+  PromptAttention<Talker> prompt_;
+};
+
+// As PassActivations, of this block's team.
 template <class Dims>
+struct TeamActivations {
+  const Workspace& w;
+  const int& first_row;
+
+  __device__ float* x() const { return at(w.x, Dims::kHidden); }
+  __device__ float* qkv() const { return at(w.qkv, Dims::kQkvSize); }
+  __device__ float* attention() const { return at(w.attention, Dims::kQSize); }
+  __device__ float* mlp() const { return at(w.mlp, Dims::kIntermediate); }
+
+ private:
+  __device__ float* at(float* rows, size_t stride) const { return rows + first_row * stride; }
+};
+
+// The rows of the next pass, and of `team`. By one thread.
+__device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, BlockSmem& smem) {
+  ForwardPlan& plan = smem.forward;
+  const int pass = plan.pass++;
+  plan.begin = p.num_rows * pass / plan.num_passes;
+  plan.count = p.num_rows * (pass + 1) / plan.num_passes - plan.begin;
+  plan.team_begin = plan.count * team / plan.num_teams;
+  plan.team_count = plan.count * (team + 1) / plan.num_teams - plan.team_begin;
+  plan.prompt = {p.slot, p.first_position + plan.begin, plan.count,
+                 p.rope_positions ? p.rope_positions + plan.begin : nullptr, p.num_rows};
+  smem.pass.num_rows = smem.pass.sequence_rows = plan.team_count;
+}
+
+// Embeds, runs and normalises p.num_rows consecutive positions, as many in a weight pass as the
+// teams have rows, in each pass about as many. A token id of -1 is the sentinel for "take the
+// prepared embedding". All threads of all blocks.
+//   attention_of  as decoder_layers() wants it
+template <class Dims, class AttentionOf>
 __device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack& stack,
-                                             const void* table, Context& c) {
+                                             const void* table, const AttentionOf& attention_of,
+                                             Context& c) {
   constexpr int kHidden = Dims::kHidden;
-  prime(c.smem.rings, layer_start<Dims>(stack, 0));
-  for (int first = 0; first < p.num_rows; first += kMaxRows) {
-    const int count = min(kMaxRows, p.num_rows - first);
-    if (thread_idx() < count) {
-      const int row = first + thread_idx(), position = p.first_position + row;
+  ForwardPlan& plan = c.smem.forward;
+  const auto team = [&] { return block_idx() % plan.num_teams; };
+  if (thread_idx() == 0) {
+    const int most_rows = kMaxRows * (Dims::kMaxPositions ? 1 : min(kMostTeams, num_blocks()));
+    const int num_passes = (p.num_rows + most_rows - 1) / most_rows;
+    plan.num_passes = num_passes;
+    plan.pass = 0;
+    plan.num_teams = (p.num_rows + kMaxRows * num_passes - 1) / (kMaxRows * num_passes);
+  }
+  __syncthreads();
+  prime<true>(c.smem.rings, Team::of(team(), plan.num_teams), layer_start<Dims>(stack, 0));
+  for (bool more = true; more;) {
+    if (thread_idx() == 0) plan_pass(p, team(), c.smem);
+    __syncthreads();
+    if (thread_idx() < plan.team_count) {
+      const int row = plan.begin + plan.team_begin + thread_idx();
+      const int position = p.first_position + row;
       PassRow& pass_row = c.smem.pass.rows[thread_idx()];
       pass_row = {p.slot, position, 0, {position, position, position}};
       for (int axis = 0; p.rope_positions && axis < 3; ++axis) {
-        pass_row.rope_position[axis] = p.rope_positions[axis * p.num_rows + row];
+        pass_row.rope_positions[axis] = p.rope_positions[axis * p.num_rows + row];
       }
     }
-    if (thread_idx() == 0) c.smem.pass.num_rows = c.smem.pass.sequence_rows = count;
-    for (int i = 0; i < count; ++i) {
-      if (!owns_row(i)) continue;
-      const int row = first + i;
+    for (int i = block_idx(); i < plan.count; i += num_blocks()) {
       float* x = c.workspace.x + static_cast<size_t>(i) * kHidden;
+      const int row = plan.begin + i;
       if (p.tokens[row] >= 0) {
         copy_embedding<kHidden>(x, table, p.tokens[row]);
       } else {
         copy_row<kHidden>(x, p.embeds + static_cast<size_t>(row) * kHidden);
       }
     }
-    WeightStream<kRingSlots> weight_stream(c.smem.rings);
+    WeightStream<kRingSlots, true> weight_stream(c.smem.rings);
     const auto before_layers = [&] { open_layer<Dims>(weight_stream, stack, 0); };
-    if (!c.barrier.sync(Stage::kInput, first, before_layers)) return;
+    if (!c.barrier.sync(Stage::kInput, plan.begin, before_layers)) return;
     const auto again = [&] { return layer_start<Dims>(stack, 0); };
-    if (!decoder_layers<Dims>(c.workspace.x, stack, p.num_layers, weight_stream, again, [] {}, c)) {
+    const TeamActivations<Dims> activations{c.workspace, plan.team_begin};
+    if (!decoder_layers<Dims>(
+            activations, stack, p.num_layers, weight_stream, attention_of, again, [] {}, c)) {
       return;
     }
-    for (int i = 0; i < count; ++i) {
-      if (!owns_row(i)) continue;
+    for (int i = block_idx(); i < plan.count; i += num_blocks()) {
       const float* x = c.workspace.x + static_cast<size_t>(i) * kHidden;
+      const int row = plan.begin + i;
       const auto normalise_to = [&](float* out) {
         rms_norm<kHidden>(out, x, static_cast<const Weight*>(stack.final_norm), stack.rms_norm_eps,
                           c.smem.stage.norm);
       };
-      if (p.hidden) normalise_to(p.hidden + static_cast<size_t>(first + i) * kHidden);
-      if (p.keep_last && first + i + 1 == p.num_rows) {
+      if (p.hidden) normalise_to(p.hidden + static_cast<size_t>(row) * kHidden);
+      if (p.keep_last && row + 1 == p.num_rows) {
         normalise_to(c.slots.hidden + static_cast<size_t>(p.slot) * kHidden);
       }
     }
-    // No barrier: the next rows overwrite x, but each row in the block that has just read it.
+    // No grid barrier: the next rows overwrite x, but each row in the block that has just read it.
+    more = plan.begin + plan.count < p.num_rows;
+    __syncthreads();  // the plan has been read
   }
 }
 

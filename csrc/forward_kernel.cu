@@ -1,4 +1,7 @@
 // Prompt rows: forward_kernel and its launcher.
+// A team's block has many tiles, and would read rows that do not fit again for every few of them.
+#undef CHUNK_COLS
+#define CHUNK_COLS FORWARD_CHUNK_COLS
 #include "forward.cuh"
 #include "launch.cuh"
 
@@ -9,9 +12,14 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   Context context(p.model, p.slots, p.workspace, p.timeout_ns, dynamic_smem());
   if (p.use_predictor) {
-    forward_rows<Predictor>(p, p.model.predictor, p.model.predictor_table, context);
+    const Stack& predictor = p.model.predictor;
+    forward_rows<Predictor>(p, predictor, p.model.predictor_table,
+                            PassAttention<Predictor>{predictor, context}, context);
   } else {
-    forward_rows<Talker>(p, p.model.talker, p.model.frame_table, context);
+    const auto attention_of = [&](int layer, const Weight* head_norms) {
+      return ForwardAttention(p, layer, head_norms, context.smem);
+    };
+    forward_rows<Talker>(p, p.model.talker, p.model.frame_table, attention_of, context);
   }
   copy_async_wait<0>();  // weights that nobody will read
   context.barrier.leave();

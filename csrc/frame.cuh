@@ -53,7 +53,7 @@ class FrameLoop {
       c_.smem.num_rows = p_.num_streams;
       c_.smem.frame = 0;
     }
-    prime(c_.smem.rings, layer_start<Talker>(c_.model.talker, 0));
+    prime(c_.smem.rings, Team::whole_grid(), layer_start<Talker>(c_.model.talker, 0));
     __syncthreads();
     while (frame() < p_.num_frames) {
       // One block looks, before the first barrier of the frame and for all: they leave together,
@@ -93,6 +93,9 @@ class FrameLoop {
     return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame();
   }
 
+  // Of rows whose residual begins at `x`.
+  __device__ PassActivations activations(float* x) const { return {x, c_.workspace}; }
+
   // The previous frame through the talker, for every stream that has one; then everybody's hidden
   // state to workspace.hidden.
   __device__ __forceinline__ bool talker_step() {
@@ -107,7 +110,8 @@ class FrameLoop {
       if (!c_.barrier.sync(Stage::kInput, frame(), before_layers)) return false;
       const auto after = [&] { return Forecast{tile_grid(codec_head()), after_codec_head().next}; };
       if (!decoder_layers<Talker>(
-              w.x, talker, talker.num_layers, weight_stream_, after, [] {}, c_)) {
+              activations(w.x), talker, talker.num_layers, weight_stream_,
+              PassAttention<Talker>{talker, c_}, after, [] {}, c_)) {
         return false;
       }
     }
@@ -295,8 +299,9 @@ class FrameLoop {
         }
       };
       if (!decoder_layers<Predictor>(
-              c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden, predictor,
-              predictor.num_layers, weight_stream_, after, before_after, c_)) {
+              activations(c_.workspace.x + static_cast<size_t>(first) * Predictor::kHidden),
+              predictor, predictor.num_layers, weight_stream_,
+              PassAttention<Predictor>{predictor, c_}, after, before_after, c_)) {
         return false;
       }
     }

@@ -3,6 +3,7 @@
 #include "attention.cuh"
 #include "barrier.cuh"
 #include "matvec.cuh"
+#include "prompt_attention.cuh"
 #include "sampling.cuh"
 #include "short_attention.cuh"
 
@@ -34,6 +35,7 @@ union StageSmem {
   MatvecSmem matvec;
   LayerAttentionSmem<Talker> talker_attention;
   LayerAttentionSmem<Predictor> predictor_attention;
+  PromptContext<Talker> prompt_attention;
   SamplingSmem sampling;
   NormSmem norm;
   int table_rows[kNumCodeGroups];  // that make up a frame's embedding
@@ -43,6 +45,15 @@ constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + kOtherBytes
 static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit shared memory");
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
 constexpr int kRingSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;
+
+// Which rows of a launch a pass has, and which of these this block's team (forward.cuh).
+struct ForwardPlan {
+  int num_teams, num_passes;
+  int pass;                    // the next one
+  int begin, count;            // of the pass
+  int team_begin, team_count;  // in the pass
+  PromptRows prompt;           // the rows of the pass
+};
 
 // What a block keeps in shared memory.
 struct BlockSmem {
@@ -54,6 +65,7 @@ struct BlockSmem {
   int streams[kMaxRows];     // which they are, by row
   int talker_row[kMaxRows];  // row of such a stream in the talker's pass, -1: not in it
   BarrierSmem barrier;
+  ForwardPlan forward;
 };
 static_assert(sizeof(BlockSmem) <= SMEM_BYTES);
 
@@ -159,48 +171,68 @@ __device__ void prefetch_layer(const Stack& stack, int layer, const Pass& pass) 
   if constexpr (kIsShort<Dims>) ShortAttention<Dims>::prefetch_to_l2(stack, layer, pass);
 }
 
+// The attention of a layer that decoder_layers() asks for: that of the rows of smem.pass.
 template <class Dims>
-__device__ LayerAttentionSmem<Dims>& attention_smem(BlockSmem& smem) {
-  return *reinterpret_cast<LayerAttentionSmem<Dims>*>(&smem.stage);
-}
+struct PassAttention {
+  const Stack& stack;
+  Context& c;
+
+  __device__ __forceinline__ LayerAttention<Dims> operator()(int layer,
+                                                             const Weight* head_norms) const {
+    return LayerAttention<Dims>(stack, layer, head_norms, c.smem.pass, c.workspace,
+                                *reinterpret_cast<LayerAttentionSmem<Dims>*>(&c.smem.stage));
+  }
+};
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // Opens the first matrix of a layer. That of layer 0 while the grid waits in front of a pass.
-template <class Dims>
-__device__ __forceinline__ void open_layer(WeightStream<kRingSlots>& weight_stream,
-                                           const Stack& stack, int layer) {
+template <class Dims, class Stream>
+__device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& stack, int layer) {
   const LayerWeights<Dims> weights(stack, layer);
   weight_stream.open(tile_grid(weights.qkv_proj()),
                      {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
 }
 
+// Where the rows of a pass lie that this block multiplies, global, visible to all blocks: x is
+// [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp
+// [.., kIntermediate]. Functions, for addresses are not to be kept in registers through the layers.
+struct PassActivations {
+  float* first;  // of x
+  const Workspace& w;
+
+  __device__ float* x() const { return first; }
+  __device__ float* qkv() const { return w.qkv; }
+  __device__ float* attention() const { return w.attention; }
+  __device__ float* mlp() const { return w.mlp; }
+};
+
 // x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
-//   x              [pass.num_rows, Dims::kHidden] f32, global, visible to all blocks; so it is
-//                  afterwards
+//   rows           as PassActivations
 //   weight_stream  open at layer 0
+//   attention_of   (layer, head norms) -> the attention of all rows that the grid has, in the same
+//                  workspace
 //   after          () -> Forecast: what the block multiplies by after the last layer. A function,
 //                  because nobody should keep its addresses in registers through the layers
 //   before_after   () -> void: what to do while the grid waits behind the last layer
 // All threads of all blocks. False: the barrier failed, leave.
-template <class Dims, class After, class BeforeAfter>
-__device__ __forceinline__ bool decoder_layers(float* x, const Stack& stack, int num_layers,
-                                               WeightStream<kRingSlots>& weight_stream,
-                                               const After& after, const BeforeAfter& before_after,
-                                               Context& c) {
+template <class Dims, class Activations, class Stream, class AttentionOf, class After,
+          class BeforeAfter>
+__device__ __forceinline__ bool decoder_layers(const Activations& rows, const Stack& stack,
+                                               int num_layers, Stream& weight_stream,
+                                               const AttentionOf& attention_of, const After& after,
+                                               const BeforeAfter& before_after, Context& c) {
   constexpr int kHidden = Dims::kHidden, kIntermediate = Dims::kIntermediate;
-  const Workspace& w = c.workspace;
   const Pass& pass = c.smem.pass;
   MatvecSmem& smem = c.smem.stage.matvec;
   const float eps = stack.rms_norm_eps;
-  const AddTo add_to_residual{x, kHidden};
+  const AddTo add_to_residual{rows.x(), kHidden};
 
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
-    LayerAttention<Dims> attention(stack, layer, weights.head_norms(), pass, w,
-                                   attention_smem<Dims>(c.smem));
+    auto attention = attention_of(layer, weights.head_norms());
     // While the grid waits behind the stage in front of each.
     const auto open_o_proj = [&] {
       weight_stream.open(tile_grid(weights.o_proj()),
@@ -229,7 +261,7 @@ __device__ __forceinline__ bool decoder_layers(float* x, const Stack& stack, int
       }
     };
 
-    const NormedRows normed_input{x, kHidden, pass.num_rows, weights.input_norm(), eps};
+    const NormedRows normed_input{rows.x(), kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec(
         weight_stream, weights.qkv_proj(), normed_input,
         [&](int row, int i, float2 sum) {
@@ -237,7 +269,8 @@ __device__ __forceinline__ bool decoder_layers(float* x, const Stack& stack, int
             const Weight* bias = weights.qkv_bias() + i;
             sum = make_float2(sum.x + to_float(bias[0]), sum.y + to_float(bias[1]));
           }
-          *reinterpret_cast<float2*>(&w.qkv[static_cast<size_t>(row) * Dims::kQkvSize + i]) = sum;
+          *reinterpret_cast<float2*>(&rows.qkv()[static_cast<size_t>(row) * Dims::kQkvSize + i]) =
+              sum;
         },
         smem);
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
@@ -246,21 +279,22 @@ __device__ __forceinline__ bool decoder_layers(float* x, const Stack& stack, int
     const bool everywhere = attention.everywhere();
     if (!everywhere && !c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
 
-    Rows attention_rows{w.attention, Dims::kQSize, pass.num_rows};
+    Rows attention_rows{rows.attention(), Dims::kQSize, pass.num_rows};
     attention_rows.loaded = everywhere;
     matvec(weight_stream, weights.o_proj(), attention_rows, add_to_residual, smem);
     if (!c.barrier.sync(Stage::kOProj, layer, before_gate_up_proj)) return false;
 
-    const NormedRows normed_middle{x, kHidden, pass.num_rows, weights.post_norm(), eps};
+    const NormedRows normed_middle{rows.x(), kHidden, pass.num_rows, weights.post_norm(), eps};
     matvec(
         weight_stream, weights.gate_up_proj(), normed_middle,
         [&](int row, int i, float2 gate_up) {
-          w.mlp[static_cast<size_t>(row) * kIntermediate + i / 2] = silu(gate_up.x) * gate_up.y;
+          rows.mlp()[static_cast<size_t>(row) * kIntermediate + i / 2] =
+              silu(gate_up.x) * gate_up.y;
         },
         smem);
     if (!c.barrier.sync(Stage::kGateUpProj, layer, before_down_proj)) return false;
 
-    const Rows mlp_rows{w.mlp, kIntermediate, pass.num_rows};
+    const Rows mlp_rows{rows.mlp(), kIntermediate, pass.num_rows};
     matvec(weight_stream, weights.down_proj(), mlp_rows, add_to_residual, smem);
     if (!c.barrier.sync(Stage::kDownProj, layer, before_next_layer)) return false;
   }

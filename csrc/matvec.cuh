@@ -195,13 +195,13 @@ struct ActivationColumns {
 __device__ __forceinline__ ActivationColumns load_columns(const float* activations, int first_row,
                                                           int num_rows, int stride) {
   constexpr int kHalf = kTileCols / 2 / 4;
-  int row = first_row + lane_idx() / 4;
+  const int lane = opaque(lane_idx());
+  int row = first_row + lane / 4;
   if (row >= num_rows) {
     if (kZerosAreFree) return {};
     row = 0;
   }
-  const uint4* four =
-      reinterpret_cast<const uint4*>(activations + row * stride + lane_idx() % 4 * 8);
+  const uint4* four = reinterpret_cast<const uint4*>(activations + row * stride + lane % 4 * 8);
   return {{four[0], four[1]}, {four[kHalf], four[kHalf + 1]}};
 }
 

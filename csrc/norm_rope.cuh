@@ -68,9 +68,11 @@ template <int kHeadDim, bool kNorm, int kAxes>
 class RotatedHead {
  public:
   // Asks for everything that is needed: loads of several heads wait for L2 together.
-  //   head    [kHeadDim] f32, global, written before the last grid barrier
-  //   weight  [kHeadDim], read only with kNorm
-  __device__ RotatedHead(const float* head, const Weight* weight, const PassRow& row,
+  //   head           [kHeadDim] f32, global, written before the last grid barrier
+  //   weight         [kHeadDim], read only with kNorm
+  //   rope_position  (axis) -> position
+  template <class RopePosition>
+  __device__ RotatedHead(const float* head, const Weight* weight, const RopePosition& rope_position,
                          const Stack& stack)
       : first_(opaque(lane_idx()) * kLanePairs) {
     const int first = inside() ? first_ : 0;  // lanes without a pair read another's
@@ -81,13 +83,13 @@ class RotatedHead {
       load_elements(upper_weight_, weight + first + kPairs);
     }
     if constexpr (kAxes == 1) {
-      const int angle = row.rope_position[0] * kPairs + first;
+      const int angle = rope_position(0) * kPairs + first;
       load_elements(cos_, stack.rope_cos + angle);
       load_elements(sin_, stack.rope_sin + angle);
     } else {
 #pragma unroll
       for (int j = 0; j < kLanePairs; ++j) {
-        const int position = row.rope_position[rope_axis(first + j, stack)];
+        const int position = rope_position(rope_axis(first + j, stack));
         const int angle = position * kPairs + first + j;
         cos_[j] = __ldcg(stack.rope_cos + angle);
         sin_[j] = __ldcg(stack.rope_sin + angle);

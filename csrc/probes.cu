@@ -22,7 +22,7 @@ __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   const Matrix matrix{p.packed, p.scales};
   const TileGrid grid = tile_grid(matrix);
   const TileGrid again = p.num_passes > 1 ? grid : TileGrid{};
-  prime(smem.rings, {grid, again});
+  prime(smem.rings, Team::whole_grid(), {grid, again});
   WeightStream<kRingSlots> stream(smem.rings);
   for (int pass = 0; pass < p.num_passes; ++pass) {
     stream.open(grid, {pass + 1 < p.num_passes ? grid : TileGrid{},
@@ -74,8 +74,9 @@ __global__ void __launch_bounds__(kNumThreads, 1) norm_rope_kernel(NormRopeProbe
   float* head = smem.stage.talker_attention.fresh_keys[0] + warp_idx() * Talker::kHeadDim;
   const PassRow row{0, 0, 0, {p.positions[0], p.positions[1], p.positions[2]}};
   for (int i = warp_idx(); i < p.num_heads; i += kNumWarps) {
-    RotatedHead<Talker::kHeadDim, Talker::kQkNorm, 3>(
-        p.heads + i * Talker::kHeadDim, static_cast<const Weight*>(p.weight), row, p.stack)
+    RotatedHead<Talker::kHeadDim, Talker::kQkNorm, 3>(p.heads + i * Talker::kHeadDim,
+                                                      static_cast<const Weight*>(p.weight),
+                                                      row.rope_position(), p.stack)
         .finish(p.stack, [&](int j, const auto& values) { store_elements(head + j, values); });
     __syncwarp();
     for (int j = lane_idx(); j < Talker::kHeadDim; j += kWarpSize) {
@@ -120,13 +121,29 @@ __global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProb
       .run();
 }
 
+// No numbers, as floats and as bf16: nothing may be left over from the stage before.
+__device__ void poison(StageSmem& stage) {
+  unsigned* words = reinterpret_cast<unsigned*>(&stage);
+  for (size_t i = thread_idx(); i < sizeof stage / sizeof(unsigned); i += kNumThreads) {
+    words[i] = 0x7fff7fffu;
+  }
+  __syncthreads();
+}
+
+// The rows of a prompt that begins with the first of them.
+__global__ void __launch_bounds__(kNumThreads, 1) prompt_attention_kernel(AttentionProbe p) {
+  BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
+  poison(smem.stage);
+  const PromptRows prompt{p.slots[0], p.positions[0], p.num_rows, nullptr, 0};
+  PromptAttention<Talker>(p.stack, 0, static_cast<const Weight*>(p.head_norms), prompt, p.workspace,
+                          smem.stage.prompt_attention)
+      .run();
+}
+
 // What every block has for itself, its last one puts into the workspace.
 __global__ void __launch_bounds__(kNumThreads, 1) short_attention_kernel(AttentionProbe p) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
-  unsigned* words_of_stage = reinterpret_cast<unsigned*>(&smem.stage);
-  for (size_t i = thread_idx(); i < sizeof smem.stage / sizeof(unsigned); i += kNumThreads) {
-    words_of_stage[i] = 0x7fff7fffu;  // no numbers, as floats and as bf16: nothing may be left over
-  }
+  poison(smem.stage);
   plan(p, smem);
   const ShortAttention<Predictor> attention(p.stack, 0, static_cast<const Weight*>(p.head_norms),
                                             smem.pass, p.workspace, smem.stage.predictor_attention);
@@ -240,6 +257,9 @@ int probe_matvec(const MatvecProbe* p, int blocks) { return run(matvec_kernel, *
 int probe_norm_rope(const NormRopeProbe* p) { return run(norm_rope_kernel, *p, 1); }
 int probe_attention(const AttentionProbe* p, int blocks) {
   return run(attention_kernel, *p, blocks);
+}
+int probe_prompt_attention(const AttentionProbe* p, int blocks) {
+  return run(prompt_attention_kernel, *p, blocks);
 }
 int probe_short_attention(const AttentionProbe* p, int blocks) {
   return run(short_attention_kernel, *p, blocks);

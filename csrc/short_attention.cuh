@@ -172,7 +172,7 @@ class ShortAttention {
 #pragma unroll 1
     for (int i = opaque(warp_idx()); i < item.num_heads * Dims::kHeadsPerKv; i += kNumWarps) {
       const int query_head = item.first_head * Dims::kHeadsPerKv + i;
-      const Head query(qkv + query_head * kHeadDim, head_norms_, own, stack_);
+      const Head query(qkv + query_head * kHeadDim, head_norms_, own.rope_position(), stack_);
       if (i < item.num_heads) {
         const int head = item.first_head + i;
         const float* k = qkv + Dims::kQSize + head * kHeadDim;
@@ -181,10 +181,11 @@ class ShortAttention {
         if (lane_element < kHeadDim) load_elements(value, k + Dims::kKvSize + lane_element);
         const int own_first = own.position * kHeadDim;
         Cache* keys = cache_.keys(own.slot, head) + own_first;
-        Head(k, head_norms_ + kHeadDim, own, stack_).finish(stack_, [&](int first, const auto& x) {
-          store_elements(smem_.context.key(head, own.position, first), x);
-          if (appends) store_elements(keys + first, x);
-        });
+        Head(k, head_norms_ + kHeadDim, own.rope_position(), stack_)
+            .finish(stack_, [&](int first, const auto& x) {
+              store_elements(smem_.context.key(head, own.position, first), x);
+              if (appends) store_elements(keys + first, x);
+            });
         if (lane_element < kHeadDim) {
           store_elements(smem_.context.value(head, own.position, lane_element), value);
           Cache* values = cache_.values(own.slot, head) + own_first;

@@ -29,6 +29,7 @@ void qwen_tts_describe(Description* d) {
   d->struct_bytes[1] = sizeof(ForwardParams);
   d->struct_bytes[2] = sizeof(Control);
   d->max_rows = kMaxRows;
+  d->max_forward_rows = kMaxForwardRows;
   d->num_threads = kNumThreads;
   d->max_splits = kMaxSplits;
   d->weights_f32 = WEIGHTS_F32;

@@ -85,12 +85,14 @@ struct Slots {
   int32_t max_text_rows;
 };
 
-struct Workspace {              // contents do not outlive a launch
-  float* x;                     // [2 kMaxRows, max hidden] residual
+// Contents do not outlive a launch. Of n rows: kMaxForwardRows of the talker in a prompt, else
+// kMaxRows; of x twice as many, for the predictor's positions 0 and 1.
+struct Workspace {
+  float* x;                     // [n, max hidden] residual
   float* hidden;                // [kMaxRows, talker hidden] what the codec head reads
-  float* qkv;                   // [kMaxRows, max qkv size]
-  float* attention;             // [kMaxRows, max q size]
-  float* mlp;                   // [kMaxRows, max intermediate]
+  float* qkv;                   // [n, max qkv size]
+  float* attention;             // [n, max q size]
+  float* mlp;                   // [n, max intermediate]
   float* logits;                // [kMaxRows, max vocab]
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
   uint32_t* attention_tickets;  // [kMaxRows, max kv heads], zero between launches
@@ -152,6 +154,7 @@ struct ForwardParams {
 struct Description {        // what this library was built for
   int32_t struct_bytes[3];  // StepParams, ForwardParams, Control
   int32_t max_rows;
+  int32_t max_forward_rows;
   int32_t num_threads;
   int32_t max_splits;
   int32_t weights_f32;

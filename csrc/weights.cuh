@@ -117,7 +117,7 @@ struct WeightStreamState {
   int cursor_in;            // which of the forecast it is a tile of
   int head;                 // slot of the oldest tile
   int num_tiles;            // in the ring
-  unsigned inverse_blocks;  // inverse_of_num_blocks()
+  Team team;                // whose share of a matrix this block reads
 };
 
 // One ring of tiles for every warp, in shared memory.
@@ -130,7 +130,8 @@ struct WeightRings {
 // A warp's stream of weights. Matrices are read one after another: open(), front() and pop() for
 // every tile, close(). Nothing of it waits for other blocks: open() is for the time in which they
 // are waited for.
-template <int kSlots>
+//   kTeams  false: the whole grid is one team, and its numbers are not read from shared memory
+template <int kSlots, bool kTeams = false>
 class WeightStream {
  public:
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
@@ -140,9 +141,7 @@ class WeightStream {
   //           expectation costs time and nothing else
   // forecast  what is expected to be read after it
   __device__ void open(const TileGrid& grid, const Forecast& forecast) {
-    const auto owned = [&](const TileGrid& whole) {
-      return block_range(whole.num_rows, state_.inverse_blocks);
-    };
+    const auto owned = [&](const TileGrid& whole) { return team().share(whole.num_rows); };
     cursor_ = state_.cursor;
     matrix_ = state_.cursor_in;
     head_ = state_.head;
@@ -208,6 +207,11 @@ class WeightStream {
   }
 
  private:
+  __device__ Team team() const {
+    if (kTeams) return state_.team;
+    return {block_idx(), num_blocks(), state_.team.inverse};
+  }
+
   // Turns to the next matrix with tiles for this warp, as far as there is a forecast.
   __device__ void leave_finished() {
 #pragma unroll 1
@@ -249,15 +253,15 @@ class WeightStream {
 };
 
 // Empties the rings at the start of a launch, and fetches what will be read first.
-template <int kSlots>
-__device__ void prime(WeightRings<kSlots>& rings, const Forecast& first) {
+template <bool kTeams = false, int kSlots>
+__device__ void prime(WeightRings<kSlots>& rings, const Team& team, const Forecast& first) {
   WeightStreamState& state = rings.states[warp_idx()];
   if (lane_idx() == 0) {
     state = {};
-    state.inverse_blocks = inverse_of_num_blocks();
+    state.team = team;
   }
   __syncwarp();
-  WeightStream<kSlots> stream(rings);
+  WeightStream<kSlots, kTeams> stream(rings);
   stream.open({}, first);
   stream.close();
 }

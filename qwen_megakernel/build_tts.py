@@ -41,6 +41,11 @@ GPU_LOOKAHEAD_TILES = 16  # per warp: more than shared memory allows to 16 warps
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
 CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
+# Of a prompt, where a block has so much shared memory: a team's blocks have so many tiles each that
+# rows which do not fit are read again and again. That is worth more than look-ahead, for all but
+# one team's weights come from L2.
+FORWARD_CHUNK_COLS = 2048
+FORWARD_CHUNK_SMEM_KIB = 227
 ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of each
 # Where a block has less than 128 KiB, what half the activations and half the warps leave is worth
 # more as look-ahead; memory is slower there, and eight warps keep up with it.
@@ -145,7 +150,7 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     values["PREDICTOR_INT8"] = int("predictor" in target.int8)
     if target.arch is None:
         # Emulated shared memory is host memory: no limit worth modelling.
-        tuning = (EMULATION_THREADS, CHUNK_COLS, EMULATION_ROUND_TILES)
+        tuning = (EMULATION_THREADS, CHUNK_COLS, CHUNK_COLS, EMULATION_ROUND_TILES)
         tuning += (EMULATION_LOOKAHEAD_TILES, 1 << 20)
     else:
         number = re.sub(r"\D", "", target.arch)
@@ -155,10 +160,19 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
         is_halved = is_small or queries_per_key > MAX_QUERIES_PER_KEY
         tuning = (GPU_THREADS // 2 if is_halved else GPU_THREADS,)
-        tuning += (CHUNK_COLS // 2 if is_small else CHUNK_COLS, ROUND_TILES)
+        chunk_cols = CHUNK_COLS // 2 if is_small else CHUNK_COLS
+        tuning += (chunk_cols, forward_chunk_cols(config, kib, chunk_cols), ROUND_TILES)
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
-    names = ("NUM_THREADS", "CHUNK_COLS", "ROUND_TILES", "LOOKAHEAD_TILES", "SMEM_BYTES")
+    names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
+    names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
     return values | dict(zip(names, tuning, strict=True))
+
+
+def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:
+    """Columns of activations that a block of forward_kernel holds at once."""
+    is_wide = step_chunk_cols < config.talker.stack.hidden_size <= FORWARD_CHUNK_COLS
+    fits = smem_kib >= FORWARD_CHUNK_SMEM_KIB
+    return FORWARD_CHUNK_COLS if is_wide and fits else step_chunk_cols
 
 
 def is_known_arch(arch: str) -> bool:

@@ -58,7 +58,7 @@ class KernelBuffers:
         self.embeddings = Embeddings(checkpoint, device, dtype)
         self.model = self._load_model(checkpoint, num_slots)
         self.slots = self._allocate_slots(num_slots)
-        self.workspace = self._allocate_workspace(description.max_rows, description.max_splits)
+        self.workspace = self._allocate_workspace(description)
 
     def _keep(self, tensor: Tensor) -> int:
         """The address of a tensor that lives as long as this object.
@@ -166,7 +166,9 @@ class KernelBuffers:
         buffers = (self._zeros(num_slots, width), codes, self.seen, self.text_rows)
         return Slots(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
 
-    def _allocate_workspace(self, rows: int, splits: int) -> Workspace:
+    def _allocate_workspace(self, description: Description) -> Workspace:
+        rows, splits = description.max_rows, description.max_splits
+        most_rows = description.max_forward_rows
         stacks = (self.config.talker.stack, self.config.predictor.stack)
         vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
         self.control = self._zeros(ctypes.sizeof(Control) // 4, dtype=torch.int32)
@@ -175,11 +177,11 @@ class KernelBuffers:
         self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
         buffers = (
-            self._zeros(2 * rows, max(s.hidden_size for s in stacks)),
+            self._zeros(most_rows, max(s.hidden_size for s in stacks)),
             self._zeros(rows, self.config.talker.stack.hidden_size),
-            self._zeros(rows, max(s.q_size + 2 * s.kv_size for s in stacks)),
-            self._zeros(rows, max(s.q_size for s in stacks)),
-            self._zeros(rows, max(s.intermediate_size for s in stacks)),
+            self._zeros(most_rows, max(s.q_size + 2 * s.kv_size for s in stacks)),
+            self._zeros(most_rows, max(s.q_size for s in stacks)),
+            self._zeros(most_rows, max(s.intermediate_size for s in stacks)),
             self._zeros(rows, vocab),
             self._zeros(rows, max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)),
             self.tickets,

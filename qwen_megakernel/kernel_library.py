@@ -112,7 +112,7 @@ class ForwardParams(ctypes.Structure):
 class Description(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", c_int32 * 3),
-        *fields(c_int32, "max_rows num_threads max_splits weights_f32"),
+        *fields(c_int32, "max_rows max_forward_rows num_threads max_splits weights_f32"),
         ("talker", c_int32 * 7),
         ("predictor", c_int32 * 7),
     ]

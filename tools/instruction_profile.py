@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Count the instructions of a frame, stage by stage, as all blocks of a GPU would execute them.
+"""Count the instructions of a frame or a prompt, stage by stage, as all blocks of a GPU would
+execute them.
 
 Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), some minutes. PTX is not yet
 what a GPU executes: moves between registers are left out, for ptxas removes most of them. A
@@ -76,8 +77,9 @@ def stages(num_streams: int) -> list[str]:
     return names
 
 
-def count(config: ModelConfig, num_streams: int) -> list[Interval]:
-    """The stages of the second frame of `num_streams` streams."""
+def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list[Interval]:
+    """The stages of the second frame of `num_streams` streams, or of a prompt of so many
+    positions."""
     generator = torch.Generator().manual_seed(0)
     weights = {
         name.removeprefix(TALKER_PREFIX): 0.03 * torch.randn(shape, generator=generator)
@@ -94,15 +96,19 @@ def count(config: ModelConfig, num_streams: int) -> list[Interval]:
             dtype=torch.bfloat16,
         )
     decoder.launcher.timeout_seconds = 3600
+    intervals = decoder.library._library.ptx_intervals
+    found = (Interval * 1000)()
     width = config.talker.stack.hidden_size
     for slot in range(num_streams):
         decoder.begin(slot, Sampling(), seed=slot, part=0)
-        embeds = torch.randn(NUM_POSITIONS, width, generator=generator).to(torch.bfloat16)
+        shape = (num_positions or NUM_POSITIONS, width)
+        embeds = torch.randn(shape, generator=generator).to(torch.bfloat16)
         decoder.prefill(slot, embeds, embeds[0])
+    if num_positions:
+        return list(found[: intervals(found, len(found))])
     for _ in range(2):  # the first frame has no step of the talker
         decoder.step(list(range(num_streams)), 1)
-    found = (Interval * 1000)()
-    return list(found[: decoder.library._library.ptx_intervals(found, len(found))])
+    return list(found[: intervals(found, len(found))])
 
 
 def main() -> None:
@@ -110,11 +116,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="random-0.6b", help="random-0.6b or random-1.7b")
     parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=0, help="positions of one pass, no frame")
     args = parser.parse_args()
     full = parse_model_config(model_config(args.model))
-    found = count(short(full), args.streams)
+    found = count(short(full), args.streams, args.prompt)
     print(f"{'stage':26} {'instructions':>12} {'integers':>9} {'us, at least':>12} {'waiting':>8}")
-    named = list(zip(stages(args.streams), found, strict=True))
+    if args.prompt:
+        names = ["input", *(f"talker {each}" for each in LAYER * NUM_LAYERS)]
+    else:
+        names = stages(args.streams)
+    named = list(zip(names, found, strict=True))
     # Of stages that come again, the last: the first pass of the predictor has two rows a stream.
     # But behind a last layer nothing is prepared, so of the waiting the most.
     for name, each in dict(named).items():

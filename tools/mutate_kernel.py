@@ -22,11 +22,11 @@ from qwen_megakernel import build_tts
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "kernel_mutations.md"
 STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
-STAGES += ("sampling", "layer", "frame", "forward")
+STAGES += ("prompt_attention", "prompt_context", "sampling", "layer", "frame", "forward")
 SEEDS = range(24)  # orders of threads; one that notices ends the search
 # Of the grid; what a block does while it waits there, it still has to do.
-BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:\w|\(\))*\)")
-BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:\w|\(\))*, (\w+)\)")
+BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*\)")
+BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*, (\w+)\)")
 REMOVALS = (
     (re.compile(r"__syncthreads\(\);"), ";"),
     (re.compile(r"__syncwarp\(\);"), ";"),
@@ -70,7 +70,8 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     sys.path.insert(0, str(ROOT / "tests" / "kernels"))
     import kernel_models
 
-    config = kernel_models.small_config(predictor={"hidden_size": 96, "head_dim": 48})
+    stacks = {"predictor": {"hidden_size": 96, "head_dim": 48}, "talker": {"head_dim": 64}}
+    config = kernel_models.small_config(**stacks)
     target = build_tts.Target(None, "float32")
     values = build_tts.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]

@@ -92,7 +92,7 @@ Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
 }
 
 int run_frames() {
-  constexpr int kSlots = 3, kPrompt = 69, kFrames = 2, kPositions = 92;  // two splits of attention
+  constexpr int kSlots = 3, kPrompt = 69, kFrames = 2, kPositions = 92;  // two splits, two chunks of attention
   const size_t hidden = Talker::kHidden, groups = kNumCodeGroups;
   Model model{};
   model.talker = make_stack<Talker>(1, kSlots, kPositions, true);
@@ -116,11 +116,11 @@ int run_frames() {
   const size_t qkv = larger(Talker::kQkvSize, Predictor::kQkvSize);
   const size_t heads = larger(Talker::kNumHeads * (Talker::kHeadDim + 2),
                               Predictor::kNumHeads * (Predictor::kHeadDim + 2));
-  Workspace workspace{zeros<float>(2 * kMaxRows * kMaxHidden),
+  Workspace workspace{zeros<float>(kMaxForwardRows * kMaxHidden),
                       zeros<float>(kMaxRows * hidden),
-                      zeros<float>(kMaxRows * qkv),
-                      zeros<float>(kMaxRows * qkv),
-                      zeros<float>(kMaxRows * 4096),
+                      zeros<float>(kMaxForwardRows * qkv),
+                      zeros<float>(kMaxForwardRows * qkv),
+                      zeros<float>(kMaxForwardRows * 512),
                       zeros<float>(kMaxRows * kMaxVocab),
                       zeros<float>(kMaxRows * heads * kMaxSplits),
                       zeros<uint32_t>(kMaxRows * 16),

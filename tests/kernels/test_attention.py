@@ -1,4 +1,4 @@
-"""csrc/attention.cuh against attention written out in torch, cache and append included."""
+"""Every attention of csrc/ against attention written out in torch, cache and append included."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
         head_norms=probes.address(with_poisoned_tail(torch.cat((q_norm, k_norm)))),
         num_rows=n,
     )
-    for i, (slot, position, first) in enumerate(rows):
+    for i, (slot, position, first) in enumerate(rows[: len(params.slots)]):
         params.slots[i], params.positions[i], params.first_rows[i] = slot, position, first
     assert probes.launch(probe, params, blocks) == 0
     assert not tickets.any()
@@ -101,14 +101,50 @@ def test_rows_of_different_streams_and_lengths(probes):
 
 
 def test_rows_of_one_stream_see_those_before_them_in_the_pass(probes):
-    run(probes, [(0, i, 0) for i in range(16)])  # the start of a prompt
-    for count, edge in ((2, 128), (9, 1024), (16, 1024)):  # the more rows, the longer a split
+    run(probes, [(0, i, 0) for i in range(16)])
+    for count, edge in ((2, 64), (9, 128)):  # some of them in the next part
         run(probes, [(1, edge - 1 + i, 0) for i in range(count)])
 
 
 @pytest.mark.parametrize("peak", [0, 31, 32, 63, 64, 77, 99])
 def test_the_largest_score_counts_wherever_it_is(probes, peak):
     run(probes, [(0, 100, 0)], peak=peak)
+
+
+def prompt_rows(first_position, count):
+    return [(1, first_position + i, 0) for i in range(count)]
+
+
+@pytest.fixture(scope="module", params=[32, 128], ids=["short heads", "long heads"])
+def prompt_probes(request) -> dict[torch.dtype, Probes]:
+    # A chunk is 128 positions of short heads in float32, 32 of long ones; in bf16 twice as many.
+    config = k.small_config(talker={"head_dim": request.param, "num_heads": 3, "num_kv_heads": 1})
+    return {dtype: Probes(config, dtype) for dtype in (torch.float32, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("first_position", "count"),
+    # One row and more than a warp; up to, at and behind the edges of chunks; with cached ones.
+    [(0, 2), (0, 8), (0, 31), (0, 33), (0, 128), (1, 20), (31, 2), (63, 66), (256, 9), (600, 128)],
+)
+def test_rows_of_a_prompt_see_the_cache_and_each_other(prompt_probes, first_position, count, dtype):
+    run(prompt_probes[dtype], prompt_rows(first_position, count), probe="prompt_attention")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_prompt_has_the_same_bits_on_any_grid(prompt_probes, monkeypatch, dtype):
+    monkeypatch.setenv("EMULATION_SMS", "9")
+    probes, rows = prompt_probes[dtype], prompt_rows(5, 70)
+    expected = run(probes, rows, probe="prompt_attention")
+    for blocks in (1, 5, 9):
+        assert torch.equal(run(probes, rows, blocks, probe="prompt_attention"), expected)
+
+
+@pytest.mark.parametrize("peak", [0, 31, 32, 63, 64, 77, 99])
+def test_the_largest_score_of_a_prompt_counts_wherever_it_is(prompt_probes, peak):
+    rows = prompt_rows(100, 3)
+    run(prompt_probes[torch.float32], rows, peak=peak, probe="prompt_attention")
 
 
 SHORT = [

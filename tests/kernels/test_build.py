@@ -43,7 +43,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_every_definition_is_read_by_a_source():
-    sources = "\n".join(p.read_text() for p in build_tts.source_folder().glob("*.cuh"))
+    sources = "\n".join(p.read_text() for p in build_tts.source_folder().glob("*.cu*"))
     for arch in (None, "sm_90a"):
         for name in build_tts.definitions(k.small_config(), Target(arch, "bfloat16")):
             assert re.search(rf"\b{name}\b", sources), name
@@ -140,6 +140,17 @@ def test_architectures():
         build_tts.arch_of((7, 5), "NVIDIA T4")
     with pytest.raises(ArchError, match="sm_130; the kernel knows sm_80"):
         build_tts.arch_of((13, 0), "X")
+
+
+def test_a_prompts_rows_are_resident_where_they_fit():
+    def columns(name: str, arch: str) -> tuple[int, int]:
+        values = build_tts.definitions(released(name), Target(arch, "bfloat16"))
+        return values["CHUNK_COLS"], values["FORWARD_CHUNK_COLS"]
+
+    assert columns("random-1.7b", "sm_90a") == columns("random-1.7b", "sm_100") == (1024, 2048)
+    assert columns("random-0.6b", "sm_90a") == (1024, 1024)  # as wide as its hidden state
+    assert columns("random-1.7b", "sm_80") == (1024, 1024)  # 163 KB
+    assert columns("random-1.7b", "sm_120") == (512, 512)
 
 
 WARNING = re.compile(r"\bwarning\b *[:#]")

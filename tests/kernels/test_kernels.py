@@ -275,7 +275,9 @@ def test_step_by_step_equals_all_positions_at_once(decoder, stack):
         decoder.forward(0, tokens[:1], x[i : i + 1], first_position=i, stack=stack)
         for i in range(n)
     ]
-    assert torch.equal(torch.cat(rows), whole)
+    # One position of the talker is attended to as in a frame: its sums have another order.
+    limit = 1e-5 if stack == "talker" else 0
+    assert (torch.cat(rows) - whole).abs().max() <= limit
 
 
 def test_three_equal_positions_are_plain_rope_bit_for_bit(decoder, make_decoder, checkpoint):

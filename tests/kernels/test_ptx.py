@@ -328,20 +328,21 @@ def test_a_planted_fault_is_noticed(fault):
 @needs_nvcc
 @pytest.mark.parametrize("name", ["random-0.6b", "random-1.7b"])
 def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
-    """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor."""
+    """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor; behind
+    a prompt for six teams of blocks, of two chunks."""
     monkeypatch.setenv("EMULATION_SMS", "132")
     config = parse_model_config(model_config(name))
     stack = replace(config.talker.stack, num_layers=1)
     talker = replace(config.talker, stack=stack, text_vocab_size=64)
     checkpoint = k.random_checkpoint(replace(config, talker=talker))
     checkpoint.talker = {name: w.bfloat16() for name, w in checkpoint.talker.items()}
-    sizes = {"num_slots": 1, "max_positions": 64, "max_text_rows": 8}
+    sizes = {"num_slots": 1, "max_positions": 96, "max_text_rows": 8}
     ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
     ptx.launcher.timeout_seconds = 3600  # of one barrier: 67,584 threads share a core
     reference = ReferenceDecoder(checkpoint, device=CPU, dtype=torch.float32, **sizes)
     forced = torch.randint(0, 2048, (1, 1, 16), generator=torch.Generator().manual_seed(9))
     for decoder in (ptx, reference):
-        k.start(decoder, 0, Sampling.greedy(), seed=5)
+        k.start(decoder, 0, Sampling.greedy(), seed=5, positions=90)
     ours, theirs = ptx.step([0], 1, forced), reference.step([0], 1, forced)
     np.testing.assert_array_equal(ours.codes, theirs.codes)
 
@@ -351,7 +352,8 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
-    config = k.small_config(predictor={"hidden_size": 96, "head_dim": 48})
+    stacks = {"predictor": {"hidden_size": 96, "head_dim": 48}, "talker": {"head_dim": 128}}
+    config = k.small_config(**stacks)
     target = build_tts.Target("sm_90a", dtype, int8=quantized.STACKS["int8-talker"])
     source, flags = HERE / "sanitized.cu", [f"-fsanitize={sanitizer}"]
     options = {

@@ -1,0 +1,111 @@
+"""Prompts, whose rows are dealt to teams of blocks (csrc/forward.cuh)."""
+
+import kernel_models as k
+import pytest
+import torch
+
+from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.reference import ReferenceDecoder
+
+MAX_POSITIONS = 320
+# As in test_frame.py, of hidden states whose root mean square is about one.
+FLOAT32_HIDDEN, BF16_HIDDEN = 2e-5, 0.05
+LENGTHS = [2, 16, 17, 33, 110, 128, 129, 300]  # 128 rows are a pass, on eight blocks and more
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("projected", torch.float32, None),
+        ("wide", torch.float32, None),
+        ("projected", torch.bfloat16, None),
+        pytest.param(("projected", torch.float32, "int8"), marks=pytest.mark.slow),
+    ],
+    ids=["f32", "wide", "bf16", "int8"],
+)
+def decoders(request, make_decoder) -> tuple[KernelDecoder, ReferenceDecoder]:
+    shape, dtype, weights = request.param
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
+    if weights:
+        checkpoint = k.with_int8(checkpoint, weights)
+    kinds = (KernelDecoder, ReferenceDecoder)
+    kernel, plain = (
+        make_decoder(kind, checkpoint, dtype, max_positions=MAX_POSITIONS) for kind in kinds
+    )
+    return kernel, plain
+
+
+def prompt(decoder: KernelDecoder, n: int) -> torch.Tensor:
+    width = decoder.config.talker.stack.hidden_size
+    x = torch.randn(n, width, generator=torch.Generator().manual_seed(n))
+    return x.to(decoder.dtype).float()
+
+
+def forward(decoder: KernelDecoder, x: torch.Tensor, slot: int = 1, first: int = 0, **options):
+    tokens = torch.full((len(x),), -1, dtype=torch.int32)
+    return decoder.forward(slot, tokens, x, first_position=first, **options)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_a_prompt_equals_the_reference(decoders, monkeypatch, n):
+    monkeypatch.setenv("EMULATION_SMS", "9")
+    kernel, plain = decoders
+    x = prompt(kernel, n)
+    stack = plain.talker
+    expected = stack.forward(x.to(kernel.dtype), stack.new_cache(n), 0).float()
+    error = (forward(kernel, x).cpu() - expected).abs().max()
+    assert error < (FLOAT32_HIDDEN if kernel.dtype == torch.float32 else BF16_HIDDEN)
+
+
+@pytest.mark.parametrize("n", [5, 40, 150])
+def test_no_grid_changes_a_bit(decoders, monkeypatch, n):
+    monkeypatch.setenv("EMULATION_SMS", "11")
+    kernel, _ = decoders
+    x = prompt(kernel, n)
+    expected = forward(kernel, x)
+    for num_blocks in (1, 2, 3, 8):  # so many rows a pass, and blocks a team
+        monkeypatch.setattr(kernel.launcher, "num_blocks", num_blocks)
+        assert torch.equal(forward(kernel, x), expected)
+
+
+@pytest.mark.parametrize("cut", [2, 16, 37, 128])
+def test_a_prompt_in_two_launches_has_the_same_bits(decoders, monkeypatch, cut):
+    monkeypatch.setenv("EMULATION_SMS", "5")
+    kernel, _ = decoders
+    x = prompt(kernel, 140)
+    expected = forward(kernel, x)
+    parts = [forward(kernel, x[:cut], 2), forward(kernel, x[cut:], 2, first=cut)]
+    assert torch.equal(torch.cat(parts), expected)
+
+
+def test_the_last_row_is_what_the_first_frame_starts_from(decoders, monkeypatch):
+    monkeypatch.setenv("EMULATION_SMS", "5")
+    kernel, _ = decoders
+    for n in (1, 30, 130):
+        last = forward(kernel, prompt(kernel, n), slot=1, keep_last=True)[-1]
+        buffers = kernel._buffers
+        (kept,) = (each for each in buffers._alive if each.data_ptr() == buffers.slots.hidden)
+        assert torch.equal(kept[1].cpu(), last)
+
+
+def test_rope_positions_are_those_of_each_row(decoders, monkeypatch):
+    monkeypatch.setenv("EMULATION_SMS", "4")
+    kernel, _ = decoders
+    n = 70
+    x, own = prompt(kernel, n), torch.arange(n, dtype=torch.int32)
+    whole = torch.stack([own, own.flip(0), own * 2 % n])
+    expected = forward(kernel, x, rope_positions=whole)
+    assert not torch.equal(expected, forward(kernel, x))
+    parts = [
+        forward(kernel, x[:50], 2, rope_positions=whole[:, :50]),
+        forward(kernel, x[50:], 2, first=50, rope_positions=whole[:, 50:]),
+    ]
+    assert torch.equal(torch.cat(parts), expected)
+
+
+def test_what_was_in_the_cache_behind_a_prompt_does_not_matter(decoders):
+    kernel, _ = decoders
+    long, short = prompt(kernel, 200), prompt(kernel, 40)
+    expected = forward(kernel, short, 3)
+    forward(kernel, long, 1)
+    assert torch.equal(forward(kernel, short, 1), expected)

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Calculate how long a prompt takes on an H200, its rows dealt to teams of blocks or not.
+
+Nothing here is measured on our kernel. What a block brings from L2 decides: its share of the
+weights, which its team reads by itself, and all activations of the team's rows. The first run of
+`benchmarks/measure_first_sound.py` on a GPU replaces it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from qwen_megakernel import build_tts, packing
+from qwen_megakernel.config import ModelConfig, parse_model_config
+from qwen_megakernel.synthetic_config import model_config
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS
+
+L2_BANDWIDTH = 5.5e6 / NUM_SMS  # bytes a microsecond that reach one SM
+TEAM_ROWS, MOST_TEAMS = 16, 8  # csrc/dims.cuh
+POSITIONS = (10, 30, 110, 200)  # where benchmarks/measure_first_sound.py looks
+
+
+def attention_us(positions: int) -> float:
+    """Of the pass's last row: what tools/instruction_profile.py --prompt counts for 10 and 110
+    positions (PTX), and qkv, cos and sin, the result."""
+    return (1985 + 74 * positions) / ISSUE + 3 * L2_LATENCY
+
+
+def product_us(rows: int, num_blocks: int, width: int, out_size: int, in_size: int) -> float:
+    """A weight pass for `rows` rows of a team of `num_blocks` blocks, all teams at once.
+
+    `width` columns of activations lie in shared memory.
+    """
+    tiles = -(-out_size // packing.TILE_ROWS // num_blocks)
+    is_resident = in_size <= width or rows * (in_size + 4) <= TEAM_ROWS * (width + 4)
+    loads = 1 if is_resident else -(-tiles // build_tts.ROUND_TILES)
+    num_bytes = tiles * packing.TILE_ROWS * in_size * 2 + loads * rows * in_size * 4
+    return max(num_bytes / L2_BANDWIDTH, 2 * out_size * in_size / BANDWIDTH) + L2_LATENCY
+
+
+def prompt_us(
+    config: ModelConfig, positions: int, *, most_teams: int = MOST_TEAMS, width: int | None = None
+) -> float:
+    """Microseconds of a prompt without cached positions; width None: as it is built for an H200."""
+    stack = config.talker.stack
+    if width is None:
+        target = build_tts.Target("sm_90a", "bfloat16")
+        width = build_tts.definitions(config, target)["FORWARD_CHUNK_COLS"]
+    num_passes = -(-positions // (TEAM_ROWS * most_teams))
+    num_teams = -(-positions // (TEAM_ROWS * num_passes))
+    pass_rows = -(-positions // num_passes)
+    rows, num_blocks = -(-pass_rows // num_teams), NUM_SMS // num_teams
+    products = (
+        (stack.q_size + 2 * stack.kv_size, stack.hidden_size),
+        (stack.hidden_size, stack.q_size),
+        (2 * stack.intermediate_size, stack.hidden_size),
+        (stack.hidden_size, stack.intermediate_size),
+    )
+    layer = sum(product_us(rows, num_blocks, width, *shape) + BARRIER for shape in products)
+    total = 0.0
+    for number in range(num_passes):
+        seen = pass_rows * (number + 1)
+        total += stack.num_layers * (layer + attention_us(seen) + BARRIER) + L2_LATENCY + BARRIER
+    return total
+
+
+VARIANTS = {
+    "the kernel": {},
+    "rows of 1024 columns in shared memory": {"width": 1024},
+    "16 rows a pass, one team": {"most_teams": 1, "width": 1024},
+}
+
+
+def main() -> int:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    head = "".join(f"{count:8}" for count in POSITIONS)
+    print(f"{'ms of a prompt, calculated; positions':46}{head}")
+    for size in ("0.6b", "1.7b"):
+        config = parse_model_config(model_config(f"random-{size}"))
+        for name, changes in VARIANTS.items():
+            times = [prompt_us(config, count, **changes) / 1000 for count in POSITIONS]
+            print(f"{size.upper() + ', ' + name:46}" + "".join(f"{ms:8.2f}" for ms in times))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
