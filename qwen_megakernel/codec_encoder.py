@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qwen_megakernel.codec_config import CodecConfig
 from qwen_megakernel.errors import ReferenceError_
-from qwen_megakernel.vocoder_transformer import rotate
+from qwen_megakernel.vocoder_transformer import rotary_tables, rotate
 
 # Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s in one go, because
 # more of the work stays in the cache, and 60 s take no more memory than 3 s do.
@@ -134,8 +134,7 @@ class CodecEncoder:
         head_dim = config["head_dim"]
         inv_freq = 1 / config["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
         angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), inv_freq)
-        angles = torch.cat([angles, angles], dim=1)
-        rotary = angles.cos(), angles.sin()
+        rotary = rotary_tables(angles)
         for layer in range(config["num_hidden_layers"]):
             x = self._layer(x, f"encoder_transformer.layers.{layer}", rotary)
         return x

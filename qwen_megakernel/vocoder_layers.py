@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.codec_config import CodecDecoderConfig
+from qwen_megakernel.snake import snake
 
 # Literals of the official classes; no config file holds them.
 CLUSTER_USAGE_MIN = 1e-5
@@ -31,8 +32,15 @@ SNAKE_EPS = 1e-9
 # would do it too, but cost a lone stream 6 % of a one-frame chunk.)
 MIN_STEPS = 4
 
-# On other devices, convolutions of this many taps are one product instead of one for each tap.
+# Where operations are kernels, convolutions of this many taps are one product instead of one for
+# each tap.
 MIN_TAPS_AT_ONCE = 3
+
+
+def starts_kernels(x: Tensor) -> bool:
+    """Is every operation on x a kernel, which takes a device's time to start however little it
+    does? A CPU prefers what writes results where they belong."""
+    return x.device.type != "cpu"
 
 
 class Weights:
@@ -83,6 +91,13 @@ class History:
     def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
         """Activate x [num_steps, n, width], put the past in front and remember the last inputs."""
         past = self.view(batch)
+        if starts_kernels(x):
+            x = snake.at_once(x) if snake else x
+            if not self.num_rows:
+                return x
+            extended = torch.cat([past, x])
+            past.copy_(extended[len(x) :])
+            return extended
         extended = x.new_empty(self.num_rows + len(x), *x.shape[1:])
         extended[: self.num_rows] = past
         if snake:
@@ -101,7 +116,7 @@ def _sum_taps(
     x [num_steps + (num_taps - 1) * dilation, n, in_channels], taps [num_taps, in_channels,
     out_channels] -> [num_steps, n, out_channels].
     """
-    if x.device.type != "cpu" and len(taps) >= MIN_TAPS_AT_ONCE:
+    if starts_kernels(x) and len(taps) >= MIN_TAPS_AT_ONCE:
         return sum_taps_at_once(x, taps, bias, num_steps, dilation)
     n = x.shape[1]
     x = x.flatten(0, 1)
@@ -125,8 +140,7 @@ def sum_taps_at_once(
 ) -> Tensor:
     """`_sum_taps` as one product: the inputs of all taps of a step lie side by side in a copy.
 
-    Two kernels instead of one a tap. A GPU takes a small kernel's time to start it; a CPU would
-    only copy.
+    Two kernels instead of one a tap.
     """
     n, channels = x.shape[1:]
     shape, steps = (num_steps * n, len(taps), channels), (channels, dilation * n * channels, 1)
@@ -165,6 +179,10 @@ class Snake:
     def __call__(self, x: Tensor, out: Tensor) -> None:
         sine_squared = torch.mul(x, self.frequency, out=out).sin_().square_()
         torch.addcmul(x, sine_squared, self.amplitude, out=out)
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """The same as one operation."""
+        return snake(x, self.frequency, self.amplitude)
 
 
 class Conv:
@@ -237,6 +255,26 @@ class ResidualUnit:
         return self.conv1.context(self.conv2.context(num_steps))
 
 
+def _sum_channels(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    """bias + the sum over i of x[i : i + num_steps] * taps[i], a depthwise convolution.
+
+    x [num_steps + num_taps - 1, n, channels], taps [num_taps, channels] -> [num_steps, n,
+    channels].
+    """
+    if starts_kernels(x):
+        return sum_channels_at_once(x, taps, bias)
+    num_steps = len(x) - len(taps) + 1
+    y = bias
+    for i, tap in enumerate(taps):
+        y = torch.addcmul(y, x[i : i + num_steps], tap)
+    return y
+
+
+def sum_channels_at_once(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
+    """`_sum_channels` in three kernels instead of one a tap."""
+    return (x.unfold(0, len(taps), 1) * taps.T).sum(3).add_(bias)
+
+
 class ConvNeXt:
     """x + gamma * pwconv2(gelu(pwconv1(norm(dwconv(x)))))."""
 
@@ -251,10 +289,7 @@ class ConvNeXt:
         self.history = layout.reserve(len(self.taps) - 1, depthwise.shape[0])
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
-        extended = self.history.extend(x, batch)
-        y = self.bias
-        for i, tap in enumerate(self.taps):
-            y = torch.addcmul(y, extended[i : i + len(x)], tap)
+        y = _sum_channels(self.history.extend(x, batch), self.taps, self.bias)
         y = F.layer_norm(y, y.shape[-1:], *self.norm, eps=LAYER_NORM_EPS)
         y = linear(F.gelu(linear(y, *self.pwconv1)), *self.pwconv2)
         return torch.addcmul(x, y, self.gamma)

@@ -37,8 +37,7 @@ class Transformer:
         positions = torch.arange(self.num_past + max_frames, device=weights.device)
         dims = torch.arange(0, config.head_dim, 2, device=weights.device, dtype=torch.float64)
         angles = torch.outer(positions, config.rope_theta ** (-dims / config.head_dim))
-        angles = torch.cat([angles, angles], dim=1)
-        self.cos, self.sin = angles.cos().to(weights.dtype), angles.sin().to(weights.dtype)
+        self.cos, self.signed_sin = (each.to(weights.dtype) for each in rotary_tables(angles))
         age = positions[self.num_past :, None] - positions  # of each key, seen from each query
         self.in_window = (age >= 0) & (age <= self.num_past)
         self.positions = positions
@@ -54,7 +53,7 @@ class Transformer:
         is_valid = self.positions[:num_positions] >= self.num_past - num_keys.view(-1, 1, 1, 1)
         is_visible = self.in_window[:num_frames, :num_positions] & is_valid
         mask = x.new_zeros(is_visible.shape).masked_fill_(~is_visible, -math.inf)
-        rotary = self.cos[:num_positions], self.sin[:num_positions]
+        rotary = self.cos[:num_positions], self.signed_sin[:num_positions]
         x = linear(x, *self.input_proj)
         for layer in self.layers:
             x = layer(x, batch, rotary, mask)
@@ -87,16 +86,16 @@ class _TransformerLayer:
     ) -> Tensor:
         """[num_frames, n, hidden_size] -> the same.
 
-        `rotary` are cosine and sine [num_positions, head_dim], `mask` [n, 1, num_frames,
+        `rotary` are those of `rotary_tables`, `mask` [n, 1, num_frames,
         num_positions]; the frames of x are the last of the positions.
         """
         normed = F.rms_norm(x, x.shape[-1:], self.input_norm, self.eps)
         qkv = linear(normed, self.qkv_proj)
         q, kv = qkv[..., : self.q_size], qkv[..., self.q_size :]
         k, v = self.history.extend(kv, batch).split(self.kv_size, dim=-1)
-        cos, sin = rotary
-        q = rotate(self._heads(q), cos[-len(x) :], sin[-len(x) :])
-        k = rotate(self._heads(k), cos, sin)
+        cos, signed_sin = rotary
+        q = rotate(self._heads(q), cos[-len(x) :], signed_sin[-len(x) :])
+        k = rotate(self._heads(k), cos, signed_sin)
         heads = F.scaled_dot_product_attention(
             q, k, self._heads(v), attn_mask=mask, enable_gqa=self.q_size != self.kv_size
         )
@@ -111,7 +110,12 @@ class _TransformerLayer:
         return x.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """[num_positions, head_dim / 2] -> cosine and sine of every element for `rotate`."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary embedding in the split-half form; x [..., num_positions, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)

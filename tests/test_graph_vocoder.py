@@ -5,6 +5,7 @@ On a CPU its functions run directly; on a GPU they are recorded.
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
 
 from qwen_megakernel import vocoder_layers
+from qwen_megakernel.codec_config import parse_codec_config
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
+from qwen_megakernel.inventory import codec_tensors
+from qwen_megakernel.synthetic_config import speech_tokenizer_config
 from qwen_megakernel.vocoder import Vocoder
 
 NEEDS_GPU = [
@@ -165,6 +169,19 @@ def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(
     assert len(counts) == 1
 
 
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams: int):
+    generator = torch.Generator().manual_seed(2)
+    x, taps = (
+        torch.randn(n, *rest, 6, generator=generator) for n, *rest in ((11, num_streams), (7,))
+    )
+    bias = torch.randn(6, generator=generator)
+    ours = vocoder_layers.sum_channels_at_once(x, taps, bias)
+    theirs = vocoder_layers._sum_channels(x, taps, bias)
+    assert ours.shape == theirs.shape == (5, num_streams, 6)
+    assert (ours - theirs).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(("num_taps", "dilation"), [(3, 1), (7, 1), (7, 3), (7, 9)])
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, num_streams: int):
@@ -179,19 +196,33 @@ def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, 
         assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_a_gpus_products_give_the_vocoders_samples(
+def test_a_gpus_operations_give_the_vocoders_samples_and_states(
     graphs: GraphVocoder, plain: Vocoder, monkeypatch: pytest.MonkeyPatch
 ):
     """The way that another device takes, taken on this one."""
-    codes, state = random_codes(plain, 2, 7), [plain.new_state() for _ in range(2)]
-    expected = plain.step(codes, state)
-    one_by_one = vocoder_layers._sum_taps
+    codes = random_codes(plain, 2, 7)
+    ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
+    expected = plain.step(codes, theirs)
+    taken = []
+    monkeypatch.setattr(vocoder_layers, "starts_kernels", lambda x: taken.append(x) or True)
+    tolerance = AUDIO_F32 if graphs.device.type == "cpu" else AUDIO_GPU_F32
+    found = graphs.step(codes, ours)
+    assert taken and (found.cpu() - expected).abs().max() <= tolerance
+    for own, other in zip(ours, theirs, strict=True):
+        scale = other.values.abs().max().clamp(min=1)
+        assert (own.values.cpu() - other.values).abs().max() <= tolerance * scale
 
-    def at_once(x: Tensor, taps: Tensor, *rest: Any) -> Tensor:
-        many = len(taps) >= vocoder_layers.MIN_TAPS_AT_ONCE
-        return (vocoder_layers.sum_taps_at_once if many else one_by_one)(x, taps, *rest)
 
-    monkeypatch.setattr(vocoder_layers, "_sum_taps", at_once)
-    ours = graphs.step(codes, [graphs.new_state() for _ in range(2)])
-    tolerance = AUDIO_GPU_F32 if ours.is_cuda else AUDIO_F32
-    assert (ours.cpu() - expected).abs().max() <= tolerance
+def test_a_frame_is_as_many_operations_as_the_log_says():
+    config = parse_codec_config(speech_tokenizer_config("random-0.6b"))
+    tensors = {
+        name.removeprefix("decoder."): torch.empty(shape, device="meta")
+        for name, shape in codec_tensors(config).items()
+        if name.startswith("decoder.")
+    }
+    hollow = GraphVocoder(config, tensors, "meta")
+    with NoHostMode("meta") as mode, torch.inference_mode():
+        hollow.run_chunk(1, 1)
+    text = (Path(__file__).parents[1] / "benchmarks" / "LOG.md").read_text()
+    assert f"{sum(mode.counts.values())} operations of PyTorch" in text
+    assert mode.counts["snake"] == 29

@@ -67,6 +67,14 @@ def install() -> None:
     library.impl("_local_scalar_dense", _item, "CUDA", allow_override=True)
 
 
+def install_own(operation: torch._ops.OpOverload) -> None:
+    """Do an operation of ours on the CPU, too."""
+    namespace, _, name = operation._schema.name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _registrations.append(library)
+    library.impl(name, _Operation(operation), "CUDA", allow_override=True)
+
+
 def precede(kind: type, name: str) -> None:
     """Let a method that launches on a stream (params, num_blocks, stream) come behind the copies
     that the stream has pending, as on a GPU."""
@@ -88,7 +96,7 @@ class _Operation:
 
     def __init__(self, operation: torch._ops.OpOverload):
         self._name = operation._schema.name.removeprefix("aten::")
-        self._exact, self._packet = operation, getattr(torch.ops.aten, self._name)
+        self._exact, self._packet = operation, operation.overloadpacket
         self._on_cpu = ATTENTION.get(self._name, operation)
         self._arguments = operation._schema.arguments
         self._returns = operation._schema.returns

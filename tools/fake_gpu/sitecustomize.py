@@ -26,6 +26,13 @@ def _with_kernel_library(module: ModuleType) -> None:
         operations.precede(module.KernelLibrary, name)
 
 
+def _with_snake(_: ModuleType) -> None:
+    import operations
+    import torch
+
+    operations.install_own(torch.ops.qwen_megakernel.snake.default)  # NVRTC has no GPU to ask
+
+
 class _Behind(importlib.abc.MetaPathFinder):
     """Calls a function when a module has been imported."""
 
@@ -51,5 +58,11 @@ class _Behind(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(
     0,
-    _Behind({"torch": _with_torch, "qwen_megakernel.kernel_library": _with_kernel_library}),
+    _Behind(
+        {
+            "torch": _with_torch,
+            "qwen_megakernel.kernel_library": _with_kernel_library,
+            "qwen_megakernel.snake": _with_snake,
+        }
+    ),
 )
