@@ -10,7 +10,7 @@ from qwen_megakernel.reference import ReferenceDecoder
 MAX_POSITIONS = 320
 # As in test_frame.py, of hidden states whose root mean square is about one.
 FLOAT32_HIDDEN, BF16_HIDDEN = 2e-5, 0.05
-LENGTHS = [2, 16, 17, 33, 110, 128, 129, 300]  # 128 rows are a pass, on eight blocks and more
+LENGTHS = [2, 17, 110, 129, 300]  # 128 rows are a pass, on eight blocks and more
 
 
 @pytest.fixture(
@@ -68,7 +68,7 @@ def test_no_grid_changes_a_bit(decoders, monkeypatch, n):
         assert torch.equal(forward(kernel, x), expected)
 
 
-@pytest.mark.parametrize("cut", [2, 16, 37, 128])
+@pytest.mark.parametrize("cut", [2, 37, 128])
 def test_a_prompt_in_two_launches_has_the_same_bits(decoders, monkeypatch, cut):
     monkeypatch.setenv("EMULATION_SMS", "5")
     kernel, _ = decoders
