@@ -22,6 +22,7 @@ FLOORS = [
         "decoder_slots",
         "cuda_graphs",
         "device_sampling",
+        "snake",
         "quantized",
     },
     {"packing", "synthetic", "hub", "weights", "vocoder_layers", "word_times"},
