@@ -70,8 +70,7 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     sys.path.insert(0, str(ROOT / "tests" / "kernels"))
     import kernel_models
 
-    stacks = {"predictor": {"hidden_size": 96, "head_dim": 48}, "talker": {"head_dim": 64}}
-    config = kernel_models.small_config(**stacks)
+    config = kernel_models.sanitized_config()
     target = build_tts.Target(None, "float32")
     values = build_tts.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]

@@ -73,6 +73,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def sanitized_config(talker_head_dim: int = 64) -> ModelConfig:
+    """Of sanitized.cu: its prompt is two chunks of attention in float32, with 128 in bf16, too."""
+    return small_config(
+        talker={"head_dim": talker_head_dim}, predictor={"hidden_size": 96, "head_dim": 48}
+    )
+
+
 def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0) -> Any:
     """Random weights for `config`; `eos_gain` > 1 lets streams end after a few frames."""
     generator = torch.Generator().manual_seed(seed)

@@ -352,8 +352,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
-    stacks = {"predictor": {"hidden_size": 96, "head_dim": 48}, "talker": {"head_dim": 128}}
-    config = k.small_config(**stacks)
+    config = k.sanitized_config(talker_head_dim=128)
     target = build_tts.Target("sm_90a", dtype, int8=quantized.STACKS["int8-talker"])
     source, flags = HERE / "sanitized.cu", [f"-fsanitize={sanitizer}"]
     options = {

@@ -35,8 +35,7 @@ def program(build_cache: Path):
     """program(sanitizer): sanitized.cu compiled with it; kept until a source changes."""
 
     def compile_it(sanitizer: str) -> Path:
-        stacks = {"predictor": {"hidden_size": 96, "head_dim": 48}, "talker": {"head_dim": 64}}
-        config = k.small_config(**stacks)
+        config = k.sanitized_config()
         # int8 layers beside float32 ones: both kinds of matrix, and the change between them.
         target = build_tts.Target(None, "float32", int8=("talker",))
         definitions = [f"-D{n}={v}" for n, v in build_tts.definitions(config, target).items()]
