@@ -67,6 +67,7 @@ SILICON_BUDGETS = {
 }
 SETS = {"truth": BUDGETS} | SILICON_BUDGETS
 TOTAL_SECONDS = 510  # nine minutes with what comes before and after
+TOY_FACTOR = 4  # where a CPU does the GPU's work, and compiles in the steps, too
 END_SECONDS = 4  # of a step that finishes early, to end in order
 LOG_LINES = 40  # of a failed step, shown again at the end
 
@@ -106,7 +107,8 @@ def main() -> int:
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
-            found = run_step(step, min(budgets[step], left), result["commit"], size, log)
+            budget = budgets[step] * (TOY_FACTOR if args.toy else 1)
+            found = run_step(step, min(budget, left), result["commit"], size, log)
             result["steps"][step] = found
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
