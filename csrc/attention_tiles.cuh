@@ -45,7 +45,7 @@ __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], cons
   float sums[2 * kSteps][4] = {};
 #pragma unroll
   for (int col = 0; col < kHeadDim; col += kTileCols) {
-    ActivationColumns columns = load_columns(queries + col, 0, num_queries, row_stride(kRow));
+    ActivationColumns columns = load_columns(queries + col, lane, 0, num_queries, row_stride(kRow));
     const auto exists = [&](int half) {  // do such columns of this lane?
       return kRow == kHeadDim || col + half * (kTileCols / 2) + 8 * t < kHeadDim;
     };

@@ -192,10 +192,9 @@ struct ActivationColumns {
 //   activations  of these columns, from shared memory
 //   num_rows     a lane whose row does not exist brings another's: what comes of it, nobody reads.
 //                For the emulation it is zero: then it is free.
-__device__ __forceinline__ ActivationColumns load_columns(const float* activations, int first_row,
-                                                          int num_rows, int stride) {
+__device__ __forceinline__ ActivationColumns load_columns(const float* activations, int lane,
+                                                          int first_row, int num_rows, int stride) {
   constexpr int kHalf = kTileCols / 2 / 4;
-  const int lane = opaque(lane_idx());
   int row = first_row + lane / 4;
   if (row >= num_rows) {
     if (kZerosAreFree) return {};
@@ -216,7 +215,12 @@ class WarpSums {
   // which order its columns come, so both sides simply use the order of their 16-byte pieces.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
-    const ActivationColumns first = load_columns(activations, 0, num_rows_, stride);
+    const auto columns_of = [&](int first_row) {
+      // The stages of a prompt have no registers for where a lane reads.
+      const int lane = Stream::kTeams ? opaque(lane_idx()) : lane_idx();
+      return load_columns(activations, lane, first_row, num_rows_, stride);
+    };
+    const ActivationColumns first = columns_of(0);
 #pragma unroll
     for (int tile = 0; tile < kRoundTiles; ++tile) {
       if (tile < num_tiles_) {
@@ -230,9 +234,7 @@ class WarpSums {
         add(sums_[tile], first);
         weights.pop();
         // Read again for every tile: a frame has no registers for them.
-        if (num_rows_ > 8) {
-          add(more_sums_[tile], load_columns(activations, 8, num_rows_, stride));
-        }
+        if (num_rows_ > 8) add(more_sums_[tile], columns_of(8));
       }
     }
   }

@@ -131,9 +131,11 @@ struct WeightRings {
 // every tile, close(). Nothing of it waits for other blocks: open() is for the time in which they
 // are waited for.
 //   kTeams  false: the whole grid is one team, and its numbers are not read from shared memory
-template <int kSlots, bool kTeams = false>
+template <int kSlots, bool kTeams_ = false>
 class WeightStream {
  public:
+  static constexpr bool kTeams = kTeams_;
+
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
       : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
 
