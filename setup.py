@@ -16,6 +16,7 @@ RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the d
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
+COREML = ["coremltools>=9,<10"]
 BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/bench_server.py
 RAY = ["ray[serve]>=2.60", *SERVER]
 
@@ -29,6 +30,7 @@ setup(
     python_requires=">=3.11",
     packages=[
         "qwen_megakernel",
+        "qwen_megakernel.coreml",
         "qwen_megakernel.sheen",
         "qwen_megakernel.csrc",
         "qwen_megakernel.csrc.emulation",
@@ -65,6 +67,7 @@ setup(
         "play": ["sounddevice"],
         "plots": PLOTS,
         "sheen": SHEEN,
+        "coreml": COREML,
         "nvcc": ["cuda-toolkit[nvcc,cudart,cccl,nvvm,crt]==13.2.*"],
         "reference": [
             "transformers==4.57.3",
@@ -98,6 +101,7 @@ setup(
             *SERVER,
             *RECOGNISER,
             *SHEEN,
+            *COREML,
             *PLOTS,
         ],
     },

@@ -128,8 +128,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=options.at_least(1), default=200, help="frames to compare in all"
     )
+    backends = [name for name in BACKENDS if name != "coreml"]  # its logits cannot be tapped
     parser.add_argument(
-        "--backend", default="auto", choices=BACKENDS, help="torch: only the plain one"
+        "--backend", default="auto", choices=backends, help="torch: only the plain one"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
     parser.add_argument("--weights", choices=options.WEIGHTS, help="8-bit layers in all decoders")

@@ -1,4 +1,4 @@
-"""The command line: speak | serve | sheen | voices | download | doctor | build | codes."""
+"""The command line: speak | serve | sheen | voices | download | doctor | build | export | codes."""
 
 import argparse
 import json
@@ -6,7 +6,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel import __version__, cli_build, cli_serve, cli_speak, cli_voices, options
+from qwen_megakernel import (
+    __version__,
+    cli_build,
+    cli_export,
+    cli_serve,
+    cli_speak,
+    cli_voices,
+    options,
+)
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.sheen import cli as sheen_cli
 
@@ -113,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=doctor)
 
     cli_build.add_command(commands)
+    cli_export.add_command(commands)
 
     codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
     command = codes.add_parser(

@@ -6,6 +6,7 @@ so that a frame is never drawn before the text row it needs is in hand.
 
 import contextlib
 import logging
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -33,11 +34,13 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = tuple(quantized.STACKS)  # beside None: as the checkpoint stores them
 
-BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")
+BACKENDS = ("auto", "kernel", "graph", "torch", "emulation", "coreml")
 
 # Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
 # a part of text are some 270 rows more.
 MAX_PROMPT_POSITIONS = 1024
+
+MIN_MACOS = 15  # of coreml, whose models have states
 
 MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
 
@@ -46,7 +49,7 @@ MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-i
 class Backend:
     """Which decoder runs, where, and why it was chosen."""
 
-    name: str  # kernel | graph | torch | emulation
+    name: str  # kernel | graph | torch | emulation | coreml
     device: torch.device
     why: str
     may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
@@ -72,8 +75,14 @@ def choose_backend(
     has_gpu = torch.cuda.is_available()
     if requested == "kernel" and not has_gpu:
         raise no_gpu("--backend kernel")
-    wanted = find_device("cpu" if requested == "emulation" and device is None else device)
-    if (requested, wanted.type) in (("kernel", "cpu"), ("emulation", "cuda")):
+    if requested == "coreml" and not has_core_ml():
+        raise EnvironmentError_(
+            f"--backend coreml needs macOS {MIN_MACOS}; this is {platform.platform()}.",
+            cure="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
+        )
+    is_of_cpu = requested in ("emulation", "coreml")
+    wanted = find_device("cpu" if is_of_cpu and device is None else device)
+    if (requested, wanted.type) == ("kernel", "cpu") or (is_of_cpu and wanted.type == "cuda"):
         raise UsageError(f"backend {requested} does not run on device {wanted}.")
     if requested != "auto":
         return Backend(requested, wanted, "asked for")
@@ -89,6 +98,12 @@ def choose_backend(
         return without_kernel(wanted, error)
     why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
     return Backend("kernel", wanted, why, may_change=True)
+
+
+def has_core_ml() -> bool:
+    """Whether this machine runs Core ML models that have states."""
+    version = platform.mac_ver()[0]
+    return bool(version) and int(version.split(".")[0]) >= MIN_MACOS
 
 
 def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
@@ -125,14 +140,20 @@ def make_decoder(
     dtype: torch.dtype,
     weights: str | None = None,
 ):
-    """The decoder of `backend`: ReferenceDecoder, GraphDecoder or KernelDecoder, of one face."""
-    if weights:
+    """The decoder of `backend`: ReferenceDecoder, GraphDecoder, KernelDecoder or CoreMLDecoder, of
+    one face."""
+    options: dict[str, Any] = {}
+    if backend.name == "coreml":  # which has 8-bit weights of its own
+        options["weights"] = weights
+    elif weights:
         checkpoint = replace(checkpoint, talker=quantized.quantize(checkpoint.talker, weights))
     # Imported by name, at use: the kernel's module compiles, the plain one needs nothing.
     if backend.name == "torch":
         kind = import_module("qwen_megakernel.reference").ReferenceDecoder
     elif backend.name == "graph":
         kind = import_module("qwen_megakernel.graph_decoder").GraphDecoder
+    elif backend.name == "coreml":
+        kind = import_module("qwen_megakernel.coreml.decoder").CoreMLDecoder
     else:
         kind = import_module("qwen_megakernel.kernels").KernelDecoder
     with memory_for(
@@ -146,6 +167,7 @@ def make_decoder(
             max_text_rows=max_text_rows,
             device=backend.device,
             dtype=dtype,
+            **options,
         )
 
 
@@ -183,7 +205,7 @@ class FrameDecoder:
         backend: from `choose_backend`; what runs in the end is `self.backend`.
         num_slots: streams that can be open at once.
         max_frames: frames one part of an utterance may have.
-        dtype: None picks `default_dtype`.
+        dtype: None picks `default_dtype`, or what suits Core ML.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
     """
 
@@ -209,6 +231,8 @@ class FrameDecoder:
                 cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
             )
         self.num_slots, self.max_frames = num_slots, max_frames
+        if dtype is None and backend.name == "coreml":
+            dtype = torch.float16  # nothing else runs on Apple's Neural Engine
         self.dtype = dtype or default_dtype(checkpoint, backend.device)
         sizes = {
             "num_slots": num_slots,

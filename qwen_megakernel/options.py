@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
-BACKENDS = ("auto", "kernel", "graph", "torch", "emulation")  # model_tts's, which imports torch
+# model_tts's, which imports torch
+BACKENDS = ("auto", "kernel", "graph", "torch", "emulation", "coreml")
 WEIGHTS = ("int8-talker", "int8")  # likewise
 
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"

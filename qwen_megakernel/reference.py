@@ -200,31 +200,37 @@ class ReferenceDecoder:
     ):
         self.config = checkpoint.config
         self.embeddings = Embeddings(checkpoint, device, dtype)
-        weights, talker = checkpoint.talker, self.config.talker
-
-        def load(name: str) -> Tensor:
-            return weights[name].to(device=device, dtype=dtype)
-
-        self.talker = DecoderStack(talker.stack, weights, "model.", device, dtype)
-        self.talker.name = "talker"
-        self.predictor = DecoderStack(
-            self.config.predictor.stack, weights, "code_predictor.model.", device, dtype
-        )
-        self.codec_head = load("codec_head.weight")
-        self.lm_heads = [
-            load(f"code_predictor.lm_head.{group}.weight")
-            for group in range(talker.num_code_groups - 1)
-        ]
-        self.projection: tuple[Tensor, Tensor] | None = None
-        if self.config.has_projection:
-            name = "code_predictor.small_to_mtp_projection."
-            self.projection = load(name + "weight"), load(name + "bias")
+        self.codec_head = self._load(checkpoint, "codec_head.weight")
+        self._load_stacks(checkpoint)
         self.max_positions = max_positions
         self.caches = [self.talker.new_cache(max_positions) for _ in range(num_slots)]
-        self._predictor_cache = self.predictor.new_cache(talker.num_code_groups)
+        self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
         self._slots: list[_Slot | None] = [None] * num_slots
         self._cancelled = False
         self.tap: Tap | None = None  # tests: called with (name, tensor) of intermediate results
+
+    def _load(self, checkpoint: Checkpoint, name: str) -> Tensor:
+        return checkpoint.talker[name].to(
+            device=self.embeddings.device, dtype=self.embeddings.dtype
+        )
+
+    def _load_stacks(self, checkpoint: Checkpoint) -> None:
+        """Talker, code predictor, and what belongs to the latter."""
+        config, weights = self.config, checkpoint.talker
+        placement = self.embeddings.device, self.embeddings.dtype
+        self.talker = DecoderStack(config.talker.stack, weights, "model.", *placement)
+        self.talker.name = "talker"
+        self.predictor = DecoderStack(
+            config.predictor.stack, weights, "code_predictor.model.", *placement
+        )
+        self.lm_heads = [
+            self._load(checkpoint, f"code_predictor.lm_head.{group}.weight")
+            for group in range(config.talker.num_code_groups - 1)
+        ]
+        self.projection: tuple[Tensor, Tensor] | None = None
+        if config.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            self.projection = tuple(self._load(checkpoint, name + p) for p in ("weight", "bias"))
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new, for one part of an utterance."""
@@ -335,12 +341,8 @@ class ReferenceDecoder:
         x = torch.stack((state.hidden, self.embeddings.codec_table[given]))
         start = 0
         for group in range(1, self.config.talker.num_code_groups):
-            if self.projection:
-                weight, bias = self.projection
-                x = linear(x, weight) + bias
-            hidden = self.predictor.forward(x, self._predictor_cache, start, self.tap)[-1]
+            logits = self._predict(x, start, group)
             start += len(x)
-            logits = torch.mv(self.lm_heads[group - 1], hidden).float()
             if self.tap:
                 self.tap(f"predictor.logits.{group}", logits)
             code = sampling.draw(
@@ -358,3 +360,12 @@ class ReferenceDecoder:
             given = code if forced is None else int(forced[group])
             x = tables[group - 1][given][None]
         return torch.tensor(codes)
+
+    def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
+        """Logits of code `group`, float32, behind the predictor's inputs x [n, hidden_size] at
+        positions `start` .."""
+        if self.projection:
+            weight, bias = self.projection
+            x = linear(x, weight) + bias
+        hidden = self.predictor.forward(x, self._predictor_cache, start, self.tap)[-1]
+        return torch.mv(self.lm_heads[group - 1], hidden).float()

@@ -37,8 +37,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     Args:
         loaded: a checkpoint, from `checkpoint.load`.
-        backend: "auto", "kernel", "graph", "torch" or "emulation"; what runs is `backend`, and why
-            it was chosen `why`.
+        backend: "auto", "kernel", "graph", "torch", "emulation" or "coreml"; what runs is
+            `backend`, and why it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16", or torch's own of these; None: bf16 on a GPU, the faster
             one on a CPU.
@@ -125,9 +125,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
-            options: backend ("auto", "kernel", "graph", "torch", "emulation"), device, dtype
-                ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_slots, max_frames (per
-                part of a text), voices (a folder), warmup.
+            options: backend ("auto", "kernel", "graph", "torch", "emulation", "coreml"), device,
+                dtype ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_slots,
+                max_frames (per part of a text), voices (a folder), warmup.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.

@@ -27,6 +27,7 @@ FLOORS = [
     },
     {"packing", "synthetic", "hub", "weights", "vocoder_layers", "word_times"},
     {"checkpoint", "vocoder_transformer"},
+    {"vocoder"},
     {"embeddings"},
     {"kernel_buffers"},
     {"kernel_launch"},
@@ -34,8 +35,12 @@ FLOORS = [
     {"graph_stack"},
     {"graph_model"},
     {"graph_decoder"},
+    {"coreml.decoder_models"},
+    {"coreml.speech_decoder"},
+    {"coreml.export"},
+    {"coreml.decoder"},
     {"text", "prompt", "voices", "model_tts", "text_stack"},
-    {"vocoder", "speech_stream"},
+    {"speech_stream"},
     {"graph_vocoder"},
     {"stages", "speech_slot"},
     {"slot_table"},
@@ -71,7 +76,7 @@ FLOORS = [
     {"server_protocol"},
     {"pipecat_tts", "server"},
     {"server_ray"},
-    {"cli_build", "cli_serve", "cli_speak", "cli_voices"},
+    {"cli_build", "cli_export", "cli_serve", "cli_speak", "cli_voices"},
     {"sheen.cli"},
     {"cli"},
     {"__main__"},
@@ -79,7 +84,7 @@ FLOORS = [
 
 # What users type, and the only modules that print.
 COMMAND_LINE = (
-    *("cli", "cli_build", "cli_serve", "cli_speak", "cli_voices"),
+    *("cli", "cli_build", "cli_export", "cli_serve", "cli_speak", "cli_voices"),
     *("options", "sheen.cli"),
 )
 

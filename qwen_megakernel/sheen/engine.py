@@ -221,14 +221,15 @@ class SheenEngine(SpeechEngine):
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:
-    """As `model_tts.choose_backend`, but this family has no CUDA graphs.
+    """As `model_tts.choose_backend`, but this family has neither CUDA graphs nor Core ML.
 
     Raises:
-        UsageError: they were asked for; or as there.
+        UsageError: one of them was asked for; or as there.
     """
-    if requested == "graph":
+    if requested in ("graph", "coreml"):
         raise UsageError(
-            'backend is "graph"; voices of this family have "kernel", "torch" and "emulation".'
+            f'backend is "{requested}"; '
+            'voices of this family have "kernel", "torch" and "emulation".'
         )
     chosen = choose_backend(requested, device)
     if chosen.name == "graph":

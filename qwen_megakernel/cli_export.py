@@ -1,0 +1,62 @@
+"""The command `export coreml`: a checkpoint as Core ML models."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel import options
+
+PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
+
+
+def export_coreml(args: argparse.Namespace) -> int:
+    """Write a model's six Core ML models; works on any machine, and needs a Mac to run them."""
+    from qwen_megakernel import checkpoint
+    from qwen_megakernel.coreml.export import ExportOptions, export
+
+    level = logging.NOTSET if args.quiet or args.debug else logging.INFO
+    logging.getLogger("qwen_megakernel.coreml").setLevel(level)
+    chosen = ExportOptions(args.positions, args.precision, args.weights, args.chunk_frames)
+    files = checkpoint.resolve(
+        args.model, local_files_only=args.local_files_only, progress=not args.quiet
+    )
+    export(checkpoint.load(files), Path(args.to), chosen)
+    print(args.to)
+    return 0
+
+
+def add_command(commands: Any) -> None:
+    """Add `export` to the subparsers `commands`."""
+    targets = commands.add_parser("export", help="a model for other runtimes").add_subparsers(
+        required=True
+    )
+    command = targets.add_parser(
+        "coreml", help="for Apple's Neural Engine", description=export_coreml.__doc__
+    )
+    command.add_argument("model", metavar="MODEL", help="hub id, folder or built-in name")
+    command.add_argument("--to", metavar="DIR", required=True, help="where the models go")
+    command.add_argument(
+        "--positions",
+        type=options.at_least(1),
+        default=1024,
+        help="that the talker remembers: prompt and frames, 12.5 of them a second (default: 1024)",
+    )
+    command.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float16",
+        help="of all but the speech decoder, which is float32 (default: float16)",
+    )
+    command.add_argument(
+        "--weights", choices=options.WEIGHTS, help="8-bit layers, of the talker or of all"
+    )
+    command.add_argument(
+        "--chunk-frames",
+        type=options.at_least(1),
+        default=4,
+        help="that the speech decoder takes at once (default: 4)",
+    )
+    command.add_argument("--local-files-only", action="store_true", help="never use the network")
+    options.add_verbosity(command)
+    command.set_defaults(run=export_coreml)

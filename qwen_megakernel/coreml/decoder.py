@@ -1,0 +1,111 @@
+"""The plain decoder with both stacks in Core ML: `--backend coreml`.
+
+Embeddings, sampling and the account of slots are the plain decoder's. Needs macOS 15 on the
+machine that runs it; models are converted once, into the cache, if they are not there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.coreml.export import ExportOptions, coremltools, exported
+from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.reference import ReferenceDecoder, Tap
+
+MODELS = ("CodeDecoder", "MultiCodeDecoder")
+
+
+def load_model(path: Path) -> Any:
+    """A converted model, compiled for this machine, on whichever of its units Core ML chooses.
+
+    Raises:
+        EnvironmentError_: Core ML does not take it.
+    """
+    kind = coremltools().models.MLModel
+    try:
+        return kind(str(path))
+    except RuntimeError as error:
+        raise EnvironmentError_(
+            f"Core ML does not load {path.name}: {error}.",
+            cure=f"Remove {path.parent} to convert it again.",
+        ) from error
+
+
+class CoreMLStack:
+    """The face of `reference.DecoderStack` on a converted model; a cache is a state of it."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def new_cache(self, num_positions: int) -> Any:
+        """A state; it has the positions for which the model was converted."""
+        return self._model.make_state()
+
+    def run(self, x: Tensor, cache: Any, start: int) -> dict[str, Tensor]:
+        """What the model gives for the last row of x [n, hidden_size], float32; one row a call."""
+        for position, row in enumerate(x, start=start):
+            found = self._model.predict(
+                {
+                    "x": row.float().view(1, -1, 1, 1).numpy(),
+                    "position": torch.tensor([position], dtype=torch.int32).numpy(),
+                },
+                state=cache,
+            )
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+    def forward(self, x: Tensor, cache: Any, start: int, tap: Tap | None = None) -> Tensor:
+        """The hidden state of the last position, [1, hidden_size]; no intermediate results."""
+        return self.run(x, cache, start)["hidden"].flatten()[None]
+
+
+class CoreMLDecoder(ReferenceDecoder):
+    """`ReferenceDecoder` whose layers Core ML computes.
+
+    Args:
+        checkpoint, num_slots, max_text_rows, device: as there; the device is the CPU.
+        max_positions: for which models are converted.
+        dtype: float16 or float32, of what Core ML computes in; the rest is float32.
+        weights: None, or one of `quantized.STACKS`.
+    Raises:
+        MissingPackageError: coremltools is not installed.
+        EnvironmentError_: Core ML does not take what was converted.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_slots: int,
+        max_positions: int,
+        max_text_rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        weights: str | None = None,
+    ):
+        self._options = ExportOptions(
+            num_positions=max_positions,
+            precision=str(dtype).removeprefix("torch."),
+            weights=weights,
+        )
+        super().__init__(
+            checkpoint,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            max_text_rows=max_text_rows,
+            device=device,
+            dtype=torch.float32,
+        )
+
+    def _load_stacks(self, checkpoint: Checkpoint) -> None:
+        folder = exported(checkpoint, self._options, MODELS)
+        self.talker, self.predictor = (
+            CoreMLStack(load_model(folder / f"{name}.mlpackage")) for name in MODELS
+        )
+
+    def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
+        """As there; projection and heads are in the model."""
+        logits = self.predictor.run(x, self._predictor_cache, start)["logits"]
+        return logits[group - 1].float()

@@ -1,0 +1,222 @@
+"""Talker, code predictor and embeddings as modules that become Core ML models.
+
+Everything is [1, channels, 1, positions] and every product a 1x1 convolution, the form for which
+Apple's Neural Engine is made ("Deploying Transformers on the Apple Neural Engine", Apple, 2022).
+A pass has one position, which is data, not shape: keys and values go to their place in a cache of
+fixed size through a mask, and rotation angles come from a table by the same mask. The caches are
+states of the model, float16 in Core ML whatever it computes in.
+
+The same network as `reference.DecoderStack`, for speech: the three axes of M-RoPE are equal, which
+is plain RoPE.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.config import StackConfig
+from qwen_megakernel.reference import rotary
+
+HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504
+
+
+def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [1, in, 1, T] -> [1, out, 1, T]; weight [out, in, 1, 1]."""
+    return F.conv2d(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over axis 1, by way of the largest value: squares of more than 255 are infinite in
+    float16."""
+    largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
+    y = x / largest
+    small = x.new_tensor([eps**0.5]) / largest  # whose square is eps / largest^2
+    return y * torch.rsqrt(y.square().mean(1, keepdim=True) + small.square()) * weight
+
+
+class Stack(nn.Module):
+    """Decoder layers and the final norm, for one position of one stream at a time.
+
+    Args:
+        config: of the stack; Qwen3's: no bias, normalised heads.
+        tensors: float32, names start with `prefix`.
+        num_positions: of the cache.
+    """
+
+    def __init__(
+        self, config: StackConfig, tensors: dict[str, Tensor], prefix: str, num_positions: int
+    ):
+        super().__init__()
+        assert config.qk_norm and not config.qkv_bias
+        self.config = config
+
+        def keep(name: str, value: Tensor) -> None:
+            self.register_buffer(name, value.float(), persistent=False)
+
+        for layer in range(config.num_layers):
+            at = f"{prefix}layers.{layer}."
+            for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"):
+                weight = tensors[f"{at}{name}_proj.weight"]
+                keep(f"{name[-1]}_proj_{layer}", weight[:, :, None, None])
+            for name in ("gate", "up", "down"):
+                weight = tensors[f"{at}mlp.{name}_proj.weight"]
+                keep(f"{name}_proj_{layer}", weight[:, :, None, None])
+            for name in ("q", "k"):
+                weight = tensors[f"{at}self_attn.{name}_norm.weight"]
+                keep(f"{name}_norm_{layer}", weight[:, None])
+            for name in ("input", "post_attention"):
+                weight = tensors[f"{at}{name}_layernorm.weight"]
+                keep(f"{name}_norm_{layer}", weight[:, None, None])
+        keep("norm", tensors[f"{prefix}norm.weight"][:, None, None])
+        places = torch.arange(num_positions)
+        cos, sin = rotary(config, places.expand(3, -1), torch.float32)
+        keep("cos", cos.T)  # [head_dim, num_positions]
+        keep("sin", sin.T)
+        self.register_buffer("places", places.to(torch.int32), persistent=False)
+        for name in ("keys", "values"):
+            shape = (1, config.num_layers * config.kv_size, 1, num_positions)
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float16))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """Append one position to the caches.
+
+        Args:
+            x: [1, hidden_size, 1, 1] input embedding.
+            position: [1] int32; those below it are filled.
+        Returns:
+            [1, hidden_size, 1, 1] after the final norm.
+        """
+        config, eps = self.config, self.config.rms_norm_eps
+        is_here = self.places == position
+        here = is_here.to(x.dtype)
+        scores_there = torch.where(self.places <= position, 0.0, HIDDEN_SCORE)
+        cos, sin = ((each * here).sum(-1, keepdim=True) for each in (self.cos, self.sin))
+
+        def heads(layer: int, name: str, y: Tensor) -> Tensor:
+            """[heads, head_dim, 1], normalised and turned where it is q or k."""
+            rows = conv1x1(y, getattr(self, f"{name}_proj_{layer}")).view(-1, config.head_dim, 1)
+            if name == "v":
+                return rows
+            rows = rms_norm(rows, getattr(self, f"{name}_norm_{layer}"), eps)
+            half = config.head_dim // 2
+            turned = torch.cat((-rows[:, half:], rows[:, :half]), dim=1)
+            return rows * cos + turned * sin
+
+        for layer in range(config.num_layers):
+            y = rms_norm(x, getattr(self, f"input_norm_{layer}"), eps)
+            first = layer * config.kv_size
+
+            def filled(name: str, row: Tensor, first: int = first) -> Tensor:
+                """This layer's cache with `row` in its place, [num_kv_heads, head_dim, T]."""
+                cache = getattr(self, name)
+                part = slice(first, first + config.kv_size)
+                row = row.reshape(1, config.kv_size, 1, 1)
+                rows = torch.where(is_here, row, cache[:, part].to(row.dtype))
+                cache[:, part] = rows.half()
+                return rows.view(config.num_kv_heads, config.head_dim, -1)
+
+            keys = filled("keys", heads(layer, "k", y))
+            values = filled("values", heads(layer, "v", y))
+            q = heads(layer, "q", y).view(config.num_kv_heads, -1, config.head_dim)
+            scores = (q * config.head_dim**-0.5) @ keys + scores_there
+            mixed = torch.softmax(scores, dim=-1) @ values.transpose(1, 2)
+            x = x + conv1x1(mixed.reshape(1, config.q_size, 1, 1), getattr(self, f"o_proj_{layer}"))
+            y = rms_norm(x, getattr(self, f"post_attention_norm_{layer}"), eps)
+            gate, up = (
+                conv1x1(y, getattr(self, f"{which}_proj_{layer}")) for which in ("gate", "up")
+            )
+            x = x + conv1x1(F.silu(gate) * up, getattr(self, f"down_proj_{layer}"))
+        return rms_norm(x, self.norm, eps)
+
+
+class CodeDecoder(nn.Module):
+    """The talker: an embedding in, logits of code 0 and the hidden state out."""
+
+    def __init__(self, checkpoint: Checkpoint, num_positions: int):
+        super().__init__()
+        self.stack = Stack(
+            checkpoint.config.talker.stack, checkpoint.talker, "model.", num_positions
+        )
+        head = checkpoint.talker["codec_head.weight"].float()
+        self.register_buffer("head", head[:, :, None, None], persistent=False)
+
+    def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, hidden_size, 1, 1], [1] int32 -> [1, vocab_size], [1, hidden_size, 1, 1]."""
+        hidden = self.stack(x, position)
+        return conv1x1(hidden, self.head).flatten(1), hidden
+
+
+class MultiCodeDecoder(nn.Module):
+    """The code predictor with the projection in front of it and all heads behind it."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        config, tensors = checkpoint.config, checkpoint.talker
+        self.num_heads = config.talker.num_code_groups - 1
+        self.stack = Stack(
+            config.predictor.stack, tensors, "code_predictor.model.", config.talker.num_code_groups
+        )
+        heads = [tensors[f"code_predictor.lm_head.{i}.weight"] for i in range(self.num_heads)]
+        self.register_buffer("heads", torch.cat(heads).float()[:, :, None, None], persistent=False)
+        self.has_projection = config.has_projection
+        if self.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            weight, bias = (tensors[name + part].float() for part in ("weight", "bias"))
+            self.register_buffer("projection", weight[:, :, None, None], persistent=False)
+            self.register_buffer("projection_bias", bias, persistent=False)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """[1, talker hidden_size, 1, 1], [1] int32 -> [num_code_groups - 1, vocab_size].
+
+        Position 0 takes the talker's hidden state, position i the embedding of code i - 1; behind
+        position i > 0, row i - 1 of the logits is of code i.
+        """
+        if self.has_projection:
+            x = conv1x1(x, self.projection, self.projection_bias)
+        return conv1x1(self.stack(x, position), self.heads).view(self.num_heads, -1)
+
+
+class TextProjector(nn.Module):
+    """T(text id): the text table and its projection."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        tensors = checkpoint.talker
+        table = tensors["model.text_embedding.weight"].float()  # Core ML has no bfloat16
+        self.register_buffer("table", table, persistent=False)
+        for name in ("fc1", "fc2"):
+            weight, bias = (
+                tensors[f"text_projection.linear_{name}.{p}"] for p in ("weight", "bias")
+            )
+            self.register_buffer(name, weight.float()[:, :, None, None], persistent=False)
+            self.register_buffer(f"{name}_bias", bias.float(), persistent=False)
+
+    def forward(self, token: Tensor) -> Tensor:
+        """[1] int32 -> [1, hidden_size, 1, 1]."""
+        row = F.embedding(token, self.table)[:, :, None, None]
+        return conv1x1(F.silu(conv1x1(row, self.fc1, self.fc1_bias)), self.fc2, self.fc2_bias)
+
+
+class CodeEmbedder(nn.Module):
+    """Rows of one table, or of several that lie one below the other."""
+
+    def __init__(self, tables: list[Tensor]):
+        super().__init__()
+        self.register_buffer("table", torch.cat(tables).float(), persistent=False)
+
+    def forward(self, token: Tensor) -> Tensor:
+        """[1] int32 -> [1, hidden_size, 1, 1]."""
+        return F.embedding(token, self.table)[:, :, None, None]
+
+
+def code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
+    """C(codec id) of the talker's vocabulary: code 0 and the control ids."""
+    return CodeEmbedder([checkpoint.talker["model.codec_embedding.weight"]])
+
+
+def multi_code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
+    """Codes 1 ..: that of group g is number (g - 1) * vocab_size + code."""
+    name = "code_predictor.model.codec_embedding.{}.weight"
+    groups = range(checkpoint.config.talker.num_code_groups - 1)
+    return CodeEmbedder([checkpoint.talker[name.format(group)] for group in groups])

@@ -1,0 +1,230 @@
+"""A checkpoint as six Core ML models (`MODELS`), written anywhere, run on an Apple machine.
+
+Source of the division into models, and of their names: speech-swift's Core ML backend
+(docs/ledger.md, row C14). Unlike there, caches are states of the models, which Core ML has since
+macOS 15 and iOS 18, and the codec is decoded in chunks.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qwen_megakernel.checkpoint import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
+from qwen_megakernel.coreml import decoder_models
+from qwen_megakernel.coreml.speech_decoder import SpeechDecoder
+from qwen_megakernel.errors import MissingPackageError, UsageError
+from qwen_megakernel.quantized import STACKS
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of what is written; a change makes cached models new
+PRECISIONS = ("float16", "float32")
+MODELS = (
+    "TextProjector",
+    "CodeEmbedder",
+    "MultiCodeEmbedder",
+    "CodeDecoder",
+    "MultiCodeDecoder",
+    "SpeechDecoder",
+)
+STACK_OF = {"talker": "CodeDecoder", "predictor": "MultiCodeDecoder"}
+MANIFEST = "manifest.json"
+STATES = ("keys", "values")  # of a stack
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """How a checkpoint is converted.
+
+    Attributes:
+        num_positions: of the talker's cache: prompt and frames.
+        precision: of activations and weights. The speech decoder is float32 whatever this says: its
+            activation loses the waveform in 16 bits.
+        weights: None, or one of `quantized.STACKS`: whose layers have 8-bit weights.
+        chunk_frames: frames that the speech decoder takes at once.
+    """
+
+    num_positions: int
+    precision: str = "float16"
+    weights: str | None = None
+    chunk_frames: int = 4
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                f"precision is {self.precision!r}; Core ML computes in {' or '.join(PRECISIONS)}."
+            )
+        if self.weights not in (None, *STACKS):
+            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(STACKS)}.")
+        for name in ("num_positions", "chunk_frames"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; need 1 or more.")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without coremltools' opinions on versions and its dozens of progress bars."""
+    logs = logging.getLogger("coremltools")
+    level = logs.level
+    logs.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logs.setLevel(level)
+
+
+def coremltools() -> Any:
+    """The package.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    try:
+        with _quietly():
+            return import_module("coremltools")
+    except ImportError as error:
+        raise MissingPackageError(
+            "Core ML needs coremltools, which is not installed.",
+            cure='pip install "qwen_megakernel[coreml]"',
+        ) from error
+
+
+def export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    options: ExportOptions,
+    names: Sequence[str] = MODELS,
+) -> None:
+    """Write NAME.mlpackage for each of `names` into `folder`, what an app needs beside them
+    (config, vocabulary), and `MANIFEST` when all is there.
+
+    Raises:
+        MissingPackageError: coremltools is not installed.
+        UsageError: more positions than the model has.
+    """
+    limit = checkpoint.config.talker.stack.max_positions
+    if options.num_positions > limit:
+        raise UsageError(f"{options.num_positions} positions; this model has {limit}.")
+    coremltools()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in names:
+        logger.info("Converting %s.", name)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            written = Path(work) / f"{name}.mlpackage"
+            _convert(checkpoint, name, options).save(str(written))
+            target = folder / written.name
+            if target.exists():
+                shutil.rmtree(target)
+            written.rename(target)
+    for name in set(MODEL_FILES) - {WEIGHTS}:
+        shutil.copy(checkpoint.files.folder / name, folder)
+    manifest = {"model": checkpoint.files.name, "models": list(names), "format": FORMAT}
+    (folder / MANIFEST).write_text(json.dumps(manifest | asdict(options), indent=1) + "\n")
+
+
+def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str]) -> Path:
+    """The folder in the cache that holds these models; they are converted if they are not there."""
+    files = [f for f in checkpoint.files.folder.rglob("*.safetensors") if f.is_file()]
+    identity = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
+    facts = json.dumps([FORMAT, asdict(options), list(names), identity])
+    folder = cache_folder() / "coreml" / hashlib.sha256(facts.encode()).hexdigest()[:16]
+    if not (folder / MANIFEST).exists():
+        logger.info("Converting to Core ML, once: %s.", folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            written = Path(work) / "models"
+            export(checkpoint, written, options, names)
+            with contextlib.suppress(OSError):  # another process was faster
+                written.rename(folder)
+    return folder
+
+
+def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions) -> Any:
+    """One model, as coremltools has it."""
+    ct = coremltools()
+    module, inputs, outputs = _module(checkpoint, name, options)
+    precision = "float32" if name == "SpeechDecoder" else options.precision
+    states = [
+        ct.StateType(ct.TensorType(shape=tuple(buffer.shape), dtype=np.float16), name=path)
+        for path, buffer in module.named_buffers()
+        if path.split(".")[-1] in STATES
+    ]
+    passes = ct.PassPipeline()  # the default ones, but one, which divides by sqrt(1 + 1e-5)
+    passes.remove_passes({"common::fuse_elementwise_to_batchnorm"})
+    with torch.no_grad(), _quietly():  # also of shapes that become constants, as they should
+        traced = torch.jit.trace(module.eval(), tuple(inputs.values()), check_trace=False)
+        model = ct.convert(
+            traced,
+            inputs=[
+                ct.TensorType(each, tuple(x.shape), dtype=x.numpy().dtype.type)
+                for each, x in inputs.items()
+            ],
+            outputs=[ct.TensorType(each) for each in outputs],
+            states=states or None,
+            minimum_deployment_target=ct.target.macOS15,
+            compute_precision=getattr(ct.precision, precision.upper()),
+            pass_pipeline=passes,
+            skip_model_load=True,
+        )
+        if name in (STACK_OF[stack] for stack in STACKS.get(options.weights, ())):
+            model = _int8_layers(ct, model)
+    model.short_description = f"{name} of {checkpoint.files.name}"
+    return model
+
+
+def _module(
+    checkpoint: Checkpoint, name: str, options: ExportOptions
+) -> tuple[nn.Module, dict[str, Tensor], tuple[str, ...]]:
+    """A module, an example of its inputs, the names of its outputs."""
+    number = torch.zeros(1, dtype=torch.int32)
+    row = torch.zeros(1, checkpoint.config.talker.stack.hidden_size, 1, 1)
+    if name == "CodeDecoder":
+        module = decoder_models.CodeDecoder(checkpoint, options.num_positions)
+        return module, {"x": row, "position": number}, ("logits", "hidden")
+    if name == "MultiCodeDecoder":
+        module = decoder_models.MultiCodeDecoder(checkpoint)
+        return module, {"x": row, "position": number}, ("logits",)
+    if name == "SpeechDecoder":
+        module = SpeechDecoder(checkpoint, options.chunk_frames)
+        quantizers = checkpoint.codec_config.decoder.num_quantizers
+        codes = torch.zeros(1, quantizers, options.chunk_frames, dtype=torch.int32)
+        past = torch.zeros(1, module.num_values)
+        return module, {"codes": codes, "past": past}, ("pcm", "new_past")
+    make = {
+        "TextProjector": decoder_models.TextProjector,
+        "CodeEmbedder": decoder_models.code_embedder,
+        "MultiCodeEmbedder": decoder_models.multi_code_embedder,
+    }[name]
+    return make(checkpoint), {"token": number}, ("embedding",)
+
+
+def _int8_layers(ct: Any, model: Any) -> Any:
+    """Weight-only int8 for the layers' matrices, a scale for each row, as `quantized` has it."""
+    optimize = ct.optimize.coreml
+    layer = optimize.OpLinearQuantizerConfig(
+        mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=0
+    )
+    names = [
+        op.name
+        for op in model._mil_program.functions["main"].operations
+        if op.op_type == "const" and "_proj_" in op.name
+    ]
+    config = optimize.OptimizationConfig(op_name_configs=dict.fromkeys(names, layer))
+    return optimize.linear_quantize_weights(model, config)

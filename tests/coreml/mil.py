@@ -1,0 +1,306 @@
+"""Core ML's part without an Apple machine: the programs in .mlpackage files, run by PyTorch.
+
+What is read is what is on disk. Every operation computes in float32 and is rounded to the type that
+the program gives its result, which is what float16 costs at least; Core ML's own order of sums, and
+what the Neural Engine does inside an operation, are not here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from coremltools.converters.mil.frontend.milproto.load import load as load_program
+from coremltools.converters.mil.mil import types
+from torch import Tensor
+
+TYPES = {
+    types.fp16: torch.float16,
+    types.fp32: torch.float32,
+    types.int32: torch.int32,
+    types.int16: torch.int16,
+    types.uint16: torch.int32,
+    types.bool: torch.bool,
+}
+
+
+class State:
+    """The states of one stream, as `MLModel.make_state()` gives them."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]):
+        self.values = {name: torch.zeros(s, dtype=torch.float16) for name, s in shapes.items()}
+
+
+class EmulatedModel:
+    """The face of `coremltools.models.MLModel` that a decoder uses."""
+
+    def __init__(self, path: str):
+        import coremltools as ct
+
+        model = ct.models.MLModel(path, skip_model_load=True)
+        spec = model.get_spec()
+        self.description = spec.description
+        self._function = load_program(
+            spec,
+            specification_version=spec.specificationVersion,
+            file_weights_dir=model.weights_dir,
+        ).functions["main"]
+        self.operations = list(self._function.operations)
+        self._constants: dict[str, Any] = {}
+
+    def make_state(self) -> State:
+        """Zeros."""
+        shapes = {
+            state.name: tuple(state.type.stateType.arrayType.shape)
+            for state in self.description.state
+        }
+        return State(shapes)
+
+    def predict(
+        self, inputs: dict[str, np.ndarray], state: State | None = None
+    ) -> dict[str, np.ndarray]:
+        """One run of the program.
+
+        Raises:
+            ValueError: other inputs, shapes or types than the program declares; no state.
+        """
+        self._check(inputs)
+        if (state is None) == bool(self.description.state):
+            raise ValueError("a state is given where there is none, or none where there is one")
+        values: dict[str, Any] = {name: torch.from_numpy(x) for name, x in inputs.items()}
+        for operation in self.operations:
+            results = self._run(operation, values, state)
+            for output, result in zip(operation.outputs, results, strict=True):
+                values[output.name] = result
+        return {out.name: values[out.name].float().numpy() for out in self._function.outputs}
+
+    def _check(self, inputs: dict[str, np.ndarray]) -> None:
+        declared = {each.name: each.type.multiArrayType for each in self.description.input}
+        if set(inputs) != set(declared):
+            raise ValueError(f"inputs are {sorted(inputs)}; declared: {sorted(declared)}")
+        for name, array in inputs.items():
+            kind = {65568: np.float32, 131104: np.int32}[declared[name].dataType]
+            if array.dtype != kind or array.shape != tuple(declared[name].shape):
+                raise ValueError(f"{name} is {array.dtype} {array.shape}")
+
+    def _run(self, operation: Any, values: dict[str, Any], state: State | None) -> list[Any]:
+        out = operation.outputs[0]
+        if operation.op_type == "const" or operation.op_type.startswith("constexpr_"):
+            if out.name not in self._constants:
+                self._constants[out.name] = constant(operation)
+            return [self._constants[out.name]]
+
+        def value_of(var: Any) -> Any:
+            if isinstance(var, list | tuple):
+                return [value_of(each) for each in var]
+            if var.name in values:
+                return values[var.name]
+            return None if types.is_state(var.sym_type) else plain(var.val)
+
+        given = {name: value_of(var) for name, var in operation.inputs.items() if var is not None}
+        if operation.op_type == "read_state":
+            return [state.values[operation.inputs["input"].name].clone()]
+        if operation.op_type == "coreml_update_state":
+            state.values[operation.inputs["state"].name] = given["value"].clone()
+            return [given["value"]]
+        given = {name: widened(value) for name, value in given.items()}
+        found = OPERATIONS[operation.op_type](**given)
+        found = list(found) if isinstance(found, list | tuple) else [found]
+        return [
+            each.to(TYPES[output.dtype])
+            for each, output in zip(found, operation.outputs, strict=True)
+        ]
+
+
+def plain(value: Any) -> Any:
+    """A constant as Python's or torch's own."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def widened(value: Any) -> Any:
+    """What an operation computes with."""
+    if isinstance(value, list):
+        return [widened(each) for each in value]
+    is_half = isinstance(value, Tensor) and value.dtype == torch.float16
+    return value.float() if is_half else value
+
+
+def constant(operation: Any) -> Any:
+    """Of a const, or of an 8-bit matrix with a scale for each row."""
+    if operation.op_type == "const":
+        return plain(operation.outputs[0].val)
+    assert operation.op_type == "constexpr_blockwise_shift_scale", operation.op_type
+    assert operation.inputs.get("offset") is None
+    data, scale = (np.asarray(operation.inputs[name].val) for name in ("data", "scale"))
+    assert data.dtype == np.int8
+    product = data.astype(np.float32) * scale.astype(np.float32)
+    return torch.from_numpy(product).to(TYPES[operation.outputs[0].dtype])
+
+
+def numbers(value: Any) -> list[int]:
+    """[2, 3], of a tensor or a list."""
+    return [int(each) for each in value]
+
+
+def sliced(x: Tensor, begin: Any, end: Any, masks: dict[str, Any]) -> tuple[list[slice], list[int]]:
+    """Slices of each axis, and the axes that go."""
+    stride = masks.get("stride")
+    flags = {
+        name: [bool(each) for each in masks[name]]
+        if masks.get(name) is not None
+        else [False] * x.ndim
+        for name in ("begin_mask", "end_mask", "squeeze_mask")
+    }
+    slices = []
+    for axis in range(x.ndim):
+        step = int(stride[axis]) if stride is not None else 1
+        assert step > 0
+        if flags["squeeze_mask"][axis]:
+            first = int(begin[axis])
+            slices.append(slice(first, first + 1 or None))
+            continue
+        first = None if flags["begin_mask"][axis] else int(begin[axis])
+        last = None if flags["end_mask"][axis] else int(end[axis])
+        slices.append(slice(first, last, step))
+    return slices, [axis for axis in range(x.ndim) if flags["squeeze_mask"][axis]]
+
+
+def slice_by_index(x: Tensor, begin: Any, end: Any, **masks: Any) -> Tensor:
+    slices, gone = sliced(x, begin, end, masks)
+    x = x[tuple(slices)]
+    for axis in reversed(gone):
+        x = x.squeeze(axis)
+    return x
+
+
+def slice_update(x: Tensor, update: Tensor, begin: Any, end: Any, **masks: Any) -> Tensor:
+    slices, gone = sliced(x, begin, end, masks)
+    assert not gone
+    x = x.clone()
+    x[tuple(slices)] = update
+    return x
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    strides: Any,
+    pad_type: str,
+    pad: Any,
+    dilations: Any,
+    groups: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    assert pad_type == "valid" or not any(numbers(pad))
+    return F.conv2d(x, weight, bias, numbers(strides), 0, numbers(dilations), groups)
+
+
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    strides: Any,
+    pad_type: str,
+    dilations: Any,
+    groups: int,
+    pad: Any = (),
+    bias: Tensor | None = None,
+    output_shape: Any = None,
+) -> Tensor:
+    assert pad_type == "valid" or not any(numbers(pad))
+    y = F.conv_transpose2d(x, weight, bias, numbers(strides), 0, 0, groups, numbers(dilations))
+    assert output_shape is None or list(y.shape) == numbers(output_shape)
+    return y
+
+
+def batch_norm(
+    x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, epsilon: float
+) -> Tensor:
+    return F.batch_norm(x, mean, variance, gamma, beta, eps=epsilon)
+
+
+def layer_norm(
+    x: Tensor,
+    axes: Any,
+    epsilon: float,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+) -> Tensor:
+    axes = numbers(axes)
+    y = x - x.mean(axes, keepdim=True)
+    y = y * torch.rsqrt(y.square().mean(axes, keepdim=True) + epsilon)
+    shape = [size if axis in [a % x.ndim for a in axes] else 1 for axis, size in enumerate(x.shape)]
+    if gamma is not None:
+        y = y * gamma.view(shape)
+    return y if beta is None else y + beta.view(shape)
+
+
+def gelu(x: Tensor, mode: str) -> Tensor:
+    assert mode == "EXACT"
+    return F.gelu(x)
+
+
+def gather(x: Tensor, indices: Tensor, axis: int, batch_dims: int, **_: Any) -> Tensor:
+    assert axis == 0 and batch_dims == 0
+    return x[torch.as_tensor(indices).long()]
+
+
+def matmul(x: Tensor, y: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor:
+    return (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
+
+
+OPERATIONS = {
+    "abs": lambda x: x.abs(),
+    "add": lambda x, y: x + y,
+    "batch_norm": batch_norm,
+    "cast": lambda x, dtype: x,  # to the type of the result
+    "clip": lambda x, alpha, beta: x.clamp(alpha, beta),
+    "concat": lambda values, axis, interleave: torch.cat(values, dim=axis),
+    "conv": conv,
+    "conv_transpose": conv_transpose,
+    "equal": lambda x, y: x == y,
+    "expand_dims": lambda x, axes: x.reshape(inserted(x, numbers(axes))),
+    "gather": gather,
+    "gelu": gelu,
+    "greater_equal": lambda x, y: x >= y,
+    "layer_norm": layer_norm,
+    "less_equal": lambda x, y: x <= y,
+    "logical_and": lambda x, y: x & y,
+    "matmul": matmul,
+    "mul": lambda x, y: x * y,
+    "real_div": lambda x, y: x / y,
+    "reduce_max": lambda x, axes, keep_dims: x.amax(numbers(axes), keep_dims),
+    "reduce_mean": lambda x, axes, keep_dims: x.mean(numbers(axes), keep_dims),
+    "reduce_sum": lambda x, axes, keep_dims: x.sum(numbers(axes), keep_dims),
+    "reshape": lambda x, shape: x.reshape(numbers(shape)),
+    "rsqrt": lambda x, epsilon: torch.rsqrt(x + epsilon),
+    "select": lambda cond, a, b: torch.where(cond, torch.as_tensor(a), torch.as_tensor(b)),
+    "silu": lambda x: F.silu(x),
+    "sin": lambda x: x.sin(),
+    "slice_by_index": slice_by_index,
+    "slice_update": slice_update,
+    "softmax": lambda x, axis: torch.softmax(x, axis),
+    "sqrt": lambda x: x.sqrt(),
+    "square": lambda x: x.square(),
+    "squeeze": lambda x, axes: x.reshape(
+        [s for i, s in enumerate(x.shape) if i not in numbers(axes)]
+    ),
+    "sub": lambda x, y: x - y,
+    "tile": lambda x, reps: x.repeat(numbers(reps)),
+    "transpose": lambda x, perm: x.permute(numbers(perm)),
+}
+
+
+def inserted(x: Tensor, axes: list[int]) -> list[int]:
+    """The shape of x with axes of one element, at these places of the result."""
+    shape = list(x.shape)
+    for axis in sorted(axes):
+        shape.insert(axis, 1)
+    return shape
+
+
+def load(folder: Path, name: str) -> EmulatedModel:
+    """One of the models that an export left in `folder`."""
+    return EmulatedModel(str(folder / f"{name}.mlpackage"))

@@ -1,0 +1,368 @@
+"""Core ML: what an export leaves on disk, run without an Apple machine, is the plain decoder."""
+
+import json
+import re
+import threading
+
+import mil
+import numpy as np
+import pytest
+import torch
+from commands import ROOT, lines
+from tiny_speech import speak
+
+from qwen_megakernel import TTSEngine, checkpoint, model_tts
+from qwen_megakernel.cli import main
+from qwen_megakernel.coreml import decoder as coreml_decoder
+from qwen_megakernel.coreml import export as coreml_export
+from qwen_megakernel.coreml.export import MANIFEST, MODELS, ExportOptions, export
+from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
+from qwen_megakernel.quantized import Int8Matrix
+from qwen_megakernel.reference import ReferenceDecoder
+from qwen_megakernel.speech_stream import Speech
+from qwen_megakernel.vocoder import Vocoder
+
+CPU = torch.device("cpu")
+NUM_POSITIONS, CHUNK_FRAMES = 24, 3
+# Keys and values are float16 in Core ML, whatever it computes in; the rest is one rounding or two.
+TOLERANCE, HALF_TOLERANCE = 2e-3, 2e-2
+
+
+@pytest.fixture(scope="module")
+def converted(load_checkpoint, tmp_path_factory):
+    """(checkpoint, folder of its six models in float32)."""
+    loaded = load_checkpoint("tiny-random")
+    folder = tmp_path_factory.mktemp("coreml")
+    options = ExportOptions(NUM_POSITIONS, "float32", chunk_frames=CHUNK_FRAMES)
+    export(loaded, folder, options)
+    return loaded, folder
+
+
+def plain_decoder(loaded):
+    return ReferenceDecoder(
+        loaded, num_slots=1, max_positions=NUM_POSITIONS, max_text_rows=8, device=CPU,
+        dtype=torch.float32,
+    )  # fmt: skip
+
+
+def number(value):
+    return np.array([value], dtype=np.int32)
+
+
+def stack_of(folder, name):
+    """A stack as a decoder has it."""
+    return coreml_decoder.CoreMLStack(mil.load(folder, name))
+
+
+def distance(found, expected):
+    """Relative to the largest of what is expected."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_every_model_is_there_with_what_an_app_needs(converted):
+    loaded, folder = converted
+    found = {path.name for path in folder.iterdir()}
+    assert {f"{name}.mlpackage" for name in MODELS} | {
+        MANIFEST,
+        "config.json",
+        "vocab.json",
+    } <= found
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["models"] == list(MODELS) and manifest["num_positions"] == NUM_POSITIONS
+    size = loaded.config.talker.stack.num_layers * loaded.config.talker.stack.kv_size
+    state = mil.load(folder, "CodeDecoder").make_state()
+    assert [tuple(s.shape) for s in state.values.values()] == [(1, size, 1, NUM_POSITIONS)] * 2
+
+
+def test_no_program_has_an_inexact_inverse(converted):
+    """Core ML's `inverse` adds 1e-4 to what it divides by, and its batch_norm 1e-5."""
+    _, folder = converted
+    for name in MODELS:
+        kinds = {operation.op_type for operation in mil.load(folder, name).operations}
+        assert not kinds & {"inverse", "batch_norm"} and len(kinds) > 2
+
+
+def test_embeddings_are_the_checkpoints(converted):
+    loaded, folder = converted
+    embeddings = plain_decoder(loaded).embeddings
+    size = loaded.config.predictor.vocab_size
+    text, code, codes = (mil.load(folder, name) for name in MODELS[:3])
+    for index in (0, 7, 63):
+        ids = torch.tensor([index])
+        expected = {
+            text: embeddings.text(ids)[0],
+            code: embeddings.codec(ids)[0],
+            codes: embeddings.code_tables[2][index],
+        }
+        for model, row in expected.items():
+            token = index + 2 * size if model is codes else index
+            found = model.predict({"token": number(token)})["embedding"]
+            torch.testing.assert_close(torch.from_numpy(found.reshape(-1)), row)
+
+
+def test_the_talker_is_the_plain_decoders(converted):
+    loaded, folder = converted
+    talker, plain = stack_of(folder, "CodeDecoder"), plain_decoder(loaded)
+    torch.manual_seed(0)
+    x = torch.randn(NUM_POSITIONS, loaded.config.talker.stack.hidden_size)
+    cache, plain_cache = talker.new_cache(NUM_POSITIONS), plain.talker.new_cache(NUM_POSITIONS)
+    for begin, end in ((0, 5), (5, 6), (6, NUM_POSITIONS)):
+        found = talker.run(x[begin:end], cache, begin)
+        hidden = plain.talker.forward(x[begin:end], plain_cache, begin)[-1]
+        assert distance(found["hidden"].flatten(), hidden) < TOLERANCE
+        assert distance(found["logits"][0], torch.mv(plain.codec_head, hidden)) < TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["tiny-random", "tiny-random-1.7b"])
+def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
+    load_checkpoint, tmp_path, model
+):
+    """With and without a projection in front of it."""
+    loaded = load_checkpoint(model)
+    export(loaded, tmp_path, ExportOptions(NUM_POSITIONS, "float32"), ["MultiCodeDecoder"])
+    predictor, plain = stack_of(tmp_path, "MultiCodeDecoder"), plain_decoder(loaded)
+    cache = predictor.new_cache(0)  # one for all frames: what a frame left is not seen by the next
+    torch.manual_seed(0)
+    for _ in range(2):
+        x = 3 * torch.randn(loaded.config.talker.num_code_groups, plain.codec_head.shape[1])
+        for group in range(1, len(x)):
+            first = 0 if group == 1 else group
+            rows = x[first : group + 1]
+            logits = predictor.run(rows, cache, first)["logits"]
+            assert distance(logits[group - 1], plain._predict(rows, first, group)) < TOLERANCE
+
+
+def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
+    loaded, folder = converted
+    decoder, config = mil.load(folder, "SpeechDecoder"), loaded.codec_config.decoder
+    num_frames = -(-(config.sliding_window + 5) // CHUNK_FRAMES) * CHUNK_FRAMES
+    torch.manual_seed(0)
+    codes = torch.randint(0, config.codebook_size, (num_frames, config.num_quantizers))
+    (shape,) = (e.type.multiArrayType.shape for e in decoder.description.input if e.name == "past")
+    past, pieces = np.zeros(tuple(shape), dtype=np.float32), []
+    for chunk in codes.to(torch.int32).split(CHUNK_FRAMES):
+        found = decoder.predict({"codes": chunk.T[None].contiguous().numpy(), "past": past})
+        past = found["new_past"]
+        pieces.append(found["pcm"][0])
+    whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(codes)
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4)
+
+
+def test_half_precision_is_near(load_checkpoint, tmp_path):
+    loaded = load_checkpoint("tiny-random")
+    export(loaded, tmp_path, ExportOptions(8), ["CodeDecoder"])
+    talker, plain = stack_of(tmp_path, "CodeDecoder"), plain_decoder(loaded)
+    torch.manual_seed(0)
+    x = torch.randn(8, plain.codec_head.shape[1])
+    x[:, 0] = 600  # whose square is infinite in float16
+    found = talker.run(x, talker.new_cache(8), 0)["hidden"].flatten()
+    expected = plain.talker.forward(x, plain.talker.new_cache(8), 0)[-1]
+    assert 0 < distance(found[1:], expected[1:]) < HALF_TOLERANCE
+
+
+@pytest.mark.parametrize(("weights", "is_int8"), [("int8-talker", False), ("int8", True)])
+def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path, weights, is_int8):
+    loaded = load_checkpoint("tiny-random")
+    options = ExportOptions(8, "float32", weights=weights)
+    export(loaded, tmp_path, options, ["MultiCodeDecoder"])
+    widened = [
+        {part: np.asarray(op.inputs[part].val).squeeze() for part in ("data", "scale")}
+        for op in mil.load(tmp_path, "MultiCodeDecoder").operations
+        if op.op_type == "constexpr_blockwise_shift_scale"
+    ]
+    assert len(widened) == is_int8 * 7 * loaded.config.predictor.stack.num_layers
+    down = Int8Matrix.of(loaded.talker["code_predictor.model.layers.0.mlp.down_proj.weight"])
+    same = [each for each in widened if np.array_equal(each["data"], down.values.numpy())]
+    assert len(same) == is_int8
+    for each in same:
+        np.testing.assert_allclose(each["scale"], down.scales.numpy(), rtol=1e-6)
+
+
+# ---- the decoder on two of them
+
+
+@pytest.fixture
+def apple(monkeypatch):
+    """An Apple machine, but for its speed."""
+    monkeypatch.setattr(model_tts, "has_core_ml", lambda: True)
+    monkeypatch.setattr(coreml_decoder, "load_model", lambda path: mil.EmulatedModel(str(path)))
+
+
+def engine(model="tiny-random", **options):
+    return TTSEngine.from_pretrained(
+        model,
+        **{"backend": "coreml", "dtype": "float32", "max_frames": 64, "warmup": False} | options,
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False, "subtalker_do_sample": False}, {"seed": 3}]
+)
+def test_an_engine_draws_the_plain_decoders_codes(apple, options):
+    with engine() as tts:
+        found = speak(tts, max_frames=6, **options)
+        again = speak(tts, max_frames=6, **options)  # in the slot that the first has left
+        assert tts.backend == "coreml" and tts.why == "asked for"
+    with engine(backend="torch") as tts:
+        expected = speak(tts, max_frames=6, **options)
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(again.codes, expected.codes)
+
+
+def test_streams_do_not_see_each_other(apple):
+    with engine(num_slots=2) as tts:
+        beside, alone = (
+            [tts.stream("Hi.", seed=seed, voice="vivian", max_frames=2) for seed in seeds]
+            for seeds in ((1, 2), (1,))
+        )
+        codes = [Speech.collect(stream).codes for stream in (*beside, *alone)]
+    np.testing.assert_array_equal(codes[0], codes[2])
+    assert not np.array_equal(codes[0], codes[1])
+
+
+def test_models_are_converted_once_for_each_kind(apple, monkeypatch, load_checkpoint):
+    made = []
+    convert = coreml_export._convert
+    monkeypatch.setattr(
+        coreml_export, "_convert", lambda *args: made.append(args[1:]) or convert(*args)
+    )
+    loaded = load_checkpoint("tiny-random-base")
+    for options in (ExportOptions(8), ExportOptions(8), ExportOptions(9)):
+        folder = coreml_export.exported(loaded, options, ["CodeEmbedder"])
+        assert (folder / MANIFEST).exists()
+    assert made == [("CodeEmbedder", ExportOptions(8)), ("CodeEmbedder", ExportOptions(9))]
+
+
+def test_two_processes_may_convert_at_once(load_checkpoint, monkeypatch):
+    """As threads, which meet at the end of the conversion."""
+    meeting = threading.Barrier(2)
+    write = coreml_export.export
+
+    def export_and_wait(*args):
+        write(*args)
+        meeting.wait(60)
+
+    monkeypatch.setattr(coreml_export, "export", export_and_wait)
+    monkeypatch.setattr(coreml_export, "_convert", lambda *args: NothingToSave())
+    folders = []
+
+    def run():
+        loaded = load_checkpoint("tiny-random")
+        folders.append(coreml_export.exported(loaded, ExportOptions(11), ["CodeEmbedder"]))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(folders) == 2 and folders[0] == folders[1]
+    assert (folders[0] / MANIFEST).exists()
+    assert [path for path in folders[0].parent.iterdir() if path.name.startswith("tmp")] == []
+
+
+class NothingToSave:
+    def save(self, path):
+        checkpoint.Path(path).mkdir()
+
+
+# ---- what is refused
+
+
+def test_without_an_apple_machine_it_is_refused_before_a_file_is_read(monkeypatch):
+    monkeypatch.setattr(checkpoint, "resolve", lambda *args, **options: pytest.fail("read"))
+    with pytest.raises(EnvironmentError_, match="needs macOS 15; this is") as refused:
+        engine()
+    assert "export coreml" in refused.value.cure
+
+
+@pytest.mark.parametrize(("version", "runs"), [("", False), ("14.7.1", False), ("15.0", True)])
+def test_an_apple_machine_is_one_whose_models_have_states(monkeypatch, version, runs):
+    monkeypatch.setattr("platform.mac_ver", lambda: (version, ("", "", ""), ""))
+    assert model_tts.has_core_ml() == runs
+
+
+def test_a_model_that_core_ml_does_not_take_is_named(monkeypatch, tmp_path):
+    def refuse(path):
+        raise RuntimeError("no such unit")
+
+    monkeypatch.setattr("coremltools.models.MLModel", refuse)
+    with pytest.raises(EnvironmentError_, match=r"not load X.mlpackage: no such unit") as refused:
+        coreml_decoder.load_model(tmp_path / "X.mlpackage")
+    assert str(tmp_path) in refused.value.cure
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "bfloat16"}, "precision is 'bfloat16'; Core ML computes in float16 or float32"),
+        ({"device": "cuda"}, "cuda"),
+    ],
+)
+def test_what_core_ml_cannot_do_is_a_usage_error(apple, options, says):
+    with pytest.raises((UsageError, EnvironmentError_), match=says):
+        engine(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "int4"}, {"weights": "int3"}, {"num_positions": 0}, {"chunk_frames": 0}],
+)
+def test_options_that_do_not_exist_are_refused_with_their_value(options):
+    with pytest.raises(UsageError, match=str(next(iter(options.values())))):
+        ExportOptions(**{"num_positions": 8} | options)
+
+
+def test_more_positions_than_the_model_has_are_refused(load_checkpoint, tmp_path):
+    loaded = load_checkpoint("tiny-random")
+    limit = loaded.config.talker.stack.max_positions
+    with pytest.raises(UsageError, match=f"{limit + 1} positions; this model has {limit}"):
+        export(loaded, tmp_path / "out", ExportOptions(limit + 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_package_is_named_with_its_cure(load_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "coremltools", None)
+    with pytest.raises(MissingPackageError, match="coremltools") as refused:
+        export(load_checkpoint("tiny-random"), tmp_path, ExportOptions(8))
+    assert "[coreml]" in refused.value.cure
+
+
+def test_the_command_writes_a_folder_and_names_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(coreml_export, "_convert", lambda *args: NothingToSave())
+    folder = tmp_path / "out"
+    command = ["export", "coreml", "tiny-random", "--to", str(folder), "--precision", "float32"]
+    assert main([*command, "--weights", "int8", "--positions", "300"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["weights"] == "int8" and manifest["num_positions"] == 300
+
+
+def test_a_folder_must_be_named(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["export", "coreml", "tiny-random"])
+    assert left.value.code == 2 and "required: --to" in capsys.readouterr().err
+
+
+def test_the_page_has_the_models_and_their_names(converted):
+    _, folder = converted
+    page = (ROOT / "docs" / "coreml.md").read_text(encoding="utf-8")
+    told = {
+        cells[0].strip("` "): cells[1:3]
+        for line in page.splitlines()
+        if line.startswith("| `") and (cells := line.strip("|").split(" | "))
+    }
+    assert list(told) == list(MODELS)
+    for name, (takes, gives) in told.items():
+        description = mil.load(folder, name).description
+        assert re.findall(r"`(\w+)`", takes) == [each.name for each in description.input]
+        assert re.findall(r"`(\w+)`", gives) == [each.name for each in description.output]
+
+
+def test_the_pages_command_converts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(coreml_export, "_convert", lambda *args: NothingToSave())
+    monkeypatch.chdir(tmp_path)
+    (command,) = (
+        line for line in lines((ROOT / "docs" / "coreml.md").read_text()) if "export" in line
+    )
+    assert main(command.split()[3:]) == 0
+    assert (tmp_path / "demo-coreml" / MANIFEST).exists()
