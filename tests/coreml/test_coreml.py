@@ -39,10 +39,8 @@ def converted(load_checkpoint, tmp_path_factory):
 
 
 def plain_decoder(loaded):
-    return ReferenceDecoder(
-        loaded, num_slots=1, max_positions=NUM_POSITIONS, max_text_rows=8, device=CPU,
-        dtype=torch.float32,
-    )  # fmt: skip
+    sizes = {"num_slots": 1, "max_positions": NUM_POSITIONS, "max_text_rows": 8}
+    return ReferenceDecoder(loaded, **sizes, device=CPU, dtype=torch.float32)
 
 
 def number(value):
@@ -62,11 +60,8 @@ def distance(found, expected):
 def test_every_model_is_there_with_what_an_app_needs(converted):
     loaded, folder = converted
     found = {path.name for path in folder.iterdir()}
-    assert {f"{name}.mlpackage" for name in MODELS} | {
-        MANIFEST,
-        "config.json",
-        "vocab.json",
-    } <= found
+    assert {f"{name}.mlpackage" for name in MODELS} <= found
+    assert {MANIFEST, "config.json", "vocab.json"} <= found
     manifest = json.loads((folder / MANIFEST).read_text())
     assert manifest["models"] == list(MODELS) and manifest["num_positions"] == NUM_POSITIONS
     size = loaded.config.talker.stack.num_layers * loaded.config.talker.stack.kv_size
