@@ -17,9 +17,12 @@ from qwen_megakernel.coreml import decoder as coreml_decoder
 from qwen_megakernel.coreml import export as coreml_export
 from qwen_megakernel.coreml.export import MANIFEST, MODELS, ExportOptions, export
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
+from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.speech_stream import Speech
+from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.utterance import Sampling, SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 
 CPU = torch.device("cpu")
@@ -141,6 +144,60 @@ def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
         pieces.append(found["pcm"][0])
     whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(codes)
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4)
+
+
+def test_an_app_that_follows_the_page_speaks(converted):
+    """ "In an app" of docs/coreml.md, its five steps with all six models, greedily."""
+    loaded, folder = converted
+    num_frames, talker = 2 * CHUNK_FRAMES, loaded.config.talker
+    greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    plain = plain_decoder(loaded)
+    ids = TextTokenizer(loaded.files.folder, loaded.config).encode("Hi.")
+    prefill = PromptBuilder(loaded.config, plain.embeddings).build(ids, SpeechRequest("Hi."))
+    text = [*prefill.trailing_text, *[prefill.pad_embed] * num_frames]
+    plain.begin(0, greedy, 0, 0)
+    plain.prefill(0, prefill.embeds, prefill.pad_embed)
+    plain.write_text(0, prefill.trailing_text)
+    expected = plain.step([0], num_frames).codes[0]
+
+    models = {name: mil.load(folder, name) for name in MODELS}
+    states = {name: models[name].make_state() for name in coreml_decoder.MODELS}
+
+    def run(name, x, position):
+        given = {"x": np.asarray(x, dtype=np.float32).reshape(1, -1, 1, 1)}
+        return models[name].predict(given | {"position": number(position)}, states[name])
+
+    def embedding(code, group):
+        name = "MultiCodeEmbedder" if group else "CodeEmbedder"
+        token = (group - 1) * loaded.config.predictor.vocab_size + code if group else code
+        return models[name].predict({"token": number(token)})["embedding"].reshape(-1)
+
+    for position, row in enumerate(prefill.embeds):  # 1
+        found = run("CodeDecoder", row, position)
+    codes, pcm = [], []
+    past = np.zeros((1, models["SpeechDecoder"].description.input[1].type.multiArrayType.shape[1]))
+    for frame in range(num_frames):
+        logits = found["logits"][0]  # 2
+        end = logits[talker.codec_eos_id] if frame >= 2 else -np.inf
+        logits[talker.vocab_size - 1024 :] = -np.inf
+        logits[talker.codec_eos_id] = end
+        row = [int(logits.argmax())]
+        run("MultiCodeDecoder", found["hidden"], 0)  # 3
+        for group in range(1, talker.num_code_groups):
+            logits = run("MultiCodeDecoder", embedding(row[-1], group - 1), group)["logits"]
+            row.append(int(logits[group - 1].argmax()))
+        codes.append(row)
+        if len(codes) % CHUNK_FRAMES == 0:  # 4
+            chunk = np.array(codes[-CHUNK_FRAMES:], dtype=np.int32).T[None].copy()
+            found = models["SpeechDecoder"].predict(
+                {"codes": chunk, "past": past.astype(np.float32)}
+            )
+            pcm, past = [*pcm, found["pcm"][0]], found["new_past"]
+        x = sum(embedding(code, group) for group, code in enumerate(row)) + text[frame].numpy()  # 5
+        found = run("CodeDecoder", x, len(prefill.embeds) + frame)
+    np.testing.assert_array_equal(codes, expected)
+    whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(expected)
+    np.testing.assert_allclose(np.concatenate(pcm), whole, atol=1e-4)
 
 
 def test_half_precision_is_near(load_checkpoint, tmp_path):
