@@ -65,10 +65,11 @@ class CoreMLDecoder(ReferenceDecoder):
     """`ReferenceDecoder` whose layers Core ML computes.
 
     Args:
-        checkpoint, num_slots, max_text_rows, device: as there; the device is the CPU.
+        checkpoint: weights and config.
         max_positions: for which models are converted.
         dtype: float16 or float32, of what Core ML computes in; the rest is float32.
         weights: None, or one of `quantized.STACKS`.
+        sizes: num_slots, max_text_rows, device, as there; the device is the CPU.
     Raises:
         MissingPackageError: coremltools is not installed.
         EnvironmentError_: Core ML does not take what was converted.
@@ -78,26 +79,14 @@ class CoreMLDecoder(ReferenceDecoder):
         self,
         checkpoint: Checkpoint,
         *,
-        num_slots: int,
         max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
         dtype: torch.dtype,
         weights: str | None = None,
+        **sizes: Any,
     ):
-        self._options = ExportOptions(
-            num_positions=max_positions,
-            precision=str(dtype).removeprefix("torch."),
-            weights=weights,
-        )
-        super().__init__(
-            checkpoint,
-            num_slots=num_slots,
-            max_positions=max_positions,
-            max_text_rows=max_text_rows,
-            device=device,
-            dtype=torch.float32,
-        )
+        precision = str(dtype).removeprefix("torch.")
+        self._options = ExportOptions(max_positions, precision, weights)
+        super().__init__(checkpoint, max_positions=max_positions, dtype=torch.float32, **sizes)
 
     def _load_stacks(self, checkpoint: Checkpoint) -> None:
         folder = exported(checkpoint, self._options, MODELS)

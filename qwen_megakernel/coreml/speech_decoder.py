@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.coreml.decoder_models import HIDDEN_SCORE, conv1x1, rms_norm
 from qwen_megakernel.vocoder import DILATIONS
-from qwen_megakernel.vocoder_layers import CLUSTER_USAGE_MIN, LAYER_NORM_EPS, SNAKE_EPS
-from qwen_megakernel.vocoder_transformer import rotary_tables
+from qwen_megakernel.vocoder_layers import LAYER_NORM_EPS, Codebooks, Layout, Snake, Weights
+from qwen_megakernel.vocoder_transformer import Transformer
 
 
 class _Memory:
@@ -59,19 +59,28 @@ class SpeechDecoder(nn.Module):
     def __init__(self, checkpoint: Checkpoint, num_frames: int):
         super().__init__()
         self.config, self.num_frames = checkpoint.codec_config.decoder, num_frames
-        for name, tensor in checkpoint.codec_decoder.items():
-            self._keep(name, _of_snake(name, tensor.float()))
-        self._add_codebooks(checkpoint.codec_decoder)
+        weights = Weights(checkpoint.codec_decoder, "", torch.device("cpu"), torch.float32)
+        for name in checkpoint.codec_decoder:
+            if name.endswith(".alpha"):
+                # What comes of it and of beta: Core ML's inverse adds 1e-4 to what it divides by.
+                snake = Snake(weights.at(name.removesuffix(".alpha")))
+                self._keep(name, snake.frequency[:, None, None])
+                self._keep(name.removesuffix("alpha") + "beta", snake.amplitude[:, None, None])
+            elif not name.startswith("quantizer.") and not name.endswith(".beta"):
+                self._keep(name, weights[name])
         config = self.config
-        self.num_past = config.sliding_window - 1
-        positions = torch.arange(self.num_past + num_frames)
-        dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        tables = rotary_tables(torch.outer(positions, config.rope_theta**-dims))
-        for name, table in zip(("cos", "signed_sin"), tables, strict=True):
-            self._keep(name, table.T.float())
-        age = positions[self.num_past :, None] - positions  # of each key, seen from each query
-        self.register_buffer("in_window", (age >= 0) & (age <= self.num_past), persistent=False)
-        self._keep("positions", positions.float())
+        codebooks = Codebooks(weights.at("quantizer"), config)
+        self._keep("codebooks", codebooks.tables)
+        self._keep("first_rows", codebooks.first_rows[:, None].to(torch.int32))
+        self._keep("first_proj", codebooks.first_proj[:, :, None, None])
+        self._keep("rest_proj", codebooks.rest_proj[:, :, None, None])
+        # The vocoder's, for its tables.
+        transformer = Transformer(weights.at("pre_transformer"), config, Layout(), num_frames)
+        self.num_past = transformer.num_past
+        self._keep("cos", transformer.cos.T)
+        self._keep("signed_sin", transformer.signed_sin.T)
+        self._keep("in_window", transformer.in_window)
+        self._keep("positions", transformer.positions.float())
         with torch.no_grad():
             codes = torch.zeros(1, config.num_quantizers, num_frames, dtype=torch.int32)
             self.num_values = self(codes, None)[1].shape[1]
@@ -109,29 +118,12 @@ class SpeechDecoder(nn.Module):
     def _weight(self, name: str) -> Tensor:
         return getattr(self, name.replace(".", "_"))
 
-    def _add_codebooks(self, tensors: dict[str, Tensor]) -> None:
-        names = ["rvq_first.vq.layers.0"]
-        names += [f"rvq_rest.vq.layers.{i}" for i in range(self.config.num_quantizers - 1)]
-        books = [f"quantizer.{name}._codebook" for name in names]
-        tables = [
-            tensors[f"{book}.embedding_sum"]
-            / tensors[f"{book}.cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)[:, None]
-            for book in books
-        ]
-        self._keep("codebooks", torch.cat(tables).float())
-        first_rows = torch.arange(len(books), dtype=torch.int32) * self.config.codebook_size
-        self._keep("first_rows", first_rows[:, None])
-
     def _look_up(self, codes: Tensor) -> Tensor:
         entries = F.embedding(codes + self.first_rows, self.codebooks)  # [1, quantizers, T, dim]
-        first, rest = entries[:, 0], entries[:, 1:].sum(1)
-        return sum(
-            conv1x1(part.transpose(1, 2)[:, :, None], self._weight(f"{name}.weight")[..., None])
-            for part, name in (
-                (first, "quantizer.rvq_first.output_proj"),
-                (rest, "quantizer.rvq_rest.output_proj"),
-            )
+        first, rest = (
+            part.transpose(1, 2)[:, :, None] for part in (entries[:, 0], entries[:, 1:].sum(1))
         )
+        return conv1x1(first, self.first_proj) + conv1x1(rest, self.rest_proj)
 
     def _conv(self, x: Tensor, name: str, memory: _Memory, dilation: int = 1) -> Tensor:
         weight = self._weight(f"{name}.weight")
@@ -221,16 +213,3 @@ class SpeechDecoder(nn.Module):
 
     def _scale(self, name: str) -> Tensor:
         return self._weight(f"pre_transformer.{name}.scale")[:, None, None]
-
-
-def _of_snake(name: str, tensor: Tensor) -> Tensor:
-    """Snake's frequency and amplitude [channels, 1, 1], whose logarithms the checkpoint has; other
-    tensors as they are.
-
-    Not in the network, for Core ML's inverse adds 1e-4 to what it divides by.
-    """
-    if name.endswith(".alpha"):
-        return tensor.exp()[:, None, None]
-    if name.endswith(".beta"):
-        return (1 / (tensor.exp() + SNAKE_EPS))[:, None, None]
-    return tensor

@@ -11,7 +11,7 @@ import torch
 from commands import ROOT, lines
 from tiny_speech import speak
 
-from qwen_megakernel import TTSEngine, checkpoint, model_tts
+from qwen_megakernel import TTSEngine, checkpoint, cli_export, model_tts
 from qwen_megakernel.cli import main
 from qwen_megakernel.coreml import decoder as coreml_decoder
 from qwen_megakernel.coreml import export as coreml_export
@@ -387,6 +387,10 @@ def test_the_command_writes_a_folder_and_names_it(tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out == f"{folder}\n"
     manifest = json.loads((folder / MANIFEST).read_text())
     assert manifest["weights"] == "int8" and manifest["num_positions"] == 300
+
+
+def test_the_command_offers_what_the_export_knows():
+    assert cli_export.PRECISIONS == coreml_export.PRECISIONS
 
 
 def test_a_folder_must_be_named(capsys):
