@@ -1,0 +1,67 @@
+"""What users and scripts import and run stays where it is, wherever the code behind it lives."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import CommandsHere
+
+from qwen_megakernel import __version__
+
+ROOT = Path(__file__).parents[2]
+
+ROOT_NAMES = "TTSEngine SheenEngine SpeechStream Speech Voice Sampling AudioChunk QwenTTSError"
+NAMES = {
+    "qwen_megakernel": f"{ROOT_NAMES} __version__",
+    "qwen_megakernel.tts_engine": "TTSEngine DEFAULT_MODEL",
+    "qwen_megakernel.model_tts": "FrameDecoder choose_backend Backend BACKENDS",
+    "qwen_megakernel.build_tts": "build Target ARCHITECTURES",
+    "qwen_megakernel.pipecat_tts": "MegakernelTTSService",
+    "qwen_megakernel.compat": "Qwen3TTSModel FasterQwen3TTS VoiceClonePromptItem",
+    "qwen_megakernel.errors": "QwenTTSError UsageError",
+    "qwen_megakernel.audio": "WavWriter",
+}
+SCRIPTS = [
+    *("demo_pipeline.py", "demo_tts.py", "benchmark.py", "validate_kernel.py", "test_e2e.py"),
+    *(f"benchmarks/measure_{name}.py" for name in ("ttfc", "rtf", "tok_s", "e2e")),
+    "tools/verify_mtp_projection.py",
+    "tools/long_audio_test.py",
+]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_has_its_names(module: str):
+    found = importlib.import_module(module)
+    for name in NAMES[module].split():
+        assert getattr(found, name) is not None
+
+
+def test_the_root_offers_no_other_names():
+    import qwen_megakernel
+
+    assert set(qwen_megakernel.__all__) == set(NAMES["qwen_megakernel"].split())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_answers_help(run_here: CommandsHere, script: str):
+    done = run_here(script, "--help")
+    assert done.returncode == 0 and "usage" in done.stdout
+
+
+def test_the_gpu_check_answers_help():
+    command = ["bash", "tools/gpu_check.sh", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "usage" in done.stdout
+
+
+def test_the_module_tells_its_version(run_here: CommandsHere):
+    done = run_here("-m", "qwen_megakernel", "--version")
+    assert done.returncode == 0 and __version__ in done.stdout
+
+
+def test_the_command_tells_its_version():
+    command = [Path(sys.executable).with_name("qwen-megakernel"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and __version__ in done.stdout

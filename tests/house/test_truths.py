@@ -1,0 +1,27 @@
+"""The codes of some twenty requests are what they were when `truths.json` was written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import truths
+
+EXPECTED = json.loads(truths.FILE.read_text())
+CASES = [case for case in truths.cases() if case.is_exact]
+
+
+@pytest.fixture(scope="module")
+def sheen_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("untrained") / truths.SHEEN
+    truths.write_sheen_voice(folder)
+    return folder
+
+
+def test_the_file_has_every_case():
+    assert list(EXPECTED) == [case.name for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_codes_are_those_of_the_file(case: truths.Case, sheen_voice: Path):
+    made = [codes.tolist() for codes, _ in truths.speak(case, sheen_voice)]
+    assert made == EXPECTED[case.name]
