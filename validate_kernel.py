@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel import checkpoint, options, quantized, validation, validation_cases
+from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
-from qwen_megakernel.model_tts import BACKENDS, Backend, choose_backend, make_decoder
+from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
 
 NOTHING_TO_COMPARE = 77
 
@@ -133,7 +134,7 @@ def parse_args() -> argparse.Namespace:
         "--backend", default="auto", choices=backends, help="torch: only the plain one"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
-    parser.add_argument("--weights", choices=options.WEIGHTS, help="8-bit layers in all decoders")
+    parser.add_argument("--weights", choices=WEIGHTS, help="8-bit layers in all decoders")
     parser.add_argument("--tolerance", type=float, help="for logits, instead of the derived ones")
     parser.add_argument("--reference", metavar="FILE", help="a recording of the official package")
     parser.add_argument("--save-reference", metavar="FILE", help="keep this run as a recording")

@@ -9,9 +9,12 @@ Importing the package loads nothing heavy; torch comes with the first use of a n
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+PACKAGE_FOLDER = Path(__file__).parent
 
 _HOMES = {
     "TTSEngine": "tts_engine",

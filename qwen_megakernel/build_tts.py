@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.config import ModelConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
 
@@ -78,12 +79,11 @@ class Target:
 
 def source_folder() -> Path:
     """csrc/: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
-    for folder in (package / "csrc", package.parent / "csrc"):
+    for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
         if (folder / "tts_kernel.cu").exists():
             return folder
     raise BuildError(
-        f"No csrc/ in {package} or beside it.",
+        f"No csrc/ in {PACKAGE_FOLDER} or beside it.",
         "The kernel is compiled at first use from sources that ship with the package.",
         "Reinstall qwen_megakernel.",
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel import hub, weights
+from qwen_megakernel import PACKAGE_FOLDER, hub, weights
 from qwen_megakernel.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.config import ModelConfig, parse_model_config, read_json
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
@@ -49,7 +49,7 @@ CODEC_FOLDER = "speech_tokenizer"
 CODEC_SIBLINGS = ("Qwen3-TTS-Tokenizer-12Hz", CODEC_FOLDER)  # several models may share one codec
 
 DEMO_VOICE = "demo-voice"
-DEMO_VOICE_FOLDER = Path(__file__).parent / "assets" / DEMO_VOICE
+DEMO_VOICE_FOLDER = PACKAGE_FOLDER / "assets" / DEMO_VOICE
 BUILT_IN = (DEMO_VOICE, *RECIPES)
 
 # max_new_tokens where generation_config.json is silent (the official wrapper's default).

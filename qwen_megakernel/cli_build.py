@@ -5,15 +5,15 @@ import logging
 from typing import Any
 
 from qwen_megakernel import options
+from qwen_megakernel.choices import DEFAULT_MODEL, INT8_STACKS, WEIGHTS
 from qwen_megakernel.errors import UsageError
 
-DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
 
 
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
-    from qwen_megakernel import build_tts, checkpoint, config, hub, quantized, synthetic_config
+    from qwen_megakernel import build_tts, checkpoint, config, hub, synthetic_config
 
     # What is compiled and how long it took, unless --quiet or --debug has decided already.
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
@@ -32,7 +32,7 @@ def build(args: argparse.Namespace) -> int:
         model = config.parse_model_config(config.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")
-        target = build_tts.Target(arch, dtype, int8=quantized.STACKS.get(args.weights, ()))
+        target = build_tts.Target(arch, dtype, int8=INT8_STACKS.get(args.weights, ()))
         print(arch or EMULATION, args.weights or dtype, build_tts.build(model, target))
     return 0
 
@@ -53,9 +53,7 @@ def add_command(commands: Any) -> None:
         choices=("float32", "bfloat16"),
         help="of the weights (default: bfloat16 for a GPU, float32 for emulation)",
     )
-    command.add_argument(
-        "--weights", choices=options.WEIGHTS, help="8-bit layers, of the talker or of all"
-    )
+    command.add_argument("--weights", choices=WEIGHTS, help="8-bit layers, of the talker or of all")
     command.add_argument("--local-files-only", action="store_true", help="never use the network")
     options.add_verbosity(command)
     command.set_defaults(run=build)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel import options
+from qwen_megakernel.choices import WEIGHTS
 
 PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
 
@@ -48,9 +49,7 @@ def add_command(commands: Any) -> None:
         default="float16",
         help="of all but the speech decoder, which is float32 (default: float16)",
     )
-    command.add_argument(
-        "--weights", choices=options.WEIGHTS, help="8-bit layers, of the talker or of all"
-    )
+    command.add_argument("--weights", choices=WEIGHTS, help="8-bit layers, of the talker or of all")
     command.add_argument(
         "--chunk-frames",
         type=options.at_least(1),

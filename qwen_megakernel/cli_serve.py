@@ -1,14 +1,13 @@
 """The command `serve`: the HTTP server."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel import options
@@ -102,7 +101,8 @@ def add_command(commands: Any) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve speech over HTTP, with OpenAI's endpoints; see docs/serving.md."""
-    server = _import("server", "server")
+    with _packages_of("server"):
+        from qwen_megakernel import server
     if args.wyoming_port is not None and find_spec("wyoming") is None:
         raise MissingPackageError(
             "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
@@ -113,7 +113,8 @@ def serve(args: argparse.Namespace) -> int:
             print(f"listening on {address}", file=sys.stderr)
 
     if args.ray:
-        server_ray = _import("server_ray", "ray")
+        with _packages_of("ray"):
+            from qwen_megakernel import server_ray
         server_ray.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
         return 0
     for name in ("replicas", "max_replicas", "replica_gpus"):
@@ -144,7 +145,8 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         UsageError: options that do not go together.
         MissingPackageError: Ray is not installed.
     """
-    server_ray = _import("server_ray", "ray")
+    with _packages_of("ray"):
+        from qwen_megakernel import server_ray
     if args.wyoming_port is not None:
         raise UsageError(
             "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
@@ -184,9 +186,11 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _import(module: str, extra: str) -> ModuleType:
+@contextlib.contextmanager
+def _packages_of(extra: str) -> Iterator[None]:
+    """Name the extra of this package that brings what the block cannot import."""
     try:
-        return import_module(f"qwen_megakernel.{module}")
+        yield
     except ImportError as error:
         raise MissingPackageError(
             f"serve needs {error.name}.", cure=f'pip install "qwen_megakernel[{extra}]"'

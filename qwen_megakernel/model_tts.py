@@ -9,7 +9,6 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from qwen_megakernel import quantized
 from qwen_megakernel.build_tts import MIN_CAPABILITY
 from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.driver import find_device, no_gpu, too_old
 from qwen_megakernel.errors import (
     EnvironmentError_,
@@ -32,17 +32,11 @@ from qwen_megakernel.utterance import Prefill, Sampling, StepResult, plain_numbe
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = tuple(quantized.STACKS)  # beside None: as the checkpoint stores them
-
-BACKENDS = ("auto", "kernel", "graph", "torch", "emulation", "coreml")
-
 # Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
 # a part of text are some 270 rows more.
 MAX_PROMPT_POSITIONS = 1024
 
 MIN_MACOS = 15  # of coreml, whose models have states
-
-MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,9 @@ def choose_backend(
             why = error.what
         return Backend("torch", wanted, why)
     try:
-        import_module("qwen_megakernel.kernels").check_device(wanted)
+        from qwen_megakernel.kernels import check_device
+
+        check_device(wanted)
     except EnvironmentError_ as error:
         return without_kernel(wanted, error)
     why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
@@ -147,20 +143,19 @@ def make_decoder(
         options["weights"] = weights
     elif weights:
         checkpoint = replace(checkpoint, talker=quantized.quantize(checkpoint.talker, weights))
-    # Imported by name, at use: the kernel's module compiles, the plain one needs nothing.
     if backend.name == "torch":
-        kind = import_module("qwen_megakernel.reference").ReferenceDecoder
+        from qwen_megakernel.reference import ReferenceDecoder as Decoder
     elif backend.name == "graph":
-        kind = import_module("qwen_megakernel.graph_decoder").GraphDecoder
+        from qwen_megakernel.graph_decoder import GraphDecoder as Decoder
     elif backend.name == "coreml":
-        kind = import_module("qwen_megakernel.coreml.decoder").CoreMLDecoder
+        from qwen_megakernel.coreml.decoder import CoreMLDecoder as Decoder
     else:
-        kind = import_module("qwen_megakernel.kernels").KernelDecoder
+        from qwen_megakernel.kernels import KernelDecoder as Decoder
     with memory_for(
         f"The model and {num_slots} slots of {max_positions} positions",
         cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
     ):
-        return kind(
+        return Decoder(
             checkpoint,
             num_slots=num_slots,
             max_positions=max_positions,

@@ -9,16 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.stopping import OrderlyEnd
 
 if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
-
-# model_tts's, which imports torch
-BACKENDS = ("auto", "kernel", "graph", "torch", "emulation", "coreml")
-WEIGHTS = ("int8-talker", "int8")  # likewise
 
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
 DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, the faster one on a CPU)"

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwen_megakernel.choices import INT8_STACKS
+
 # Where the layers of a stack are among a checkpoint's tensors.
 PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
-# What `weights=` accepts, and the stacks whose layers each makes int8.
-STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 LARGEST = 127  # symmetric: -128 is not used
 
 
@@ -80,9 +80,9 @@ def quantize(talker: dict[str, Tensor], weights: str) -> dict[str, Tensor | Int8
     """The tensors of `Checkpoint.talker` with the layers' matrices as `Int8Matrix`.
 
     Args:
-        weights: one of `STACKS`.
+        weights: one of `choices.WEIGHTS`.
     """
-    prefixes = tuple(PREFIXES[stack] for stack in STACKS[weights])
+    prefixes = tuple(PREFIXES[stack] for stack in INT8_STACKS[weights])
     return {
         name: Int8Matrix.of(tensor) if name.startswith(prefixes) and tensor.ndim == 2 else tensor
         for name, tensor in talker.items()

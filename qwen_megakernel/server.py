@@ -13,7 +13,6 @@ import functools
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
@@ -21,7 +20,7 @@ from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile,
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
 
-from qwen_megakernel import __version__
+from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import NotReady, ReferenceError_, UsageError
 from qwen_megakernel.server_audio import new_encoder
 from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers
@@ -43,7 +42,7 @@ from qwen_megakernel.server_stream import (
 from qwen_megakernel.server_websocket import Session
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
-PAGE = Path(__file__).parent / "assets" / "web" / "index.html"
+PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
 _BACKLOG = 2048  # connections the kernel holds until we take them
 _EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")

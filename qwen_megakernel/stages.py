@@ -14,6 +14,8 @@ from torch import Tensor
 
 from qwen_megakernel.utterance import Sampling, SpeechRequest, StepResult, TextIds
 
+MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
+
 
 class Decoder(Protocol):
     """Prompts in, codec frames out, on `num_slots` slots that do not influence each other."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel import checkpoint
+from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.official_names import OfficialNames
@@ -28,8 +29,6 @@ from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 
 class TTSEngine(SpeechEngine, OfficialNames):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel import quantized
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.synthetic_config import model_config
 
@@ -51,7 +51,7 @@ def test_nothing_beats_the_memory_and_more_look_ahead_never_costs(tool, name):
 def test_int8_halves_the_bytes_of_its_stacks_and_nothing_else(tool, name):
     config = parse_model_config(model_config(name))
     plain = tool.frame(config, tool.Design())
-    for weights, int8 in quantized.STACKS.items():
+    for weights, int8 in INT8_STACKS.items():
         stages = tool.frame(config, tool.Design(int8=int8))
         changed = [(new, old) for new, old in zip(stages, plain, strict=True) if new != old]
         assert all(2 * new.tile_bytes == old.tile_bytes for new, old in changed)
@@ -68,7 +68,7 @@ def test_the_page_says_what_the_tool_calculates(tool, monkeypatch):
     small, large = (f"{frame_ms(tool, name):.2f} ms" for name in NAMES)
     assert f"{small} for 0.6B and {large} for 1.7B" in text
     for weights, words in (("int8-talker", "an int8 talker"), ("int8", "int8 in both")):
-        int8 = quantized.STACKS[weights]
+        int8 = INT8_STACKS[weights]
         times = [f"{frame_ms(tool, name, int8=int8):.2f}" for name in NAMES]
         assert f"{times[0]} and {times[1]} ms with {words}" in text
     monkeypatch.setattr(tool, "BARRIER", 1.6)

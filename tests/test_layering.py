@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 
 # From the ground up. Modules of one floor do not know each other.
 FLOORS = [
-    {"errors", "stopping"},
+    {"errors", "stopping", "choices"},
     {"voice"},
     {"config", "utterance", "audio", "languages", "sentences"},
     {"codec_config"},

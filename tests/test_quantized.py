@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen_megakernel import TTSEngine, options, quantized
+from qwen_megakernel import TTSEngine, quantized
+from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.model_tts import WEIGHTS, Backend, choose_backend, make_decoder
+from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
 from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.utterance import Sampling
 
@@ -102,7 +103,6 @@ def test_they_are_the_codes_of_the_widened_weights(load_checkpoint):
 def test_only_known_kinds_are_accepted():
     with pytest.raises(UsageError, match="int4"):
         choose_backend("torch", "cpu", "int4")
-    assert options.WEIGHTS == WEIGHTS
 
 
 @pytest.mark.parametrize("weights", [None, *WEIGHTS])
@@ -110,7 +110,7 @@ def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weight
     talker = load_checkpoint("tiny-random").talker
     if weights:
         talker = quantized.quantize(talker, weights)
-    assert quantized.int8_stacks(talker) == quantized.STACKS.get(weights, ())
+    assert quantized.int8_stacks(talker) == INT8_STACKS.get(weights, ())
 
 
 def test_the_engine_speaks_with_int8_weights():

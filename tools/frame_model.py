@@ -11,7 +11,8 @@ import argparse
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qwen_megakernel import build_tts, packing, quantized
+from qwen_megakernel import build_tts, packing
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.synthetic_config import model_config
 
@@ -160,7 +161,7 @@ def frame(config: ModelConfig, design: Design) -> list[Stage]:
 
 VARIANTS = {
     "the kernel": Design(),
-    **{weights: Design(int8=stacks) for weights, stacks in quantized.STACKS.items()},
+    **{weights: Design(int8=stacks) for weights, stacks in INT8_STACKS.items()},
     "one matrix ahead": Design(forecast=1),
     "no look-ahead": Design(forecast=0),
     "norms from memory": Design(norms_in_l2=False),

@@ -24,7 +24,8 @@ import kernel_models
 import torch
 from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
 
-from qwen_megakernel import build_tts, quantized
+from qwen_megakernel import build_tts
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
 from qwen_megakernel.graph_decoder import GraphDecoder
@@ -214,24 +215,24 @@ class SiliconSteps(Steps):
         jobs = {
             f"{name} {weights} {dtype}": (
                 parse_model_config(model_config(name)),
-                build_tts.Target(self.arch, dtype, int8=quantized.STACKS.get(weights, ())),
+                build_tts.Target(self.arch, dtype, int8=INT8_STACKS.get(weights, ())),
             )
-            for name, weights, dtype in product(names, ("bf16", *quantized.STACKS), dtypes)
+            for name, weights, dtype in product(names, ("bf16", *INT8_STACKS), dtypes)
         }
         return self._build(names, jobs)
 
     def int8_frame_times(self) -> dict[str, Any]:
         """Milliseconds of a frame with int8 layers, beside those with the layers as they are."""
         streams = (1,) if self.toy else (1, 16)
-        return self._frame_times((None, *quantized.STACKS), streams)
+        return self._frame_times((None, *INT8_STACKS), streams)
 
     def int8_validate_small(self) -> dict[str, Any]:
         """int8 layers at the 0.6B shapes against the plain decoder's."""
-        return self._validate(SMALL, tuple(quantized.STACKS), INT8_FRAMES)
+        return self._validate(SMALL, tuple(INT8_STACKS), INT8_FRAMES)
 
     def int8_validate_big(self) -> dict[str, Any]:
         """The 1.7B shapes."""
-        return self._validate(BIG, tuple(quantized.STACKS), INT8_FRAMES)
+        return self._validate(BIG, tuple(INT8_STACKS), INT8_FRAMES)
 
     # ---- what a listener meets: scripts of benchmarks/, each in a process of its own
 

@@ -32,6 +32,7 @@ import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
 from qwen_megakernel import build_tts, checkpoint, quantized, validation  # noqa: E402
+from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
@@ -82,7 +83,7 @@ class Steps:
             f"{name} {dtype}": (configs[name], build_tts.Target(self.arch, dtype))
             for name, dtype in product(configs, dtypes)
         }
-        for (weights, stacks), dtype in product(quantized.STACKS.items(), dtypes):
+        for (weights, stacks), dtype in product(INT8_STACKS.items(), dtypes):
             if not self.toy:  # what tests/kernels takes with int8 layers
                 target = build_tts.Target(self.arch, dtype, int8=stacks)
                 jobs[f"projected {weights} {dtype}"] = configs["projected"], target

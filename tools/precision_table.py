@@ -25,6 +25,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks import common, roofline  # noqa: E402
 from qwen_megakernel import quantized  # noqa: E402
+from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
@@ -153,7 +154,7 @@ def measure() -> dict[str, Any]:
         weights: SimpleNamespace(
             config=config, talker=quantized.quantize(checkpoint.talker, weights)
         )
-        for weights in quantized.STACKS
+        for weights in INT8_STACKS
     }
     options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
     decoders = {

@@ -11,14 +11,15 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from qwen_megakernel import build_tts, quantized
+from qwen_megakernel import build_tts
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.synthetic_config import model_config
 
 TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")
-WEIGHTS = ("bf16", *quantized.STACKS)
+WEIGHTS = ("bf16", *INT8_STACKS)
 REGISTERS_PER_SM = 65536
 ENTRY = re.compile(
     r"entry function '\w*?\d+(step|forward)_kernel\w*'.*?"
@@ -32,7 +33,7 @@ def rows(model: str, weights: str, arch: str) -> list[list[str]]:
     """One line for each kernel: [model, weights, arch, kernel, threads, registers, stack, spills,
     CPU s]."""
     config = parse_model_config(model_config(model))
-    target = build_tts.Target(arch, "bfloat16", int8=quantized.STACKS.get(weights, ()))
+    target = build_tts.Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
     threads = build_tts.definitions(config, target)["NUM_THREADS"]
     before = compiler_seconds()
     try:

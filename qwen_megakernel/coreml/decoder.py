@@ -68,7 +68,7 @@ class CoreMLDecoder(ReferenceDecoder):
         checkpoint: weights and config.
         max_positions: for which models are converted.
         dtype: float16 or float32, of what Core ML computes in; the rest is float32.
-        weights: None, or one of `quantized.STACKS`.
+        weights: None, or one of `choices.WEIGHTS`.
         sizes: num_slots, max_text_rows, device, as there; the device is the CPU.
     Raises:
         MissingPackageError: coremltools is not installed.

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.coreml import decoder_models
 from qwen_megakernel.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.errors import MissingPackageError, UsageError
-from qwen_megakernel.quantized import STACKS
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ExportOptions:
         num_positions: of the talker's cache: prompt and frames.
         precision: of activations and weights. The speech decoder is float32 whatever this says: its
             activation loses the waveform in 16 bits.
-        weights: None, or one of `quantized.STACKS`: whose layers have 8-bit weights.
+        weights: None, or one of `choices.WEIGHTS`: whose layers have 8-bit weights.
         chunk_frames: frames that the speech decoder takes at once.
     """
 
@@ -68,8 +68,8 @@ class ExportOptions:
             raise UsageError(
                 f"precision is {self.precision!r}; Core ML computes in {' or '.join(PRECISIONS)}."
             )
-        if self.weights not in (None, *STACKS):
-            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(STACKS)}.")
+        if self.weights not in (None, *INT8_STACKS):
+            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_STACKS)}.")
         for name in ("num_positions", "chunk_frames"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; need 1 or more.")
@@ -183,7 +183,7 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions) -> Any:
             pass_pipeline=passes,
             skip_model_load=True,
         )
-        if name in (STACK_OF[stack] for stack in STACKS.get(options.weights, ())):
+        if name in (STACK_OF[stack] for stack in INT8_STACKS.get(options.weights, ())):
             model = _int8_layers(ct, model)
     model.short_description = f"{name} of {checkpoint.files.name}"
     return model

@@ -100,7 +100,7 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
 
 
 def with_int8(checkpoint: Any, weights: str) -> Any:
-    """The same model with int8 layers, as `weights` of `quantized.STACKS` says."""
+    """The same model with int8 layers, as `weights` of `choices.WEIGHTS` says."""
     talker = quantized.quantize(checkpoint.talker, weights)
     return SimpleNamespace(config=checkpoint.config, talker=talker)
 

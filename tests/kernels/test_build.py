@@ -9,8 +9,9 @@ from pathlib import Path
 import kernel_models as k
 import pytest
 
-from qwen_megakernel import build_tts, quantized
+from qwen_megakernel import build_tts
 from qwen_megakernel.build_tts import Target
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import ArchError, BuildError
 from qwen_megakernel.synthetic_config import model_config
@@ -174,14 +175,14 @@ IN_EVERY_RUN = ("random-0.6b", "bf16", "sm_90a")
     [
         pytest.param(*build, marks=[] if build == IN_EVERY_RUN else pytest.mark.slow)
         for build in product(
-            ("random-0.6b", "random-1.7b"), ("bf16", *quantized.STACKS), build_tts.ARCHITECTURES
+            ("random-0.6b", "random-1.7b"), ("bf16", *INT8_STACKS), build_tts.ARCHITECTURES
         )
     ],
 )
 def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, weights, arch):
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
-    target = Target(arch, "bfloat16", int8=quantized.STACKS.get(weights, ()))
+    target = Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
     log = (build_tts.build(released(name), target).parent / "build.log").read_text()
     assert not WARNING.search(log)
     entries = ENTRY.findall(log)

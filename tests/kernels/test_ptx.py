@@ -18,7 +18,8 @@ import torch
 from test_frame import FLOAT32_LOGITS
 from torch import Tensor
 
-from qwen_megakernel import build_tts, quantized
+from qwen_megakernel import build_tts
+from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.kernels import KernelDecoder
@@ -353,7 +354,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
     config = k.sanitized_config(talker_head_dim=128)
-    target = build_tts.Target("sm_90a", dtype, int8=quantized.STACKS["int8-talker"])
+    target = build_tts.Target("sm_90a", dtype, int8=INT8_STACKS["int8-talker"])
     source, flags = HERE / "sanitized.cu", [f"-fsanitize={sanitizer}"]
     options = {
         "TSAN_OPTIONS": "halt_on_error=1",
