@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qwen_megakernel import Voice, codes_file, options, stopping
+from qwen_megakernel import Voice, codes_file, options, signals
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
 
@@ -135,7 +135,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
     def cancel() -> None:
         asyncio.run_coroutine_threadsafe(runner.cancel("interrupted"), loop)
 
-    with stopping.shielded(cancel):
+    with signals.shielded(cancel):
         await runner.run()
 
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(
@@ -29,9 +29,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=[
-        "qwen_megakernel",
-        "qwen_megakernel.coreml",
-        "qwen_megakernel.sheen",
+        *find_packages(include=["qwen_megakernel", "qwen_megakernel.*"]),
         "qwen_megakernel.csrc",
         "qwen_megakernel.csrc.emulation",
     ],

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import common, load
 from qwen_megakernel import TTSEngine, checkpoint, options
-from qwen_megakernel.utterance import Prefill, Sampling, SpeechRequest
+from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = load.PROMPTS[0]

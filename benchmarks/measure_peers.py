@@ -20,7 +20,7 @@ from benchmarks.measure_open_loop import endless
 from qwen_megakernel import checkpoint, official, options
 from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.model_tts import Backend, choose_backend, default_dtype, make_decoder
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 PROMPT_POSITIONS = 30
 FRAMES_PER_STEP = 4

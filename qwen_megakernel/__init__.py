@@ -22,8 +22,8 @@ _HOMES = {
     "SpeechStream": "speech_stream",
     "Speech": "speech_stream",
     "Voice": "voice",
-    "Sampling": "utterance",
-    "AudioChunk": "utterance",
+    "Sampling": "records",
+    "AudioChunk": "records",
     "QwenTTSError": "errors",
 }
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
-from qwen_megakernel.stopping import shielded
+from qwen_megakernel.signals import shielded
 
 FULL_SCALE = 32768  # int16 sample of a float sample of 1, which is clipped to FULL_SCALE - 1
 

@@ -27,9 +27,9 @@ from qwen_megakernel.inventory import (
     codec_tensors,
     model_tensors,
 )
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.synthetic import RECIPE_VERSION, write_checkpoint
 from qwen_megakernel.synthetic_config import RECIPES
-from qwen_megakernel.utterance import Sampling
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from qwen_megakernel.errors import UsageError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from qwen_megakernel.records import AudioChunk
     from qwen_megakernel.speech_engine import SpeechEngine
     from qwen_megakernel.speech_stream import SpeechStream
-    from qwen_megakernel.utterance import AudioChunk
 
 DEFAULT_OUTPUT = "out.wav"
 CHARS_PER_SECOND = 14  # of read English, for the progress bar

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.official_names import (
+from qwen_megakernel.official_api import (
     Recording,
     VoiceClonePromptItem,
     items_of,

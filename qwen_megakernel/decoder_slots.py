@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.utterance import Sampling, StepResult
+from qwen_megakernel.records import Sampling, StepResult
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from qwen_megakernel.cuda_graphs import Download, Graphs, upload
 from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.graph_model import MAX_FRAMES_PER_LAUNCH, GraphModel
-from qwen_megakernel.utterance import StepResult
+from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this times a power of two
 MIN_REACH = 256  # likewise the positions that attention looks at

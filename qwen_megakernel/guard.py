@@ -8,7 +8,7 @@ from collections import deque
 
 import numpy as np
 
-from qwen_megakernel.utterance import FinishReason
+from qwen_megakernel.records import FinishReason
 
 # Speech takes 3 to 4 text tokens a second, 12.5 frames a second: some 4 frames a token. Ten leaves
 # room for slow, spelled-out or multi-token words; the constant for pauses and very short texts.

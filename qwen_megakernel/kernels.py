@@ -26,7 +26,7 @@ from qwen_megakernel.kernel_library import (
     Stream,
     check_tensor,
 )
-from qwen_megakernel.utterance import StepResult
+from qwen_megakernel.records import StepResult
 
 
 def check_device(device: torch.device) -> None:

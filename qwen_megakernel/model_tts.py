@@ -28,7 +28,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.utterance import Prefill, Sampling, StepResult, plain_number
+from qwen_megakernel.records import Prefill, Sampling, StepResult, plain_number
 
 logger = logging.getLogger(__name__)
 

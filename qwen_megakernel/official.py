@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 # Imported at the top of qwen_tts, used by its 25 Hz tokenizer alone.
 _ONLY_FOR_25_HZ = (

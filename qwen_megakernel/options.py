@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
-from qwen_megakernel.stopping import OrderlyEnd
+from qwen_megakernel.signals import OrderlyEnd
 
 if TYPE_CHECKING:
     from qwen_megakernel.speech_engine import SpeechEngine
@@ -52,7 +52,7 @@ def positive(text: str) -> float:
 
 def temperature(text: str) -> float:
     """An argparse type: what logits can be divided by."""
-    from qwen_megakernel.utterance import MAX_FACTOR, MIN_FACTOR
+    from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
 
     if not MIN_FACTOR <= (value := float(text)) <= MAX_FACTOR:
         raise argparse.ArgumentTypeError(

@@ -10,7 +10,7 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggrega
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.languages import AUTO, code_of_language
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.word_times import whole_words
 
 
@@ -61,7 +61,7 @@ class MegakernelTTSSettings(TTSSettings):
 
     @property
     def sampling_knobs(self) -> dict[str, Any]:
-        """What `utterance.Sampling` can override."""
+        """What `records.Sampling` can override."""
         return {knob.name: getattr(self, knob.name) for knob in fields(Sampling)}
 
 

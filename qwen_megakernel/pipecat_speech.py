@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.utterance import AudioChunk
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.word_times import WordTimer
 
 if TYPE_CHECKING:

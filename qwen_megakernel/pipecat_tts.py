@@ -34,7 +34,7 @@ from qwen_megakernel.pipecat_settings import (
     WordAggregator,
     as_language,
 )
-from qwen_megakernel.utterance import Sampling, SpeechRequest
+from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE
 

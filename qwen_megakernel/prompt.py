@@ -39,7 +39,7 @@ from qwen_megakernel.errors import (
     VoiceMismatch,
 )
 from qwen_megakernel.languages import AUTO, resolve_language, supported_languages
-from qwen_megakernel.utterance import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
 from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from qwen_megakernel.config import StackConfig
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.native_products import native_products
 from qwen_megakernel.quantized import Int8Matrix
-from qwen_megakernel.utterance import Sampling, StepResult
+from qwen_megakernel.records import Sampling, StepResult
 
 # Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.
 MAX_VECTOR_ROWS = 2

@@ -8,10 +8,10 @@ import numpy as np
 
 from qwen_megakernel.driver import lost_gpu
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
+from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_slot import Slot
 from qwen_megakernel.speech_stream import StreamState
 from qwen_megakernel.stages import FrameVocoder
-from qwen_megakernel.utterance import AudioChunk, FinishReason
 
 logger = logging.getLogger(__name__)
 

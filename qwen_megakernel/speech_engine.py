@@ -20,6 +20,7 @@ from torch import Tensor
 from qwen_megakernel import codes_file
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.languages import AUTO
+from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest, TextIds
 from qwen_megakernel.speech_stream import (
     PART_CHARS,
     Speech,
@@ -30,7 +31,6 @@ from qwen_megakernel.speech_stream import (
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
 from qwen_megakernel.text import TextStream
-from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest, TextIds
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.guard import RunawayGuard
+from qwen_megakernel.records import FinishReason
 from qwen_megakernel.speech_stream import StreamState, TextPart
-from qwen_megakernel.utterance import FinishReason
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from qwen_megakernel.utterance import Sampling, SpeechRequest, StepResult, TextIds
+from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
 
 MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
 

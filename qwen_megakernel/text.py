@@ -28,8 +28,8 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UsageError,
 )
+from qwen_megakernel.records import TextIds
 from qwen_megakernel.sentences import pack_sentences, unspeakable
-from qwen_megakernel.utterance import TextIds
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,14 +16,14 @@ from qwen_megakernel import checkpoint
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
-from qwen_megakernel.official_names import OfficialNames
+from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.text import TextTokenizer, validate
 from qwen_megakernel.text import split as split_text
-from qwen_megakernel.utterance import SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices

@@ -16,9 +16,9 @@ from qwen_megakernel import official
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import Sampling, SpeechRequest
 
 TEXTS = (
     "Hello there, how are you today?",

@@ -17,8 +17,8 @@ from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.codec_encoder import CodecEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
 from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
+from qwen_megakernel.records import check_text, plain_number
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
-from qwen_megakernel.utterance import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference, in context. The model goes on from its last frame: with the recording

@@ -20,8 +20,8 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.languages import resolve_language, supported_languages
+from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.sentences import unspeakable
-from qwen_megakernel.utterance import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import count_letters
 

@@ -16,8 +16,8 @@ from tolerances import PROMPT_F32
 from qwen_megakernel import official
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import SpeechRequest
 from qwen_megakernel.voice import Voice
 
 TEXT, TRANSCRIPT, INSTRUCT = "Hi, you!", "Was it?", "Speak slowly."

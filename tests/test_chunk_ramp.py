@@ -3,7 +3,7 @@
 import pytest
 
 from qwen_megakernel import audio
-from qwen_megakernel.utterance import SpeechRequest
+from qwen_megakernel.records import SpeechRequest
 
 FRAME_MS = 80.0
 

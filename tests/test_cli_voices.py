@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import signals
 import soundfile
+import waveforms
 
 from qwen_megakernel import Voice, codes_file, options
 from qwen_megakernel.cli import main
@@ -28,8 +28,8 @@ TRANSCRIPT = "It is cold today, and we are late."
 def recordings(tmp_path_factory):
     """mario.wav with its transcript, luigi.flac without."""
     folder = tmp_path_factory.mktemp("recordings")
-    soundfile.write(folder / "mario.wav", signals.voice_like(3, 16000, 1), 16000)
-    soundfile.write(folder / "luigi.flac", signals.voice_like(2, 44100, 2), 44100)
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000, 1), 16000)
+    soundfile.write(folder / "luigi.flac", waveforms.voice_like(2, 44100, 2), 44100)
     (folder / "mario.txt").write_text(f"{TRANSCRIPT}\n", encoding="utf-8")
     return folder
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import signals
 import torch
+import waveforms
 
 from qwen_megakernel.codec_config import parse_codec_config
 from qwen_megakernel.codec_encoder import CodecEncoder
@@ -32,7 +32,7 @@ def official_codes(model, samples):
     ],
 )
 def test_codes_are_the_official_ones(encoder, official_model, num_samples):
-    for make in (signals.noise, signals.voice_like):
+    for make in (waveforms.noise, waveforms.voice_like):
         samples = make(num_samples / RATE, RATE)
         ours = encoder.encode(samples)
         assert ours.dtype == np.int32 and len(ours) == -(-num_samples // FRAME)
@@ -41,14 +41,14 @@ def test_codes_are_the_official_ones(encoder, official_model, num_samples):
 
 def test_different_sounds_have_different_codes(encoder):
     """Otherwise equal codes would prove nothing. Later codebooks of random weights spread more."""
-    codes = encoder.encode(signals.noise(4, RATE))
+    codes = encoder.encode(waveforms.noise(4, RATE))
     assert all(len(np.unique(group)) >= 5 for group in codes.T)
     assert np.mean([len(np.unique(group)) for group in codes.T]) > 20
 
 
 def test_encoding_is_causal(encoder):
     """What was said does not depend on what follows: a longer recording begins with its codes."""
-    samples = signals.voice_like(3, RATE)
+    samples = waveforms.voice_like(3, RATE)
     whole, start = encoder.encode(samples), encoder.encode(samples[: 20 * FRAME])
     assert np.array_equal(whole[:20], start)
 
@@ -67,7 +67,7 @@ def test_released_shapes(official_package):
         if name.endswith("embed_sum"):
             buffer.normal_(std=0.01)
     ours = CodecEncoder(parse_codec_config(values), official.state_dict())
-    samples = signals.voice_like(1.1, RATE)
+    samples = waveforms.voice_like(1.1, RATE)
     with torch.inference_mode():
         expected = official.encode(torch.from_numpy(samples)[None, None]).audio_codes[0, :16].T
     assert np.array_equal(ours.encode(samples), expected.numpy())

@@ -75,18 +75,18 @@ def test_a_voice_is_cloned_from_a_sample(demo: Callable, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("signals", "code"),
+    ("numbers", "code"),
     [([signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130), ([signal.SIGTERM], 143)],
 )
 def test_a_signal_leaves_a_whole_file_of_what_was_spoken(
-    tmp_path: Path, signals: list[int], code: int
+    tmp_path: Path, numbers: list[int], code: int
 ) -> None:
     path = tmp_path / "a.wav"
     text = "This is a long text about a house at the edge of a wood. " * 8
     process = start("demo_pipeline.py", "--text", text, "--output", path, "--model", "demo-voice")
     assert process.stdout.readline().startswith("chunk   1")
     assert process.stdout.readline().startswith("chunk   2")
-    for number in signals:
+    for number in numbers:
         process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == code and "Traceback" not in err and "interrupted" in err

@@ -18,7 +18,7 @@ from torch import Tensor
 from qwen_megakernel import TTSEngine, official
 from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 from tools.demo_voice import samples, shards
 from tools.demo_voice.evaluate import FEEDS, REFERENCES, Reader, summary
 from tools.demo_voice.package import MAX_BYTES

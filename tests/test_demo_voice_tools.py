@@ -12,7 +12,7 @@ from tolerances import LOGITS_F32
 
 from qwen_megakernel import checkpoint
 from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 from tools.demo_voice import (
     batches,
     decode,

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-import signals
 import soundfile
+import waveforms
 from commands import ROOT, blocks, lines, run
 from live_server import serving
 
@@ -22,7 +22,7 @@ ADDRESS = "127.0.0.1:8090"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader")
-    soundfile.write(folder / "mario.wav", signals.voice_like(3, 16000), 16000)
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
     return folder
 
 

@@ -3,8 +3,8 @@
 import shlex
 
 import pytest
-import signals
 import soundfile
+import waveforms
 from commands import ROOT, blocks, lines, run
 
 PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ MODEL = "tiny-random-base"
 def folder(tmp_path_factory):
     """Where the reader works: with the recording, and with what earlier snippets left."""
     folder = tmp_path_factory.mktemp("reader")
-    soundfile.write(folder / "mario.wav", signals.voice_like(3, 16000), 16000)
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
     return folder
 
 

@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 
 # From the ground up. Modules of one floor do not know each other.
 FLOORS = [
-    {"errors", "stopping", "choices"},
+    {"errors", "signals", "choices"},
     {"voice"},
-    {"config", "utterance", "audio", "languages", "sentences"},
+    {"config", "records", "audio", "languages", "sentences"},
     {"codec_config"},
     {"inventory", "synthetic_config", "sampling", "guard", "codes_file", "reference_audio"},
     {
@@ -45,7 +45,7 @@ FLOORS = [
     {"stages", "speech_slot"},
     {"slot_table"},
     {"chunk_delivery"},
-    {"step_loop", "official_names"},
+    {"step_loop", "official_api"},
     {"speech_engine"},
     {"sheen.codes", "sheen.phonemes", "sheen.noise", "sheen.language_model"},
     {"sheen.tokens", "sheen.codec", "sheen.dataset"},

@@ -12,7 +12,7 @@ from qwen_megakernel.model_tts import (
     choose_backend,
     default_dtype,
 )
-from qwen_megakernel.utterance import Prefill, Sampling
+from qwen_megakernel.records import Prefill, Sampling
 
 FORCED_ON = Sampling.greedy()
 

@@ -25,8 +25,8 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import SpeechRequest
 
 
 @pytest.fixture

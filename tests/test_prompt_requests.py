@@ -17,7 +17,7 @@ from qwen_megakernel.errors import (
     VoiceMismatch,
 )
 from qwen_megakernel.prompt import PromptBuilder
-from qwen_megakernel.utterance import SpeechRequest
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.voice import Voice
 
 # ---- names -----------------------------------------------------------------------------------

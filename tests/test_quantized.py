@@ -12,7 +12,7 @@ from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
 from qwen_megakernel.quantized import Int8Matrix
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import torch
 from tolerances import LOGITS_F32
 
 from qwen_megakernel import official
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder, rotary
-from qwen_megakernel.utterance import Sampling
 
 CPU = torch.device("cpu")
 TEXT = "Hello there, how are you today?"

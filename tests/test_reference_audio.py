@@ -6,8 +6,8 @@ import logging
 import librosa
 import numpy as np
 import pytest
-import signals
 import soundfile
+import waveforms
 
 from qwen_megakernel import reference_audio
 from qwen_megakernel.errors import ReferenceError_
@@ -17,7 +17,7 @@ from qwen_megakernel.errors import ReferenceError_
 @pytest.mark.parametrize("channels", [1, 2])
 def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
     path = tmp_path / f"reference{suffix}"
-    soundfile.write(path, signals.noise(1, 16000, channels=channels), 16000)
+    soundfile.write(path, waveforms.noise(1, 16000, channels=channels), 16000)
     samples, rate = reference_audio.read(path)
     expected, expected_rate = librosa.load(path, sr=None, mono=True)
     assert rate == expected_rate == 16000 and samples.dtype == np.float32
@@ -27,7 +27,7 @@ def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])
 def test_resampling_is_librosas(rate):
-    samples = signals.voice_like(0.71, rate)
+    samples = waveforms.voice_like(0.71, rate)
     expected = librosa.resample(samples, orig_sr=rate, target_sr=24000)
     ours = reference_audio.resample(samples, rate, 24000)
     assert ours.dtype == np.float32 and np.array_equal(ours, expected)
@@ -57,19 +57,19 @@ def test_what_is_no_audio_is_refused(tmp_path):
 
 def test_integers_without_a_full_scale_are_refused():
     with pytest.raises(ReferenceError_, match="int64, of which full scale is not known"):
-        reference_audio.to_mono((20_000 * signals.noise(2, 24000)).astype(np.int64))
+        reference_audio.to_mono((20_000 * waveforms.noise(2, 24000)).astype(np.int64))
 
 
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (signals.noise(0.2, 24000), "0.2 s long"),
-        (signals.noise(0.99, 24000), "1 to 60 s"),
-        (signals.noise(60.1, 24000), "1 to 60 s"),
+        (waveforms.noise(0.2, 24000), "0.2 s long"),
+        (waveforms.noise(0.99, 24000), "1 to 60 s"),
+        (waveforms.noise(60.1, 24000), "1 to 60 s"),
         (np.zeros(48000, np.float32), "silent"),
-        (1e-4 * signals.noise(2, 24000), "silent"),
+        (1e-4 * waveforms.noise(2, 24000), "silent"),
         (np.full(48000, np.nan, np.float32), "NaN"),
-        (np.r_[signals.noise(2, 24000), np.float32(np.inf)], "sample 48000"),
+        (np.r_[waveforms.noise(2, 24000), np.float32(np.inf)], "sample 48000"),
         (np.empty(0, np.float32), "0.0 s long"),
     ],
 )
@@ -80,9 +80,9 @@ def test_what_holds_no_voice_is_refused(samples, message):
 
 def test_clipping_is_told_but_taken(caplog):
     with caplog.at_level(logging.WARNING):
-        reference_audio.check(signals.voice_like(2, 24000), 24000, "good.wav")
+        reference_audio.check(waveforms.voice_like(2, 24000), 24000, "good.wav")
     assert not caplog.records
-    reference_audio.check(np.clip(20 * signals.noise(2, 24000), -1, 1), 24000, "loud.wav")
+    reference_audio.check(np.clip(20 * waveforms.noise(2, 24000), -1, 1), 24000, "loud.wav")
     assert "loud.wav is clipped" in caplog.text
 
 

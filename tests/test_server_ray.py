@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import signals
 import soundfile
+import waveforms
 from fake_engine import STORY, FakeEngine, FakeStream
 from live_server import sse
 from waiting import wait_until
@@ -281,7 +281,7 @@ def test_the_command_shares_voices_between_replicas_and_finishes_what_it_speaks(
             assert found
             url = found[1]
             recording = io.BytesIO()
-            soundfile.write(recording, signals.voice_like(2, 16000), 16000, format="WAV")
+            soundfile.write(recording, waveforms.voice_like(2, 16000), 16000, format="WAV")
             uploaded = httpx.post(
                 f"{url}/v1/audio/voices",
                 files={"audio_sample": ("a.wav", recording.getvalue())},

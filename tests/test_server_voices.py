@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from fake_engine import FakeEngine
 from live_server import assert_error, serving
-from signals import voice_like
+from waveforms import voice_like
 
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.errors import ReferenceError_

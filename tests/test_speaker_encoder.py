@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import signals
 import torch
+import waveforms
 from tolerances import X_VECTOR_F32
 
 from qwen_megakernel import reference_audio
@@ -25,9 +25,9 @@ def encoder(load_checkpoint):
 @pytest.mark.parametrize("kind", ["noise", "voice", "stereo"])
 def test_any_recording_gives_the_official_x_vector(encoder, official_model, kind, rate):
     recording = {
-        "noise": lambda: signals.noise(1.2, rate),
-        "voice": lambda: signals.voice_like(1.2, rate),
-        "stereo": lambda: signals.noise(1.2, rate, channels=2),
+        "noise": lambda: waveforms.noise(1.2, rate),
+        "voice": lambda: waveforms.voice_like(1.2, rate),
+        "stereo": lambda: waveforms.noise(1.2, rate, channels=2),
     }[kind]()
     mono = reference_audio.to_mono(recording)
     ours = encoder.encode(reference_audio.resample(mono, rate, RATE))
@@ -43,7 +43,7 @@ def test_any_recording_gives_the_official_x_vector(encoder, official_model, kind
 
 
 def test_two_speakers_differ(encoder):
-    a, b = (encoder.encode(signals.voice_like(1, RATE, seed)) for seed in (1, 2))
+    a, b = (encoder.encode(waveforms.voice_like(1, RATE, seed)) for seed in (1, 2))
     assert np.abs(a - b).max() > 1e-3
 
 
@@ -55,7 +55,7 @@ def test_released_shapes(official_package):
     config = parse_model_config(model_config("random-1.7b-base")).speaker_encoder
     official = Qwen3TTSSpeakerEncoder(Qwen3TTSSpeakerEncoderConfig(enc_dim=config.enc_dim)).eval()
     ours = SpeakerEncoder(config, official.state_dict())
-    samples = signals.voice_like(1, RATE)
+    samples = waveforms.voice_like(1, RATE)
     mel = mel_spectrogram(torch.from_numpy(samples)[None], 1024, 128, RATE, 256, 1024, 0, 12000)
     assert (ours.mel_spectrogram(torch.from_numpy(samples)) - mel[0]).abs().max() <= X_VECTOR_F32
     with torch.inference_mode():
@@ -67,4 +67,4 @@ def test_released_shapes(official_package):
 def test_too_few_samples_are_refused(encoder):
     with pytest.raises(ReferenceError_, match="too few"):
         encoder.encode(np.zeros(1000, dtype=np.float32))
-    assert np.isfinite(encoder.encode(signals.noise(0.2, RATE))).all()
+    assert np.isfinite(encoder.encode(waveforms.noise(0.2, RATE))).all()

@@ -18,10 +18,10 @@ from waiting import wait_until
 from qwen_megakernel import TTSEngine, chunk_delivery, guard
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.model_tts import FrameDecoder
+from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
 from qwen_megakernel.speech_stream import StreamState, TextPart
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
-from qwen_megakernel.utterance import SpeechRequest, StepResult, TextIds
 
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
 SAMPLES_PER_FRAME = 4

@@ -22,8 +22,8 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
+from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.step_loop import MAX_QUEUED_CHUNKS
-from qwen_megakernel.utterance import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 
 
 @pytest.fixture(scope="module")

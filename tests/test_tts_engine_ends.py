@@ -23,11 +23,11 @@ from qwen_megakernel.errors import (
     KernelTimeout,
     OutOfMemory,
 )
+from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.slot_table import SlotTable
 from qwen_megakernel.speech_stream import StreamState
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
-from qwen_megakernel.utterance import SpeechRequest, TextIds
 
 # ---- closing -------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from qwen_megakernel.errors import (
     EmptyText,
     UsageError,
 )
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_stream import PART_CHARS, SpeechStream, StreamState, TextPart
-from qwen_megakernel.utterance import SpeechRequest
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])

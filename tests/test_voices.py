@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import signals
 import soundfile
+import waveforms
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
 from qwen_megakernel import TTSEngine, Voice
@@ -33,7 +33,7 @@ SECONDS, RATE, FRAME = 2.31, 44100, 1920
 def recording(tmp_path_factory):
     """A stereo file at a rate that is not the model's, of no whole number of frames."""
     path = tmp_path_factory.mktemp("recordings") / "mario.wav"
-    left, right = (signals.voice_like(SECONDS, RATE, seed) for seed in (1, 2))
+    left, right = (waveforms.voice_like(SECONDS, RATE, seed) for seed in (1, 2))
     soundfile.write(path, np.stack([left, right], axis=1), RATE)
     return path
 
@@ -127,7 +127,7 @@ def test_a_recording_encoded_has_the_official_codes(engine, official_model, reco
     codes = engine.encode(recording)
     assert np.array_equal(codes, expected)
     assert engine.decode(codes).shape == (len(codes) * FRAME,)
-    assert len(engine.encode(signals.noise(0.3, 8000), 8000)) == 4
+    assert len(engine.encode(waveforms.noise(0.3, 8000), 8000)) == 4
 
 
 def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
@@ -138,12 +138,12 @@ def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
         (recording, {"text": ""}),
         (recording, {"text": TRANSCRIPT * 9}),
         (recording, {"rate": 16000}),
-        (signals.noise(2, RATE), {}),
-        (signals.noise(0.2, RATE), {"rate": RATE}),
-        (signals.noise(61, 8000), {"rate": 8000}),
+        (waveforms.noise(2, RATE), {}),
+        (waveforms.noise(0.2, RATE), {"rate": RATE}),
+        (waveforms.noise(61, 8000), {"rate": 8000}),
         (np.zeros(2 * RATE), {"rate": RATE}),
         (np.full(2 * RATE, np.nan), {"rate": RATE}),
-        (signals.noise(2, RATE), {"rate": 0}),
+        (waveforms.noise(2, RATE), {"rate": 0}),
     ]
     for audio, options in bad:
         with pytest.raises(UsageError):

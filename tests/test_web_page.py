@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import signals
 import soundfile
+import waveforms
 from fake_engine import STORY, FakeEngine
 from live_server import LiveServer, serving
 from page_driver import (
@@ -265,7 +265,7 @@ def test_a_recording_is_cloned_and_speaks(
 ) -> None:
     engine, voices = base_engine
     recording = tmp_path / "mario.wav"
-    soundfile.write(recording, signals.voice_like(2, 16000), 16000)
+    soundfile.write(recording, waveforms.voice_like(2, 16000), 16000)
     with serving(engine, voices=voices, allow_upload=allow_upload) as server:
         page = open_page(server)
         page.get_by_label("Recording of one speaker").set_input_files(recording)

@@ -30,8 +30,8 @@ from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.synthetic_config import model_config
-from qwen_megakernel.utterance import Sampling
 from tools.kernel_timer import PROMPT_POSITIONS
 
 KERNEL_STREAMS = (1, 2, 4, 8, 16)

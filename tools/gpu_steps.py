@@ -36,9 +36,9 @@ from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
+from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.synthetic_config import model_config  # noqa: E402
-from qwen_megakernel.utterance import Sampling  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
 from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 

@@ -14,7 +14,7 @@ import torch
 from benchmarks import roofline
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.kernels import KernelDecoder
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
 HEAD_START_CYCLES = 400_000  # of the host, a fifth of a millisecond

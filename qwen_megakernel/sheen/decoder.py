@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
+from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
 from qwen_megakernel.sampling import draw, penalize
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
 from qwen_megakernel.sheen.tokens import AudioTokens
-from qwen_megakernel.utterance import Sampling, SpeechRequest, StepResult, TextIds
 
 # What a model may say: "repair" offers it at each place only the tokens that belong there, "refuse"
 # offers the whole vocabulary and ends the stream with an error at the first token out of place.

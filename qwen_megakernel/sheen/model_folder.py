@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
 from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
-from qwen_megakernel.utterance import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -19,10 +19,10 @@ from qwen_megakernel.coreml.export import MANIFEST, MODELS, ExportOptions, expor
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.quantized import Int8Matrix
+from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.speech_stream import Speech
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import Sampling, SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 
 CPU = torch.device("cpu")

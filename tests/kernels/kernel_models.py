@@ -9,7 +9,7 @@ import torch
 from qwen_megakernel import quantized
 from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 
 def small_config(**changes: Any) -> ModelConfig:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwen_megakernel.kernels import KernelDecoder
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 SAMPLED = Sampling()
 

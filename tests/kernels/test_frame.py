@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
-from qwen_megakernel.utterance import Sampling
 
 GREEDY = Sampling.greedy()
 SAMPLED = Sampling()

@@ -18,9 +18,9 @@ from qwen_megakernel.errors import GenerationError, UsageError
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.synthetic_config import model_config
-from qwen_megakernel.utterance import Sampling
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
 NARROW = Sampling(

@@ -20,8 +20,8 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.kernel_library import check_tensor
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder, rotary
-from qwen_megakernel.utterance import Sampling
 
 GREEDY = Sampling.greedy()
 

@@ -10,7 +10,7 @@ import torch
 from qwen_megakernel import kernel_launch, kernels
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
-from qwen_megakernel.utterance import Sampling
+from qwen_megakernel.records import Sampling
 
 
 @pytest.fixture

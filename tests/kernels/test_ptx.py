@@ -23,9 +23,9 @@ from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.synthetic_config import model_config
-from qwen_megakernel.utterance import Sampling
 from tools.ptx.build import assemble, build, instead_of_emulation
 from tools.ptx.translate import translate
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import signals
 import soundfile
 import torch
+import waveforms
 from sheen_toys import BY_HEART, CODEBOOK_SIZE, SNAC_CONFIG, TEXTS
 
 from qwen_megakernel.sheen.training import Job, train_voice
@@ -73,7 +73,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recordings")
     (folder / "wav").mkdir()
     for seed, name in enumerate(TEXTS):
-        sound = signals.voice_like(0.5, 22050, seed)
+        sound = waveforms.voice_like(0.5, 22050, seed)
         soundfile.write(folder / "wav" / f"{name}.wav", sound, 22050)
     lines = [f"{name}|{text}\n" for name, text in TEXTS.items()]
     (folder / "metadata.csv").write_text("".join(lines), encoding="utf-8")

@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-import signals
 import torch
+import waveforms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ RATE = 24000
 
 @pytest.fixture(scope="module")
 def frames(codec):
-    return codec.encode(signals.voice_like(1.5, RATE), RATE)
+    return codec.encode(waveforms.voice_like(1.5, RATE), RATE)
 
 
 def in_chunks(codec, frames, sizes, lookahead=None):
@@ -42,14 +42,14 @@ def in_chunks(codec, frames, sizes, lookahead=None):
 def test_a_frame_is_2048_samples(codec, frames):
     assert codec.samples_per_frame == 2048 and codec.sample_rate == RATE
     assert codec.seconds_per_frame == pytest.approx(1 / 11.71875)
-    assert len(frames) == -(-len(signals.voice_like(1.5, RATE)) // 2048)
+    assert len(frames) == -(-len(waveforms.voice_like(1.5, RATE)) // 2048)
     assert codec.decode(frames).shape == (len(frames) * 2048,)
 
 
 def test_codes_are_those_of_the_package(codec, snac_folder):
     from snac import SNAC
 
-    sound = signals.voice_like(0.7, RATE)
+    sound = waveforms.voice_like(0.7, RATE)
     theirs = SNAC.from_pretrained(str(snac_folder)).encode(torch.from_numpy(sound)[None, None])
     ours = codes.deinterleave(codec.encode(sound, RATE))
     for mine, their in zip(ours, theirs, strict=True):
@@ -137,7 +137,7 @@ def test_noise_is_normal_and_addressed():
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100, 48000])
 def test_any_rate_gives_the_frames_of_its_duration(codec, rate):
-    assert len(codec.encode(signals.voice_like(1.0, rate), rate)) == 12
+    assert len(codec.encode(waveforms.voice_like(1.0, rate), rate)) == 12
 
 
 def test_bad_samples_and_codes_are_refused(codec):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from qwen_megakernel.errors import TextTooLong, UsageError
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.sheen.decoder import SheenDecoder, num_positions
 from qwen_megakernel.sheen.tokens import AudioTokens
-from qwen_megakernel.utterance import Sampling
 
 TOKENS = AudioTokens(first_id=10, codebook_size=8)
 PROMPT = torch.tensor([1, 2, TOKENS.start_id])

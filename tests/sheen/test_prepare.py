@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-import signals
 import soundfile
+import waveforms
 from sheen_toys import CODEBOOK_SIZE as SIZE
 from sheen_toys import TEXTS, needs_espeak
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def record(folder, name, seconds=0.3, rate=24000, place="wav", **options):
-    sound = signals.voice_like(seconds, rate)
+    sound = waveforms.voice_like(seconds, rate)
     soundfile.write(folder / place / name, sound, rate, **options)
     return sound
 
@@ -42,7 +42,7 @@ def test_a_dataset_is_the_codes_of_its_recordings(recordings, dataset_file, code
 
 
 def test_any_rate_format_and_number_of_channels_is_taken(folder, codec):
-    sound = signals.voice_like(0.3, 16000)
+    sound = waveforms.voice_like(0.3, 16000)
     soundfile.write(folder / "wav" / "mono.wav", sound, 16000)
     soundfile.write(folder / "wav" / "stereo.wav", np.stack([sound, sound], 1), 16000)
     record(folder, "other.flac", rate=44100)

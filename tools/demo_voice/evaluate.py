@@ -22,8 +22,8 @@ from benchmarks import common
 from qwen_megakernel import checkpoint
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.utterance import SpeechRequest
 from qwen_megakernel.vocoder import Vocoder
 from tools.demo_voice import shards
 from tools.demo_voice.codebooks import Codebooks

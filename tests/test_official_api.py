@@ -5,9 +5,9 @@ import io
 
 import numpy as np
 import pytest
-import signals
 import soundfile
 import torch
+import waveforms
 from tolerances import PCM16
 
 from qwen_megakernel import TTSEngine
@@ -100,7 +100,7 @@ results = [
 def reference(tmp_path_factory):
     """A recording of 2 s, at a rate that is not the model's."""
     path = tmp_path_factory.mktemp("reference") / "mario.wav"
-    soundfile.write(path, signals.voice_like(2, 16000), 16000)
+    soundfile.write(path, waveforms.voice_like(2, 16000), 16000)
     return path
 
 

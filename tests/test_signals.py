@@ -1,4 +1,4 @@
-"""What a signal interrupts, and what it waits for (stopping.py); commands that one meets."""
+"""What a signal interrupts, and what it waits for (signals.py); commands that one meets."""
 
 import argparse
 import os
@@ -9,12 +9,12 @@ import pytest
 import soundfile
 from commands import run, start
 
-from qwen_megakernel import options, stopping
+from qwen_megakernel import options, signals
 
 
 def test_signals_wait_for_the_end_of_the_block():
     done = []
-    with pytest.raises(KeyboardInterrupt), stopping.shielded(lambda: done.append("told")):
+    with pytest.raises(KeyboardInterrupt), signals.shielded(lambda: done.append("told")):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         done.append("finished")
@@ -24,9 +24,9 @@ def test_signals_wait_for_the_end_of_the_block():
 
 def test_a_block_that_does_not_end_can_be_left(monkeypatch):
     """The demo waits for a pipeline in one, which may hang."""
-    monkeypatch.setattr(stopping, "GRACE_S", 0.0)
+    monkeypatch.setattr(signals, "GRACE_S", 0.0)
     done = []
-    with pytest.raises(KeyboardInterrupt), stopping.shielded():
+    with pytest.raises(KeyboardInterrupt), signals.shielded():
         signal.raise_signal(signal.SIGINT)
         done.append("first")
         signal.raise_signal(signal.SIGINT)
@@ -35,8 +35,8 @@ def test_a_block_that_does_not_end_can_be_left(monkeypatch):
 
 
 def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
-    monkeypatch.setattr(stopping.atexit, "register", lambda ignore: None)
-    before, end, done = signal.getsignal(signal.SIGTERM), stopping.OrderlyEnd(), []
+    monkeypatch.setattr(signals.atexit, "register", lambda ignore: None)
+    before, end, done = signal.getsignal(signal.SIGTERM), signals.OrderlyEnd(), []
     try:
         with pytest.raises(KeyboardInterrupt), end:
             try:
@@ -55,7 +55,7 @@ def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("signals", "code"),
+    ("numbers", "code"),
     [
         ([signal.SIGINT], 130),
         ([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
@@ -63,7 +63,7 @@ def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
         ([signal.SIGHUP], 129),
     ],
 )
-def test_interrupting_leaves_a_valid_shorter_file(tmp_path, signals, code):
+def test_interrupting_leaves_a_valid_shorter_file(tmp_path, numbers, code):
     out = tmp_path / "partial.wav"
     text = "Hello there. " * 300
     arguments = ("--model", "tiny-random", "--seed", "1", "--greedy", "--stream", "--output", out)
@@ -71,7 +71,7 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path, signals, code):
     for line in process.stderr:
         if "frames" in line:
             break
-    for number in signals:
+    for number in numbers:
         process.send_signal(number)
         time.sleep(0.002)
     rest = process.stderr.read()
