@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.audio import to_int16
-from qwen_megakernel.cuda_graphs import Download
+from qwen_megakernel.gpu.cuda_graphs import Download
 from qwen_megakernel.slot_table import SlotTable
 from qwen_megakernel.speech_slot import Slot
 from qwen_megakernel.stages import FrameVocoder, SpentTime

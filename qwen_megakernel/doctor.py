@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from qwen_megakernel import build_tts, driver
+from qwen_megakernel import build_tts
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.gpu import driver
 
 PACKAGES = (
     "torch",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.cuda_graphs import Download, Graphs, upload
 from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
 from qwen_megakernel.graph_model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.records import StepResult
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen_megakernel.cuda_graphs import Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
 from qwen_megakernel.vocoder import Vocoder, VocoderState
 
 MAX_FRAMES = 12  # of one graph; longer chunks are cut

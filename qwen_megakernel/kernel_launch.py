@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.cuda_graphs import Download
 from qwen_megakernel.errors import GenerationError, KernelTimeout
+from qwen_megakernel.gpu.cuda_graphs import Download
 from qwen_megakernel.kernel_buffers import KernelBuffers
 from qwen_megakernel.kernel_library import (
     MAX_STREAMS,

@@ -14,8 +14,8 @@ from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.decoder_slots import SlotDecoder
-from qwen_megakernel.driver import is_built_for, no_gpu
 from qwen_megakernel.errors import ArchError, GenerationError, UsageError
+from qwen_megakernel.gpu.driver import is_built_for, no_gpu
 from qwen_megakernel.kernel_buffers import KernelBuffers
 from qwen_megakernel.kernel_launch import Drawn, Launcher, current
 from qwen_megakernel.kernel_library import (

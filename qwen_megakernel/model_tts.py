@@ -18,7 +18,6 @@ from qwen_megakernel import quantized
 from qwen_megakernel.build_tts import MIN_CAPABILITY
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
-from qwen_megakernel.driver import find_device, no_gpu, too_old
 from qwen_megakernel.errors import (
     EnvironmentError_,
     GenerationError,
@@ -28,6 +27,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
+from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
 from qwen_megakernel.records import Prefill, Sampling, StepResult, plain_number
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qwen_megakernel.driver import lost_gpu
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
+from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_slot import Slot
 from qwen_megakernel.speech_stream import StreamState

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwen_megakernel.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from qwen_megakernel import driver, kernels
+from qwen_megakernel import kernels
 from qwen_megakernel.errors import ArchError, DriverError, NoGPUError
+from qwen_megakernel.gpu import driver
 from qwen_megakernel.model_tts import choose_backend
 
 # Second line of the file as the closed and the open kernel module write it.

@@ -13,7 +13,7 @@ from tiny_speech import TEXT, VOICE
 from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
 from qwen_megakernel.speech_stream import Speech
 
 pytestmark = [

@@ -16,11 +16,11 @@ FLOORS = [
     {"inventory", "synthetic_config", "sampling", "guard", "codes_file", "reference_audio"},
     {
         "build_tts",
-        "driver",
+        "gpu.driver",
         "kernel_library",
         "native_products",
         "decoder_slots",
-        "cuda_graphs",
+        "gpu.cuda_graphs",
         "device_sampling",
         "snake",
         "quantized",

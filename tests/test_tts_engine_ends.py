@@ -15,7 +15,7 @@ import torch
 from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine, driver
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import (
     EngineClosed,
     GenerationError,
@@ -23,6 +23,7 @@ from qwen_megakernel.errors import (
     KernelTimeout,
     OutOfMemory,
 )
+from qwen_megakernel.gpu import driver
 from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.slot_table import SlotTable
 from qwen_megakernel.speech_stream import StreamState

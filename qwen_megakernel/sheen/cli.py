@@ -37,7 +37,7 @@ def prepare(args: argparse.Namespace) -> int:
     """Turn recordings into codes: metadata.csv and wav/ in, a JSONL file out."""
     from tqdm import tqdm
 
-    from qwen_megakernel.driver import find_device
+    from qwen_megakernel.gpu.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
     from qwen_megakernel.sheen.prepare import METADATA, prepare, read_metadata
 

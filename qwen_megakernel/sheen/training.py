@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qwen_megakernel.driver import find_device
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.sheen import dataset, model_folder
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
 from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
