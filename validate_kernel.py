@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel import checkpoint, options, quantized, validation, validation_cases
+from qwen_megakernel import options, quantized, validation, validation_cases
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
 from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
@@ -23,13 +24,13 @@ from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
 NOTHING_TO_COMPARE = 77
 
 
-def decoder(loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype):
+def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
     """A decoder with one slot."""
     sizes = {"num_slots": 1, "max_positions": 1024, "max_text_rows": 256}
     return make_decoder(loaded, backend, dtype=dtype, **sizes)
 
 
-def with_weights(loaded: checkpoint.Checkpoint, weights: str | None) -> checkpoint.Checkpoint:
+def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Checkpoint:
     """The checkpoint with 8-bit layers, for all decoders to be compared; None: as it is."""
     if weights is None:
         return loaded
@@ -46,9 +47,7 @@ def fast_backends(requested: str) -> list[Backend]:
     return [choose_backend(kernel), choose_backend("graph")]
 
 
-def validate_plain(
-    loaded: checkpoint.Checkpoint, args: argparse.Namespace
-) -> tuple[str, bool] | None:
+def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace) -> tuple[str, bool] | None:
     """The plain decoder in float32 against the official package, or a recording of it."""
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
@@ -72,7 +71,7 @@ def validate_plain(
 
 
 def validate_fast(
-    loaded: checkpoint.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
+    loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> tuple[str, bool]:
     """The kernel, its emulation or the graphs against the plain decoder in the same precision.
 
@@ -101,7 +100,7 @@ def validate_fast(
 def main(args: argparse.Namespace) -> int:
     """Compare what can be compared and print the tables."""
     validation.forbid_reduced_precision()
-    loaded = with_weights(checkpoint.load(checkpoint.resolve(args.model)), args.weights)
+    loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
     print(f"{loaded.files.name}, {args.steps} frames")
     # The official package has no int8: there only our decoders are compared with each other.
     reports = [] if args.weights else [validate_plain(loaded, args)]

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 import torch
 
 from benchmarks import common, load
-from qwen_megakernel import TTSEngine, checkpoint, options
+from qwen_megakernel import TTSEngine, options
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
@@ -93,7 +94,7 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
-    loaded = checkpoint.load(checkpoint.resolve(args.model or "random-0.6b"))
+    loaded = loading.load(loading.resolve(args.model or "random-0.6b"))
     settings = {"backend": args.backend, "device": args.device, "dtype": args.dtype}
     with TTSEngine(loaded, weights=args.weights, warmup=False, **settings) as cold:
         cold_ms = first_chunks(cold, 1)

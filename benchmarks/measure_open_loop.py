@@ -19,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common, load
-from qwen_megakernel import TTSEngine, audio, checkpoint, options
+from qwen_megakernel import TTSEngine, audio, options
+from qwen_megakernel.checkpoint import loading
 
 LEAD_SECONDS = 1.0  # a listener's player takes chunks this long before it needs them
 
@@ -38,7 +39,7 @@ class Heard:
         return len(audio.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
 
 
-def endless(loaded: checkpoint.Checkpoint) -> checkpoint.Checkpoint:
+def endless(loaded: loading.Checkpoint) -> loading.Checkpoint:
     """The same without an end token within reach of sampling."""
     head = loaded.talker["codec_head.weight"].clone()
     head[loaded.config.talker.codec_eos_id] = 0
@@ -120,7 +121,7 @@ def row(load_name: str, value: float, heard: list[Heard], seconds: float) -> dic
 def main(args: argparse.Namespace) -> int:
     """Measure every load and report; the result file is written after each."""
     name = args.model or "random-0.6b"
-    loaded = endless(checkpoint.load(checkpoint.resolve(name)))
+    loaded = endless(loading.load(loading.resolve(name)))
     rows = []
     settings = {"num_slots": args.streams, "backend": args.backend, "device": args.device}
     with TTSEngine(loaded, dtype=args.dtype, weights=args.weights, **settings) as tts:

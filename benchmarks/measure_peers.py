@@ -17,7 +17,8 @@ import torch
 
 from benchmarks import common
 from benchmarks.measure_open_loop import endless
-from qwen_megakernel import checkpoint, official, options
+from qwen_megakernel import official, options
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.model_tts import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.records import Sampling
@@ -77,7 +78,7 @@ def official_ms(loaded: Any, device: torch.device, dtype: torch.dtype, frames: i
 
 def main(args: argparse.Namespace) -> int:
     """Measure what can run here and report; the result file is written after each system."""
-    loaded = endless(checkpoint.load(checkpoint.resolve(args.model or "random-0.6b")))
+    loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
     has_gpu = torch.cuda.is_available()
     device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
     dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)

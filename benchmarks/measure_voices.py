@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from qwen_megakernel import checkpoint, options
+from qwen_megakernel import options
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.voices import Voices
 
 RATE = 24000
@@ -64,7 +65,7 @@ def run_once(voices: Voices, seconds: float, index: int) -> dict[str, float]:
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     torch.set_num_threads(args.threads)
-    loaded = checkpoint.load(checkpoint.resolve(args.model))
+    loaded = loading.load(loading.resolve(args.model))
     voices = Voices(loaded)
     for index in range(args.warmup):
         run_once(voices, args.seconds, args.runs + index)

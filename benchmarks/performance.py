@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 
 from benchmarks import roofline, tables
 from benchmarks.tables import RESULTS, ROOT, load_results, machine_of, model_of, source_of
-from qwen_megakernel.codec_config import parse_codec_config
-from qwen_megakernel.config import ModelConfig, parse_model_config
-from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
 
 PAGE = ROOT / "docs" / "performance.md"
 FRAME_MS = 80

@@ -10,7 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import common
-from qwen_megakernel import checkpoint, options
+from qwen_megakernel import options
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.model_tts import Backend, default_dtype, make_decoder
 from qwen_megakernel.records import Sampling
 
@@ -20,7 +21,7 @@ NUM_ROWS = 12
 
 def main(args: argparse.Namespace) -> int:
     """Profile some frames of one stream."""
-    loaded = checkpoint.load(checkpoint.resolve(args.model))
+    loaded = loading.load(loading.resolve(args.model))
     device = torch.device("cpu")
     dtype = default_dtype(loaded, device)
     decoder = make_decoder(

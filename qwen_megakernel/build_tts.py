@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen_megakernel import PACKAGE_FOLDER
-from qwen_megakernel.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
 
 logger = logging.getLogger(__name__)

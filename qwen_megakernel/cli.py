@@ -23,9 +23,9 @@ def download(args: argparse.Namespace) -> int:
     """Fetch a model's files, or say where they are already."""
     import shutil
 
-    from qwen_megakernel import checkpoint
+    from qwen_megakernel.checkpoint import loading
 
-    files = checkpoint.resolve(args.model_id, progress=not args.quiet)
+    files = loading.resolve(args.model_id, progress=not args.quiet)
     if args.to:
         shutil.copytree(files.folder, args.to, dirs_exist_ok=True)
     print(args.to or files.folder)

@@ -13,7 +13,8 @@ EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
 
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
-    from qwen_megakernel import build_tts, checkpoint, config, hub, synthetic_config
+    from qwen_megakernel import build_tts
+    from qwen_megakernel.checkpoint import config, hub, loading, random_configs
 
     # What is compiled and how long it took, unless --quiet or --debug has decided already.
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
@@ -22,13 +23,13 @@ def build(args: argparse.Namespace) -> int:
     # Released models have dimensions we know: nothing is downloaded, and nothing written for the
     # random ones.
     name = hub.RELEASED.get(args.model, args.model)
-    if name in synthetic_config.RECIPES:
-        model = config.parse_model_config(synthetic_config.model_config(name))
+    if name in random_configs.RECIPES:
+        model = config.parse_model_config(random_configs.model_config(name))
     else:
-        files = checkpoint.resolve(
+        files = loading.resolve(
             name, local_files_only=args.local_files_only, progress=not args.quiet
         )
-        path = files.folder / checkpoint.CONFIG
+        path = files.folder / loading.CONFIG
         model = config.parse_model_config(config.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")

@@ -13,16 +13,16 @@ PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
 
 def export_coreml(args: argparse.Namespace) -> int:
     """Write a model's six Core ML models; works on any machine, and needs a Mac to run them."""
-    from qwen_megakernel import checkpoint
+    from qwen_megakernel.checkpoint import loading
     from qwen_megakernel.coreml.export import ExportOptions, export
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
     logging.getLogger("qwen_megakernel.coreml").setLevel(level)
     chosen = ExportOptions(args.positions, args.precision, args.weights, args.chunk_frames)
-    files = checkpoint.resolve(
+    files = loading.resolve(
         args.model, local_files_only=args.local_files_only, progress=not args.quiet
     )
-    export(checkpoint.load(files), Path(args.to), chosen)
+    export(loading.load(files), Path(args.to), chosen)
     print(args.to)
     return 0
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.errors import ReferenceError_
 from qwen_megakernel.vocoder_transformer import rotary_tables, rotate
 

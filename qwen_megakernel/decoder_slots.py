@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import Sampling, StepResult
 

@@ -38,7 +38,7 @@ def report() -> dict[str, Any]:
     from huggingface_hub import constants
 
     import qwen_megakernel
-    from qwen_megakernel.checkpoint import cache_folder
+    from qwen_megakernel.checkpoint.loading import cache_folder
     from qwen_megakernel.model_tts import choose_backend
 
     chosen = choose_backend("auto")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 
 
 class Embeddings:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen_megakernel import device_sampling
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoder_slots import Slot
 from qwen_megakernel.device_sampling import Knobs
 from qwen_megakernel.embeddings import Embeddings

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel import quantized
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.quantized import Int8Matrix, linear
 from qwen_megakernel.reference import rotary
 

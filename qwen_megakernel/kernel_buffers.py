@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import packing
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.errors import OutOfMemory
 from qwen_megakernel.kernel_library import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
 
 MAX_STREAMS = 16  # of one launch: StepParams.streams

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import build_tts, quantized
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoder_slots import SlotDecoder
 from qwen_megakernel.errors import ArchError, GenerationError, UsageError
 from qwen_megakernel.gpu.driver import is_built_for, no_gpu

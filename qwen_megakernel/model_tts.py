@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel import quantized
 from qwen_megakernel.build_tts import MIN_CAPABILITY
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import (
     EnvironmentError_,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qwen_megakernel import reference_audio
 from qwen_megakernel.audio import FULL_SCALE
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
 from qwen_megakernel.speech_stream import Speech, SpeechStream
 from qwen_megakernel.voice import Voice

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.quantized import Int8Matrix
 
 TILE_ROWS = 8

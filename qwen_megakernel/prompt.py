@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel import sampling
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.embeddings import Embeddings
 from qwen_megakernel.native_products import native_products
 from qwen_megakernel.quantized import Int8Matrix

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.config import SpeakerEncoderConfig
+from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.errors import ReferenceError_
 
 # The spectrogram's figures are literals of the official extract_speaker_embedding.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig, read_json
+from qwen_megakernel.checkpoint.config import ModelConfig, read_json
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,

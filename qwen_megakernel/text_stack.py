@@ -13,9 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.config import (
+    ModelConfig,
+    PredictorConfig,
+    StackConfig,
+    TalkerConfig,
+)
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
 from qwen_megakernel.kernels import KernelDecoder
 
 MODEL_TYPES = ("qwen2", "qwen3")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
@@ -35,7 +35,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
     """Text in, speech out, streamed. Make one with `TTSEngine.from_pretrained`.
 
     Args:
-        loaded: a checkpoint, from `checkpoint.load`.
+        loaded: a checkpoint, from `loading.load`.
         backend: "auto", "kernel", "graph", "torch", "emulation" or "coreml"; what runs is
             `backend`, and why it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
@@ -52,7 +52,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     def __init__(
         self,
-        loaded: checkpoint.Checkpoint,
+        loaded: loading.Checkpoint,
         *,
         backend: str = "auto",
         device: str | None = None,
@@ -133,8 +133,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """
         chosen = (options.get(name) for name in ("device", "weights"))
         choose_backend(options.get("backend", "auto"), *chosen)  # before any file
-        files = checkpoint.resolve(model, local_files_only=local_files_only, progress=progress)
-        return cls(checkpoint.load(files), **options)
+        files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
+        return cls(loading.load(files), **options)
 
     # ---- what callers do -------------------------------------------------------------------------
 

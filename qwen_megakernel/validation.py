@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.validation_cases import Case, begin, forced_logits, plain_prompts

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qwen_megakernel import official
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import Sampling, SpeechRequest

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.codec_config import CodecConfig, CodecDecoderConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecDecoderConfig
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.vocoder_layers import (
     Codebooks,

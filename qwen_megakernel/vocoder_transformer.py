@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.codec_config import CodecDecoderConfig
+from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
 from qwen_megakernel.vocoder_layers import Layout, Weights, linear
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from qwen_megakernel import reference_audio
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.codec_encoder import CodecEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
-from qwen_megakernel.inventory import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.records import check_text, plain_number
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice

@@ -11,7 +11,8 @@ import pytest
 import torch
 from commands import CommandsHere
 
-from qwen_megakernel import checkpoint, official, validation
+from qwen_megakernel import official, validation
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import MissingPackageError
 
 
@@ -71,13 +72,13 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 @pytest.fixture(scope="session")
 def model_folder(cache_folder: Path) -> Callable[[str], Path]:
     """model_folder(name): the folder of a built-in checkpoint, written on first use."""
-    return lambda name: checkpoint.resolve(name).folder
+    return lambda name: loading.resolve(name).folder
 
 
 @pytest.fixture(scope="session")
-def load_checkpoint(cache_folder: Path) -> Callable[[str], checkpoint.Checkpoint]:
+def load_checkpoint(cache_folder: Path) -> Callable[[str], loading.Checkpoint]:
     """load_checkpoint(name): a built-in checkpoint, loaded once per session."""
-    return functools.cache(lambda name: checkpoint.load(checkpoint.resolve(name)))
+    return functools.cache(lambda name: loading.load(loading.resolve(name)))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tolerances import PROMPT_F32
 
 from qwen_megakernel import official
-from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text import TextTokenizer

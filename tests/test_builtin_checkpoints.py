@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import OutputError
 
 
 def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
-    files = checkpoint.resolve("tiny-random")
+    files = loading.resolve("tiny-random")
     assert files.is_synthetic
     assert files.folder.is_relative_to(cache_folder)
     assert "noise, not speech" in files.banner
     assert files.banner in caplog.text
-    loaded = checkpoint.load(files)
+    loaded = loading.load(files)
     assert loaded.talker["model.text_embedding.weight"].dtype == torch.bfloat16
     assert loaded.codec_decoder["pre_conv.conv.weight"].dtype == torch.float32
     assert not any(name.startswith("talker.") for name in loaded.talker)
@@ -29,12 +29,12 @@ def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
 
 
 def test_the_demo_voice_loads_as_it_is(caplog) -> None:
-    files = checkpoint.resolve("demo-voice")
+    files = loading.resolve("demo-voice")
     assert not files.is_synthetic
     assert "not Qwen's" in files.banner
     assert "--model Qwen/Qwen3-TTS-12Hz-0.6B-Base" in files.banner
     assert files.banner in caplog.text
-    loaded = checkpoint.load(files)
+    loaded = loading.load(files)
     assert loaded.config.talker.num_code_groups == 8
     for stack in (loaded.config.talker.stack, loaded.config.predictor.stack):
         assert stack.head_dim % 32 == 0
@@ -91,29 +91,29 @@ def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path)
 def test_a_random_checkpoint_appears_whole(tmp_path: Path, monkeypatch) -> None:
     """What a reader finds is the finished folder itself, moved, not a copy under way."""
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
-    write = checkpoint.write_checkpoint
+    write = loading.write_checkpoint
     written = []
 
     def remember(name: str, draft: Path) -> None:
         write(name, draft)
         written.append(draft.stat().st_ino)
 
-    monkeypatch.setattr(checkpoint, "write_checkpoint", remember)
-    assert checkpoint.resolve("tiny-random").folder.stat().st_ino == written[0]
+    monkeypatch.setattr(loading, "write_checkpoint", remember)
+    assert loading.resolve("tiny-random").folder.stat().st_ino == written[0]
 
 
 def test_the_later_of_two_writers_drops_its_copy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
-    write = checkpoint.write_checkpoint
+    write = loading.write_checkpoint
 
     def overtaken(name: str, draft: Path) -> None:
         write(name, draft)
-        other = tmp_path / f"{name}-v{checkpoint.RECIPE_VERSION}"
+        other = tmp_path / f"{name}-v{loading.RECIPE_VERSION}"
         shutil.copytree(draft, other)
         (other / "first").touch()
 
-    monkeypatch.setattr(checkpoint, "write_checkpoint", overtaken)
-    folder = checkpoint.resolve("tiny-random").folder
+    monkeypatch.setattr(loading, "write_checkpoint", overtaken)
+    folder = loading.resolve("tiny-random").folder
     assert (folder / "first").is_file()
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -125,8 +125,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(checkpoint, "write_checkpoint", full)
+    monkeypatch.setattr(loading, "write_checkpoint", full)
     with pytest.raises(OutputError, match="No space left on device") as caught:
-        checkpoint.resolve("tiny-random")
+        loading.resolve("tiny-random")
     assert "QWEN_MEGAKERNEL_CACHE" in caught.value.cure
     assert list(tmp_path.iterdir()) == []

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.random_configs import RECIPES
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
-from qwen_megakernel.synthetic_config import RECIPES
 
 Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
 
@@ -22,8 +22,8 @@ def folder(tmp_path: Path, model_folder) -> Path:
     return Path(shutil.copytree(model_folder("tiny-random"), tmp_path / "shelf" / "model"))
 
 
-def load(folder: Path) -> checkpoint.Checkpoint:
-    return checkpoint.load(checkpoint.resolve(str(folder)))
+def load(folder: Path) -> loading.Checkpoint:
+    return loading.load(loading.resolve(str(folder)))
 
 
 def edit_json(path: Path, change: Callable[[dict], object]) -> None:
@@ -49,17 +49,17 @@ def edit_weights(path: Path, change: Callable[[dict], object]) -> None:
 def test_the_speech_tokenizer_is_found_in_three_places(folder: Path, place: str) -> None:
     target = folder.parent / place
     (folder / "speech_tokenizer").rename(target)
-    files = checkpoint.resolve(str(folder))
+    files = loading.resolve(str(folder))
     assert files.speech_tokenizer.samefile(target)
     assert files.banner is None
     assert not files.is_synthetic
-    assert len(checkpoint.load(files).codec_decoder) > 100
+    assert len(loading.load(files).codec_decoder) > 100
 
 
 def test_a_fourth_place_fails_and_names_the_three(folder: Path) -> None:
     (folder / "speech_tokenizer").rename(folder / "codec")
     with pytest.raises(ModelFilesError, match="has no speech tokenizer") as caught:
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
     for place in ("model/speech_tokenizer", "Qwen3-TTS-Tokenizer-12Hz", "shelf/speech_tokenizer"):
         assert place in caught.value.why
     assert caught.value.exit_code == 4
@@ -86,46 +86,46 @@ def test_a_folder_of_something_else_lists_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.bin").touch()
     (tmp_path / "b.txt").touch()
     with pytest.raises(ModelFilesError, match=r"has no config\.json") as caught:
-        checkpoint.resolve(str(tmp_path))
+        loading.resolve(str(tmp_path))
     assert caught.value.why == "Looked for Qwen3-TTS files; found: a.bin, b.txt."
 
 
 def test_the_codec_folder_alone_is_called_so(folder: Path) -> None:
     with pytest.raises(ModelFilesError, match="is the codec") as caught:
-        checkpoint.resolve(str(folder / "speech_tokenizer"))
+        loading.resolve(str(folder / "speech_tokenizer"))
     assert "talker" in caught.value.cure
 
 
 def test_a_text_model_is_called_so(folder: Path) -> None:
     edit_json(folder / "config.json", lambda values: values.update(model_type="qwen3"))
     with pytest.raises(ModelFilesError, match="'qwen3' is not a Qwen3-TTS model"):
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
 
 
 def test_a_25_hz_model_is_refused(folder: Path) -> None:
     kind = "qwen3_tts_tokenizer_25hz"
     edit_json(folder / "config.json", lambda values: values.update(tokenizer_type=kind))
     with pytest.raises(UnsupportedModel, match=f"tokenizer_type {kind} is not supported"):
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
 
 
-@pytest.mark.parametrize("name", checkpoint.MODEL_FILES)
+@pytest.mark.parametrize("name", loading.MODEL_FILES)
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ModelFilesError, match=f"has no {name}"):
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
 
 
 def test_a_misspelt_name_is_corrected() -> None:
     with pytest.raises(ModelFilesError) as caught:
-        checkpoint.resolve("tiny-randon")
+        loading.resolve("tiny-randon")
     assert all(name in caught.value.why for name in RECIPES)
     assert caught.value.cure == "Did you mean --model tiny-random?"
 
 
 def test_a_file_instead_of_its_folder_is_called_so(folder: Path) -> None:
     with pytest.raises(ModelFilesError, match="is a file"):
-        checkpoint.resolve(str(folder / "model.safetensors"))
+        loading.resolve(str(folder / "model.safetensors"))
 
 
 # Damaged contents
@@ -134,13 +134,13 @@ def test_a_file_instead_of_its_folder_is_called_so(folder: Path) -> None:
 def test_a_missing_key_of_a_config_is_named(folder: Path) -> None:
     edit_json(folder / "config.json", lambda values: values["talker_config"].pop("head_dim"))
     with pytest.raises(ModelFilesError, match="has no key 'head_dim'"):
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
 
 
 def test_a_section_of_another_type_is_named(folder: Path) -> None:
     edit_json(folder / "config.json", lambda values: values.update(talker_config=None))
     with pytest.raises(ModelFilesError, match="talker_config is None, not an object"):
-        checkpoint.resolve(str(folder))
+        loading.resolve(str(folder))
 
 
 def test_wrong_sampling_values_are_a_fault_of_the_file(folder: Path) -> None:
@@ -267,7 +267,7 @@ def test_another_dtype_is_refused(folder: Path, dtype: torch.dtype) -> None:
 
 def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder: Path) -> None:
     shutil.rmtree(folder / "speech_tokenizer")
-    demo = checkpoint.resolve("demo-voice").speech_tokenizer
+    demo = loading.resolve("demo-voice").speech_tokenizer
     shutil.copytree(demo, folder / "speech_tokenizer")
     with pytest.raises(ModelFilesError, match=r"draws 16 codes of 2048 .* decodes 8 of 256"):
         load(folder)

@@ -5,10 +5,10 @@ import pytest
 import torch
 import waveforms
 
-from qwen_megakernel.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
 from qwen_megakernel.codec_encoder import CodecEncoder
 from qwen_megakernel.errors import ReferenceError_
-from qwen_megakernel.synthetic_config import speech_tokenizer_config
 
 RATE, FRAME = 24000, 1920
 

@@ -16,7 +16,7 @@ from tolerances import LOGITS_F32, PCM16
 from torch import Tensor
 
 from qwen_megakernel import TTSEngine, official
-from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.records import Sampling
 from tools.demo_voice import samples, shards

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tolerances import LOGITS_F32
 
-from qwen_megakernel import checkpoint
-from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.records import Sampling
 from tools.demo_voice import (
     batches,
@@ -235,7 +235,7 @@ def test_a_package_loads_and_keeps_what_is_not_given(
     vocoder = package.load_vocoder(DEMO_VOICE_FOLDER)
     size = package.package(folder, weights, vocoder)
     assert size <= package.MAX_BYTES
-    loaded = checkpoint.load(checkpoint.resolve(str(folder)))
+    loaded = loading.load(loading.resolve(str(folder)))
     assert {t.dtype for t in loaded.talker.values()} == {torch.bfloat16}
     for name, value in weights.items():
         assert torch.equal(loaded.talker[name].float(), value), name

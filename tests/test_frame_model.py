@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.synthetic_config import model_config
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("random-0.6b", "random-1.7b")

@@ -15,11 +15,11 @@ from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
 
 from qwen_megakernel import vocoder_layers
-from qwen_megakernel.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
+from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
-from qwen_megakernel.inventory import codec_tensors
-from qwen_megakernel.synthetic_config import speech_tokenizer_config
 from qwen_megakernel.vocoder import Vocoder
 
 NEEDS_GPU = [

@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel, UsageError
 
 REPO = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
@@ -49,7 +49,7 @@ def unused_address() -> str:
 
 
 def test_exactly_the_needed_files_are_downloaded_and_load(server, hub_cache) -> None:
-    files = checkpoint.resolve(REPO)
+    files = loading.resolve(REPO)
     assert files.folder.is_relative_to(hub_cache)
     assert not files.is_synthetic
     assert server.files_sent == {
@@ -62,13 +62,13 @@ def test_exactly_the_needed_files_are_downloaded_and_load(server, hub_cache) -> 
         "speech_tokenizer/config.json",
         "speech_tokenizer/model.safetensors",
     }
-    loaded = checkpoint.load(files)
+    loaded = loading.load(files)
     assert loaded.config.model_type == "base"
 
 
 def test_a_terminal_sees_a_bar_with_sizes(server, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    checkpoint.resolve(REPO)
+    loading.resolve(REPO)
     progress = capsys.readouterr().err
     size = (server.repos[REPO] / "model.safetensors").stat().st_size
     assert "model.safetensors: 100%" in progress
@@ -77,24 +77,24 @@ def test_a_terminal_sees_a_bar_with_sizes(server, capsys, monkeypatch) -> None:
 
 def test_no_bar_without_progress(server, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    checkpoint.resolve(REPO, progress=False)
+    loading.resolve(REPO, progress=False)
     assert capsys.readouterr().err == ""
     assert not huggingface_hub.utils.are_progress_bars_disabled()
 
 
 def test_what_is_cached_is_used_without_asking_anybody(server, monkeypatch) -> None:
-    first = checkpoint.resolve(REPO)
+    first = loading.resolve(REPO)
     num_requests = len(server.requests)
-    assert checkpoint.resolve(REPO) == first
+    assert loading.resolve(REPO) == first
     assert len(server.requests) == num_requests
     monkeypatch.setenv("HF_ENDPOINT", unused_address())
-    assert checkpoint.resolve(REPO, local_files_only=True) == first
-    assert checkpoint.resolve(REPO) == first
+    assert loading.resolve(REPO, local_files_only=True) == first
+    assert loading.resolve(REPO) == first
 
 
 def test_local_files_only_never_asks(server) -> None:
     with pytest.raises(ModelFilesError, match=r"local files only.*is not in"):
-        checkpoint.resolve(REPO, local_files_only=True)
+        loading.resolve(REPO, local_files_only=True)
     assert server.requests == []
 
 
@@ -102,7 +102,7 @@ def test_an_unreachable_hub_is_noticed_at_once_with_three_ways_out(hub_cache, mo
     address = unused_address()
     monkeypatch.setenv("HF_ENDPOINT", address)
     with pytest.raises(ModelFilesError) as caught:
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
     what, why, cure = str(caught.value).splitlines()
     host = address.removeprefix("http://")
     assert what.startswith(f"Cannot reach {host} (connection refused), and {REPO} is not in ")
@@ -119,7 +119,7 @@ def test_a_hub_that_accepts_and_never_answers_costs_two_seconds(hub_cache, monke
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         start = time.monotonic()
         with pytest.raises(ModelFilesError, match="no answer within 2 s"):
-            checkpoint.resolve(REPO)
+            loading.resolve(REPO)
         assert time.monotonic() - start < 3.9  # not two attempts
 
 
@@ -132,7 +132,7 @@ def test_a_name_lookup_that_hangs_costs_two_seconds(hub_cache, monkeypatch) -> N
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     start = time.monotonic()
     with pytest.raises(ModelFilesError, match="no answer within 2 s"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
     assert time.monotonic() - start < 3.9
 
 
@@ -143,13 +143,13 @@ def test_a_name_that_does_not_resolve_is_called_so(hub_cache, monkeypatch) -> No
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(ModelFilesError, match=r"Cannot reach hub.invalid \(name not resolved\)"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
 
 
 def test_an_endpoint_that_is_no_address_is_refused(hub_cache, monkeypatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "hub.example.org")
     with pytest.raises(UsageError, match="must begin with https://"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
 
 
 def test_a_25_hz_model_is_refused_before_its_weights_are_fetched(server) -> None:
@@ -157,19 +157,19 @@ def test_a_25_hz_model_is_refused_before_its_weights_are_fetched(server) -> None
     values = json.loads(path.read_text()) | {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}
     path.write_text(json.dumps(values))
     with pytest.raises(UnsupportedModel, match="25hz is not supported"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
     assert server.files_sent == {"config.json"}
 
 
 def test_a_repository_without_a_file_names_it(server) -> None:
     (server.repos[REPO] / "merges.txt").unlink()
     with pytest.raises(ModelFilesError, match=r"has no merges\.txt"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
 
 
 def test_an_unknown_repository_lists_the_models_there_are(server) -> None:
     with pytest.raises(ModelFilesError) as caught:
-        checkpoint.resolve("Qwen/Qwen3-TTS-12Hz-0.6B-Bass")
+        loading.resolve("Qwen/Qwen3-TTS-12Hz-0.6B-Bass")
     assert "HTTP 404" in caught.value.what
     assert REPO in caught.value.why
 
@@ -178,18 +178,18 @@ def test_a_hub_in_trouble_is_quoted(server, monkeypatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)  # huggingface_hub's pauses between attempts
     server.status = 503
     with pytest.raises(ModelFilesError, match=r"broke off \(HTTP 503\)"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)
 
 
 def test_a_download_that_breaks_off_is_continued(server) -> None:
     server.cut_after = 2**20
     try:
-        files = checkpoint.resolve(REPO)  # huggingface_hub may continue by itself
+        files = loading.resolve(REPO)  # huggingface_hub may continue by itself
     except ModelFilesError as error:
         assert "broke off" in error.what
         assert "same command again" in error.cure
-        files = checkpoint.resolve(REPO)
-    assert checkpoint.load(files).talker
+        files = loading.resolve(REPO)
+    assert loading.load(files).talker
 
 
 def test_a_full_disk_is_called_so(server, monkeypatch) -> None:
@@ -198,4 +198,4 @@ def test_a_full_disk_is_called_so(server, monkeypatch) -> None:
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        checkpoint.resolve(REPO)
+        loading.resolve(REPO)

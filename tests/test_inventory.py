@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel.codec_config import parse_codec_config
-from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.inventory import codec_tensors, model_tensors
-from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors, model_tensors
 
 # 1.7b-voice_design and speech_tokenizer: public inventories of the released files. The others: what
 # the official classes hold when built from the released configs. "{0-27}" and "{1,4}" stand for

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from qwen_megakernel import build_tts
-from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.synthetic_config import model_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from tools import frame_model, prompt_model
 
 ROOT = Path(__file__).parents[1]

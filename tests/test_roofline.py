@@ -5,10 +5,10 @@ from math import prod
 import pytest
 
 from benchmarks import roofline
-from qwen_megakernel.codec_config import parse_codec_config
-from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.inventory import model_tensors
-from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.tensor_shapes import model_tensors
 
 
 def config_of(name):

@@ -7,10 +7,10 @@ import waveforms
 from tolerances import X_VECTOR_F32
 
 from qwen_megakernel import reference_audio
-from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.errors import ReferenceError_
 from qwen_megakernel.speaker_encoder import SpeakerEncoder
-from qwen_megakernel.synthetic_config import model_config
 
 RATE = 24000
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from qwen_megakernel import synthetic
-from qwen_megakernel.synthetic_config import RECIPES, model_config
+from qwen_megakernel.checkpoint import random_weights
+from qwen_megakernel.checkpoint.random_configs import RECIPES, model_config
 
 TINY = [name for name in RECIPES if name.startswith("tiny")]
 TEXTS = ("Hello there.", "The quick brown fox jumps.", "One two three four.", "Is it not?")
@@ -70,7 +70,7 @@ def test_greedy_decoding_lives_and_ends(official_model) -> None:
 
 def test_same_seed_same_bytes_and_another_seed_other_weights(tmp_path: Path) -> None:
     def weights(folder: str, seed: int) -> bytes:
-        synthetic.write_checkpoint("tiny-random", tmp_path / folder, seed)
+        random_weights.write_checkpoint("tiny-random", tmp_path / folder, seed)
         return (tmp_path / folder / "model.safetensors").read_bytes()
 
     first = weights("a", 7)
@@ -112,7 +112,7 @@ def test_weights_have_the_scales_of_the_recipe(model_folder) -> None:
 
 
 def test_no_row_of_a_large_tensor_repeats() -> None:
-    noise = synthetic._Noise("random-0.6b", 0)
+    noise = random_weights._Noise("random-0.6b", 0)
     # Row m is row 0 again when m * width is a multiple of the block.
     for width in (1024, 2048, 3072, 6144):
         assert len(noise.block) // math.gcd(len(noise.block), width) > 151936
@@ -124,5 +124,5 @@ def test_no_row_of_a_large_tensor_repeats() -> None:
 def test_bfloat16_rounding_equals_torch() -> None:
     values = torch.randn(4096)
     values[:4] = torch.tensor([1.00390625, 1.01171875, -1.00390625, 0.0])  # ties, both ways
-    bits = synthetic._bfloat16(values.numpy().copy())
+    bits = random_weights._bfloat16(values.numpy().copy())
     assert np.array_equal(bits.view(np.int16), values.bfloat16().view(torch.int16).numpy())

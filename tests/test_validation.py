@@ -9,7 +9,8 @@ import pytest
 import torch
 from commands import run
 
-from qwen_megakernel import synthetic, validation, validation_cases
+from qwen_megakernel import validation, validation_cases
+from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.model_tts import Backend, make_decoder
 from qwen_megakernel.validation import Row
 
@@ -111,7 +112,7 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
         rounded, exact = (
             variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)
         )
-        error = synthetic.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
+        error = random_weights.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
         assert error < validation.tolerance_of("kernel", exact=False) < 2 * error
         assert sqrt(2) * error < validation.tolerance_of("graph", exact=False)
         rms = error / largest

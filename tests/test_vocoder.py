@@ -12,7 +12,7 @@ import torch
 from tolerances import AUDIO_F32, AUDIO_F64
 from torch import Tensor
 
-from qwen_megakernel.codec_config import CodecConfig, parse_codec_config
+from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.vocoder import Vocoder, VocoderState
 

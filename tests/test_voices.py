@@ -272,7 +272,7 @@ def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint,
 
 
 def test_presets_beside_the_weights_are_found(tmp_path, model_folder, load_checkpoint):
-    from qwen_megakernel import checkpoint
+    from qwen_megakernel.checkpoint import loading
 
     folder = tmp_path / "model"
     folder.mkdir()
@@ -280,10 +280,10 @@ def test_presets_beside_the_weights_are_found(tmp_path, model_folder, load_check
         (folder / path.name).symlink_to(path)
     rng = np.random.default_rng(0)
     save_presets(folder / "voice_presets.bin", [Voice("peach", rng.standard_normal(128))])
-    assert Voices(checkpoint.load(checkpoint.resolve(str(folder)))).presets == ["peach"]
+    assert Voices(loading.load(loading.resolve(str(folder)))).presets == ["peach"]
     (folder / "voice_presets.bin").write_bytes(struct.pack("<i", 7))
     with pytest.raises(ReferenceError_, match="damaged"):
-        Voices(checkpoint.load(checkpoint.resolve(str(folder)))).resolve("peach")
+        Voices(loading.load(loading.resolve(str(folder)))).resolve("peach")
 
 
 # ---- the cache -----------------------------------------------------------------------------------

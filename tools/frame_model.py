@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qwen_megakernel import build_tts, packing
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import ModelConfig, StackConfig, parse_model_config
-from qwen_megakernel.synthetic_config import model_config
 
 NUM_SMS = 132
 BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H200

@@ -25,13 +25,13 @@ import torch
 from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
 
 from qwen_megakernel import build_tts
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
 from qwen_megakernel.graph_decoder import GraphDecoder
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.synthetic_config import model_config
 from tools.kernel_timer import PROMPT_POSITIONS
 
 KERNEL_STREAMS = (1, 2, 4, 8, 16)

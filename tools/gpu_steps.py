@@ -31,14 +31,15 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from qwen_megakernel import build_tts, checkpoint, quantized, validation  # noqa: E402
+from qwen_megakernel import build_tts, quantized, validation  # noqa: E402
+from qwen_megakernel.checkpoint import loading  # noqa: E402
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  # noqa: E402
+from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
-from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.model_tts import Backend  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
-from qwen_megakernel.synthetic_config import model_config  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
 from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
@@ -102,7 +103,7 @@ class Steps:
             return {"seconds": round(time.monotonic() - started, 1), "ptxas": ptxas}
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            written = [pool.submit(checkpoint.resolve, name) for name in names]
+            written = [pool.submit(loading.resolve, name) for name in names]
             compiled = dict(zip(jobs, pool.map(compile_one, jobs.values()), strict=True))
             for each in written:
                 each.result()
@@ -340,8 +341,8 @@ class Steps:
 
     # ---- shared
 
-    def _load(self, name: str) -> checkpoint.Checkpoint:
-        return checkpoint.load(checkpoint.resolve(TOY if self.toy else name))
+    def _load(self, name: str) -> loading.Checkpoint:
+        return loading.load(loading.resolve(TOY if self.toy else name))
 
     def _decoder(
         self, loaded: Any, *, plain: bool = False, dtype: torch.dtype = torch.float32, **sizes: int

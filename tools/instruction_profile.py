@@ -19,10 +19,10 @@ from types import SimpleNamespace
 import torch
 
 from qwen_megakernel import kernels
-from qwen_megakernel.config import ModelConfig, parse_model_config
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.synthetic_config import model_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.frame_model import NUM_SMS

@@ -12,7 +12,7 @@ import kernel_models
 import torch
 
 from benchmarks import roofline
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
 

@@ -25,13 +25,13 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks import common, roofline  # noqa: E402
 from qwen_megakernel import quantized  # noqa: E402
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  # noqa: E402
+from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors  # noqa: E402
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
-from qwen_megakernel.config import ModelConfig, parse_model_config  # noqa: E402
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors  # noqa: E402
 from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
-from qwen_megakernel.synthetic_config import model_config  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "precision.json"
 TABLE = ROOT / "docs" / "precision.md"

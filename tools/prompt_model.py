@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from qwen_megakernel import build_tts, packing
-from qwen_megakernel.config import ModelConfig, parse_model_config
-from qwen_megakernel.synthetic_config import model_config
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS

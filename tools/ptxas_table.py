@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 
 from qwen_megakernel import build_tts
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import BuildError
-from qwen_megakernel.synthetic_config import model_config
 
 TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")

@@ -17,7 +17,7 @@ import torch
 from model import Decoder  # the file beside this one
 
 from benchmarks import common
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.options import at_least
 from qwen_megakernel.text_stack import text_config
 

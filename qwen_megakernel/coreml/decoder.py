@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.coreml.export import ExportOptions, coremltools, exported
 from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.reference import ReferenceDecoder, Tap

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.reference import rotary
 
 HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwen_megakernel.checkpoint import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
+from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.coreml import decoder_models
 from qwen_megakernel.coreml.speech_decoder import SpeechDecoder

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.coreml.decoder_models import HIDDEN_SCORE, conv1x1, rms_norm
 from qwen_megakernel.vocoder import DILATIONS
 from qwen_megakernel.vocoder_layers import LAYER_NORM_EPS, Codebooks, Layout, Snake, Weights

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwen_megakernel import hub, reference_audio
+from qwen_megakernel import reference_audio
+from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.errors import (
     DatasetError,
     MissingPackageError,

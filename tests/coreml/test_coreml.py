@@ -11,7 +11,8 @@ import torch
 from commands import ROOT, lines
 from tiny_speech import speak
 
-from qwen_megakernel import TTSEngine, checkpoint, cli_export, model_tts
+from qwen_megakernel import TTSEngine, cli_export, model_tts
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
 from qwen_megakernel.coreml import decoder as coreml_decoder
 from qwen_megakernel.coreml import export as coreml_export
@@ -314,14 +315,14 @@ def test_two_processes_may_convert_at_once(load_checkpoint, monkeypatch):
 
 class NothingToSave:
     def save(self, path):
-        checkpoint.Path(path).mkdir()
+        loading.Path(path).mkdir()
 
 
 # ---- what is refused
 
 
 def test_without_an_apple_machine_it_is_refused_before_a_file_is_read(monkeypatch):
-    monkeypatch.setattr(checkpoint, "resolve", lambda *args, **options: pytest.fail("read"))
+    monkeypatch.setattr(loading, "resolve", lambda *args, **options: pytest.fail("read"))
     with pytest.raises(EnvironmentError_, match="needs macOS 15; this is") as refused:
         engine()
     assert "export coreml" in refused.value.cure

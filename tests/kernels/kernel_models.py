@@ -7,8 +7,13 @@ from typing import Any
 import torch
 
 from qwen_megakernel import quantized
-from qwen_megakernel.config import ModelConfig, PredictorConfig, StackConfig, TalkerConfig
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.checkpoint.config import (
+    ModelConfig,
+    PredictorConfig,
+    StackConfig,
+    TalkerConfig,
+)
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.records import Sampling
 
 

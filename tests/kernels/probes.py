@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import build_tts, packing
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.kernel_library import SamplingParams, Stack, Workspace, fields
 
 

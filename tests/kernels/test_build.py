@@ -11,10 +11,10 @@ import pytest
 
 from qwen_megakernel import build_tts
 from qwen_megakernel.build_tts import Target
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import ArchError, BuildError
-from qwen_megakernel.synthetic_config import model_config
 
 EMULATION = Target(None, "float32")
 

@@ -13,14 +13,14 @@ import torch
 from host_watch import NoHostMode
 
 from qwen_megakernel import TTSEngine, graph_model
-from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.errors import GenerationError, UsageError
 from qwen_megakernel.graph_decoder import GraphDecoder
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
-from qwen_megakernel.synthetic_config import model_config
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
 NARROW = Sampling(

@@ -19,13 +19,13 @@ from test_frame import FLOAT32_LOGITS
 from torch import Tensor
 
 from qwen_megakernel import build_tts
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.config import parse_model_config
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.reference import ReferenceDecoder
-from qwen_megakernel.synthetic_config import model_config
 from tools.ptx.build import assemble, build, instead_of_emulation
 from tools.ptx.translate import translate
 

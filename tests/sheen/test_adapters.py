@@ -6,7 +6,8 @@ import pytest
 import soundfile
 from sheen_toys import TEXTS
 
-from qwen_megakernel import cli, hub
+from qwen_megakernel import cli
+from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.speech_engine import Files, SpeechEngine
 

@@ -143,7 +143,7 @@ def write_sheen_voice(folder: Path) -> None:
     from snac import SNAC
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-    from qwen_megakernel import checkpoint
+    from qwen_megakernel.checkpoint import loading
     from qwen_megakernel.sheen import model_folder
     from qwen_megakernel.sheen.tokens import add_audio_tokens, resize_embeddings
 
@@ -153,7 +153,7 @@ def write_sheen_voice(folder: Path) -> None:
         torch.manual_seed(0)
         torch.save(SNAC(**SNAC_CONFIG).state_dict(), snac / "pytorch_model.bin")
         (snac / "config.json").write_text(json.dumps(SNAC_CONFIG))
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.resolve("tiny-random").folder)
+        tokenizer = AutoTokenizer.from_pretrained(loading.resolve("tiny-random").folder)
         config = Qwen2Config(
             vocab_size=len(tokenizer) + 40,
             hidden_size=64,

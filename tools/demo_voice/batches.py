@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from tools.demo_voice.recipe import LANGUAGE, SPEAKER
 from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import IGNORED

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.checkpoint import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from tools.demo_voice.evaluate import AS_REFERENCE, FEEDS, LENGTH_TOLERANCE
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "demo_voice.json"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.sampling import MIN_FRAMES
 from tools.demo_voice import tokenizer
 from tools.demo_voice.batches import Layout, Rows, lay_out

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import common
-from qwen_megakernel import checkpoint
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
@@ -66,7 +66,7 @@ class Reader:
     """
 
     def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):
-        self.checkpoint = checkpoint.load(checkpoint.resolve(model))
+        self.checkpoint = loading.load(loading.resolve(model))
         self._decoder = FrameDecoder(
             self.checkpoint,
             choose_backend(backend, "cpu"),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen_megakernel.inventory import CODEC_DECODER_PREFIX, TALKER_PREFIX
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX
 from tools.demo_voice import recipe, tokenizer
 
 WEIGHTS = "model.safetensors"

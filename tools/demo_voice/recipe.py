@@ -5,7 +5,7 @@ All other modules read the parsed configs, so another size of voice is a change 
 
 from typing import Any
 
-from qwen_megakernel.config import TOY, ModelConfig, parse_model_config
+from qwen_megakernel.checkpoint.config import TOY, ModelConfig, parse_model_config
 
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920  # 80 ms

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.config import ModelConfig, StackConfig
-from qwen_megakernel.inventory import TALKER_PREFIX, model_tensors
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 
 Weights = dict[str, Tensor]
 

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.inventory import TALKER_PREFIX
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
 from tools.demo_voice import recipe, shards, tokenizer
 from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks

@@ -20,7 +20,7 @@ from unittest import mock
 
 from qwen_megakernel import build_tts
 from qwen_megakernel.build_tts import Target
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from tools.ptx.translate import translate
 
 HERE = Path(__file__).parent

@@ -15,11 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel import PACKAGE_FOLDER, hub, weights
-from qwen_megakernel.codec_config import CodecConfig, parse_codec_config
-from qwen_megakernel.config import ModelConfig, parse_model_config, read_json
-from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
-from qwen_megakernel.inventory import (
+from qwen_megakernel import PACKAGE_FOLDER
+from qwen_megakernel.checkpoint import hub, safetensors_file
+from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config, read_json
+from qwen_megakernel.checkpoint.random_configs import RECIPES
+from qwen_megakernel.checkpoint.random_weights import RECIPE_VERSION, write_checkpoint
+from qwen_megakernel.checkpoint.tensor_shapes import (
     CODEC_DECODER_PREFIX,
     CODEC_ENCODER_PREFIX,
     SPEAKER_ENCODER_PREFIX,
@@ -27,9 +29,8 @@ from qwen_megakernel.inventory import (
     codec_tensors,
     model_tensors,
 )
+from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.synthetic import RECIPE_VERSION, write_checkpoint
-from qwen_megakernel.synthetic_config import RECIPES
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +91,11 @@ class Checkpoint:
             if the checkpoint has none.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
-            return weights.read(self.files.folder / WEIGHTS, prefix)
+            return safetensors_file.read(self.files.folder / WEIGHTS, prefix)
         if prefix == CODEC_ENCODER_PREFIX:
-            return weights.read(self.files.speech_tokenizer / WEIGHTS, prefix, torch.float32)
+            return safetensors_file.read(
+                self.files.speech_tokenizer / WEIGHTS, prefix, torch.float32
+            )
         raise ValueError(f"No tensors are loaded by the prefix {prefix!r}.")
 
 
@@ -157,14 +160,14 @@ def load(files: ModelFiles) -> Checkpoint:
 
     Raises:
         ModelFilesError: a file is damaged, the tensors are not those of the config (see
-            `weights.check`), or talker and codec do not belong together.
+            `safetensors_file.check`), or talker and codec do not belong together.
     """
     config = _read_model_config(files.folder)
     codec_path = files.speech_tokenizer / CONFIG
     codec_config = parse_codec_config(read_json(codec_path), str(codec_path))
     _check_match(config, codec_config, files)
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
-    weights.check(files.folder / WEIGHTS, model_tensors(config))
+    safetensors_file.check(files.folder / WEIGHTS, model_tensors(config))
     has_codec_encoder = _check_codec(files.speech_tokenizer / WEIGHTS, codec_config)
     return Checkpoint(
         config=config,
@@ -172,8 +175,8 @@ def load(files: ModelFiles) -> Checkpoint:
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         files=files,
-        talker=weights.read(files.folder / WEIGHTS, TALKER_PREFIX),
-        codec_decoder=weights.read(
+        talker=safetensors_file.read(files.folder / WEIGHTS, TALKER_PREFIX),
+        codec_decoder=safetensors_file.read(
             files.speech_tokenizer / WEIGHTS, CODEC_DECODER_PREFIX, torch.float32
         ),
         has_codec_encoder=has_codec_encoder,
@@ -287,8 +290,10 @@ def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> 
 def _check_codec(path: Path, config: CodecConfig) -> bool:
     """Check the codec's tensors; True if it has an encoder, which is all there or not at all."""
     expected = codec_tensors(config)
-    has_encoder = any(name.startswith(CODEC_ENCODER_PREFIX) for name in weights.describe(path))
+    has_encoder = any(
+        name.startswith(CODEC_ENCODER_PREFIX) for name in safetensors_file.describe(path)
+    )
     if not has_encoder:
         expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
-    weights.check(path, expected)
+    safetensors_file.check(path, expected)
     return has_encoder

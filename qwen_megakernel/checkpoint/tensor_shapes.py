@@ -8,8 +8,8 @@ encoder of transformers 4.57.3 build from the same config files.
 from collections.abc import Iterator
 from math import ceil, prod
 
-from qwen_megakernel.codec_config import CodecConfig, CodecDecoderConfig
-from qwen_megakernel.config import ModelConfig, SpeakerEncoderConfig, StackConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecDecoderConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig, StackConfig
 
 Shape = tuple[int, ...]
 Entries = Iterator[tuple[str, Shape]]

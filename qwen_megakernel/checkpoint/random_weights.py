@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel.codec_config import parse_codec_config
-from qwen_megakernel.config import parse_model_config
-from qwen_megakernel.inventory import Shape, codec_tensors, model_tensors
-from qwen_megakernel.synthetic_config import (
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import (
     FEATURE_EXTRACTOR,
     GENERATION_CONFIG,
     RECIPES,
@@ -28,6 +27,7 @@ from qwen_megakernel.synthetic_config import (
     model_config,
     speech_tokenizer_config,
 )
+from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model_tensors
 
 RECIPE_VERSION = 1  # part of the cache key: raise it whenever the written bytes change
 

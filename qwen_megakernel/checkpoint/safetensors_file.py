@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.tensor_shapes import Shape
 from qwen_megakernel.errors import ModelFilesError
-from qwen_megakernel.inventory import Shape
 
 # The storage dtypes we read, each with the bits that are all ones in NaN and Inf (the exponent).
 EXPONENT_MASKS = {

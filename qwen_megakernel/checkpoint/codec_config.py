@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from qwen_megakernel.config import SUPPORTED_TOKENIZER, Keys
+from qwen_megakernel.checkpoint.config import SUPPORTED_TOKENIZER, Keys
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
 # The decoder of the speech tokenizer builds its RMSNorms with this when the config is silent, as

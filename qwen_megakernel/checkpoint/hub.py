@@ -30,11 +30,11 @@ from huggingface_hub.utils import (
     enable_progress_bars,
 )
 
-from qwen_megakernel.codec_config import parse_codec_config
-from qwen_megakernel.config import parse_model_config
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
+from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors, model_tensors
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
-from qwen_megakernel.inventory import codec_tensors, model_tensors
-from qwen_megakernel.synthetic_config import model_config, speech_tokenizer_config
 
 logger = logging.getLogger(__name__)
 
