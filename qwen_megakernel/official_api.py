@@ -144,11 +144,11 @@ class OfficialNames:
         Raises:
             UsageError: a transcript is missing, or the lists differ in length.
         """
-        recordings = _as_list(ref_audio)
-        texts = _spread(ref_text, len(recordings), "ref_text")
-        modes = _spread(x_vector_only_mode, len(recordings), "x_vector_only_mode")
+        audios = _as_list(ref_audio)
+        texts = _spread(ref_text, len(audios), "ref_text")
+        modes = _spread(x_vector_only_mode, len(audios), "x_vector_only_mode")
         items = []
-        for recording, transcript, x_vector_only in zip(recordings, texts, modes, strict=True):
+        for recording, transcript, x_vector_only in zip(audios, texts, modes, strict=True):
             if not x_vector_only and not transcript:
                 raise UsageError("ref_text is required unless x_vector_only_mode is True.")
             samples, rate = open_recording(recording)

@@ -8,8 +8,8 @@ import torch
 from sheen_toys import BY_HEART
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
-from qwen_megakernel.sheen import model_folder, train
-from qwen_megakernel.sheen.train import Trainer, TrainOptions
+from qwen_megakernel.sheen import model_folder
+from qwen_megakernel.sheen.train import StepRecord, Trainer, TrainOptions, plot
 from qwen_megakernel.sheen.training import Job, load_parts, train_voice
 
 
@@ -180,5 +180,5 @@ def test_there_must_be_something_to_resume(job):
 
 def test_without_matplotlib_there_is_no_plot_and_no_error(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert not train.plot([train.StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
+    assert not plot([StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
     assert "qwen_megakernel[plots]" in caplog.text
