@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.languages import supported_languages
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.speech_stream import SpeechStream, StreamState
+from qwen_megakernel.text.languages import supported_languages
 
 FRAME_S, RATE = 0.08, 24000
 FRAME_SAMPLES = int(FRAME_S * RATE)

@@ -217,7 +217,7 @@ def read_speech(text: str, output: str | None, dump_codes: str | None = None) ->
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio, codes_file
-    from qwen_megakernel.text import validate
+    from qwen_megakernel.text.tokenizer import validate
 
     if output is not None:
         audio.check_path(output)

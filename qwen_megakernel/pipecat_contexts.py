@@ -18,7 +18,7 @@ from qwen_megakernel.audio import leading_silence_ms
 from qwen_megakernel.errors import EngineClosed
 from qwen_megakernel.pipecat_base import InProcessTTSService
 from qwen_megakernel.pipecat_speech import ContextSpeech
-from qwen_megakernel.sentences import unspeakable
+from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
 if TYPE_CHECKING:

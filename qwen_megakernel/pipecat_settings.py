@@ -9,8 +9,8 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
-from qwen_megakernel.languages import AUTO, code_of_language
 from qwen_megakernel.records import Sampling
+from qwen_megakernel.text.languages import AUTO, code_of_language
 from qwen_megakernel.word_times import whole_words
 
 

@@ -26,7 +26,6 @@ from qwen_megakernel.errors import (
     UnknownLanguage,
     UsageError,
 )
-from qwen_megakernel.languages import AUTO, resolve_language
 from qwen_megakernel.pipecat_base import base_arguments
 from qwen_megakernel.pipecat_contexts import ContextTTSService
 from qwen_megakernel.pipecat_settings import (
@@ -35,6 +34,7 @@ from qwen_megakernel.pipecat_settings import (
     as_language,
 )
 from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import DEFAULT_PACE
 

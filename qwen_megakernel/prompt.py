@@ -38,8 +38,8 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
 )
-from qwen_megakernel.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.text.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from qwen_megakernel import codes_file
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
-from qwen_megakernel.languages import AUTO
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest, TextIds
 from qwen_megakernel.speech_stream import (
     PART_CHARS,
@@ -30,7 +29,8 @@ from qwen_megakernel.speech_stream import (
 )
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.step_loop import StepLoop
-from qwen_megakernel.text import TextStream
+from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.tokenizer import TextStream
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from torch import Tensor
 from qwen_megakernel import audio
 from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
-from qwen_megakernel.sentences import char_length, spoken_length
-from qwen_megakernel.text import TextStream
+from qwen_megakernel.text.sentences import char_length, spoken_length
+from qwen_megakernel.text.tokenizer import TextStream
 
 # A turn fed in pieces is cut into parts like long text is (text.split), with a wide character as
 # three: at the first sentence end past this many characters, or failing that at the first space,

@@ -22,8 +22,8 @@ from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
-from qwen_megakernel.text import TextTokenizer, validate
-from qwen_megakernel.text import split as split_text
+from qwen_megakernel.text.tokenizer import TextTokenizer, validate
+from qwen_megakernel.text.tokenizer import split as split_text
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices

@@ -18,7 +18,7 @@ from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.reference import ReferenceDecoder
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.text.tokenizer import TextTokenizer
 
 TEXTS = (
     "Hello there, how are you today?",

@@ -19,9 +19,9 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.languages import resolve_language, supported_languages
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
-from qwen_megakernel.sentences import unspeakable
+from qwen_megakernel.text.languages import resolve_language, supported_languages
+from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import count_letters
 

@@ -17,7 +17,7 @@ from qwen_megakernel import official
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.voice import Voice
 
 TEXT, TRANSCRIPT, INSTRUCT = "Hi, you!", "Was it?", "Speak slowly."

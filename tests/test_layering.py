@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "qwen_megakernel"
 FLOORS = [
     {"errors", "signals", "choices"},
     {"voice"},
-    {"checkpoint.config", "records", "audio", "languages", "sentences"},
+    {"checkpoint.config", "records", "audio", "text.languages", "text.sentences"},
     {"checkpoint.codec_config"},
     {
         "checkpoint.tensor_shapes",
@@ -53,7 +53,7 @@ FLOORS = [
     {"coreml.speech_decoder"},
     {"coreml.export"},
     {"coreml.decoder"},
-    {"text", "prompt", "voices", "model_tts", "text_stack"},
+    {"text.tokenizer", "prompt", "voices", "model_tts", "text_stack"},
     {"speech_stream"},
     {"graph_vocoder"},
     {"stages", "speech_slot"},

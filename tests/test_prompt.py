@@ -26,7 +26,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.text.tokenizer import TextTokenizer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from qwen_megakernel.server import create_app
 from qwen_megakernel.server_errors import snake
 from qwen_megakernel.server_requests import check_length
 from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.text import MAX_CHARS
+from qwen_megakernel.text.tokenizer import MAX_CHARS
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40

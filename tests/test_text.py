@@ -22,8 +22,8 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UsageError,
 )
-from qwen_megakernel.sentences import unspeakable
-from qwen_megakernel.text import MAX_CHARS, TextTokenizer, clean, validate
+from qwen_megakernel.text.sentences import unspeakable
+from qwen_megakernel.text.tokenizer import MAX_CHARS, TextTokenizer, clean, validate
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>"]
 

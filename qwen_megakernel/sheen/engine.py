@@ -19,7 +19,6 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.model_tts import Backend, choose_backend
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
@@ -36,6 +35,7 @@ from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_i
 from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
+from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from qwen_megakernel.errors import EmptyText, TextTooLong
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.tokens import text_ids
-from qwen_megakernel.text import MAX_CHARS, clean, split, validate
+from qwen_megakernel.text.tokenizer import MAX_CHARS, clean, split, validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

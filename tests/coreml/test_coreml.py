@@ -23,7 +23,7 @@ from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.speech_stream import Speech
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder import Vocoder
 
 CPU = torch.device("cpu")

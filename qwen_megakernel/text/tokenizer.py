@@ -29,7 +29,7 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.records import TextIds
-from qwen_megakernel.sentences import pack_sentences, unspeakable
+from qwen_megakernel.text.sentences import pack_sentences, unspeakable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
