@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.errors import ReferenceError_
-from qwen_megakernel.vocoder_transformer import rotary_tables, rotate
+from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
 # Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s in one go, because
 # more of the work stays in the cache, and 60 s take no more memory than 3 s do.

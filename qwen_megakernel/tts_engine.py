@@ -14,7 +14,6 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
-from qwen_megakernel.graph_vocoder import GraphVocoder
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
@@ -24,7 +23,8 @@ from qwen_megakernel.speech_stream import SpeechStream
 from qwen_megakernel.stages import Stages
 from qwen_megakernel.text.tokenizer import TextTokenizer, validate
 from qwen_megakernel.text.tokenizer import split as split_text
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices
 

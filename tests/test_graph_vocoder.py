@@ -14,13 +14,13 @@ from host_watch import NoHostMode
 from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
 
-from qwen_megakernel import vocoder_layers
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
 from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder import layers
+from qwen_megakernel.vocoder.graph_vocoder import MAX_FRAMES, MAX_STREAMS, GraphVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 NEEDS_GPU = [
     pytest.mark.gpu,
@@ -176,8 +176,8 @@ def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams
         torch.randn(n, *rest, 6, generator=generator) for n, *rest in ((11, num_streams), (7,))
     )
     bias = torch.randn(6, generator=generator)
-    ours = vocoder_layers.sum_channels_at_once(x, taps, bias)
-    theirs = vocoder_layers._sum_channels(x, taps, bias)
+    ours = layers.sum_channels_at_once(x, taps, bias)
+    theirs = layers._sum_channels(x, taps, bias)
     assert ours.shape == theirs.shape == (5, num_streams, 6)
     assert (ours - theirs).abs().max() < 1e-5
 
@@ -191,8 +191,8 @@ def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, 
     taps = torch.randn(num_taps, 6, 4, generator=generator)
     bias = torch.randn(4, generator=generator)
     for each in (bias, None):
-        ours = vocoder_layers.sum_taps_at_once(x, taps, each, num_steps, dilation)
-        theirs = vocoder_layers._sum_taps(x, taps, each, num_steps, dilation)
+        ours = layers.sum_taps_at_once(x, taps, each, num_steps, dilation)
+        theirs = layers._sum_taps(x, taps, each, num_steps, dilation)
         assert (ours - theirs).abs().max() < 1e-5
 
 
@@ -204,7 +204,7 @@ def test_a_gpus_operations_give_the_vocoders_samples_and_states(
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
     expected = plain.step(codes, theirs)
     taken = []
-    monkeypatch.setattr(vocoder_layers, "starts_kernels", lambda x: taken.append(x) or True)
+    monkeypatch.setattr(layers, "starts_kernels", lambda x: taken.append(x) or True)
     tolerance = AUDIO_F32 if graphs.device.type == "cpu" else AUDIO_GPU_F32
     found = graphs.step(codes, ours)
     assert taken and (found.cpu() - expected).abs().max() <= tolerance

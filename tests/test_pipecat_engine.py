@@ -24,7 +24,7 @@ from torch import Tensor
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 
 OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from qwen_megakernel.snake import TOLERANCE, plain_snake, snake, snake_on
+from qwen_megakernel.vocoder.snake import TOLERANCE, plain_snake, snake, snake_on
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.vocoder import Vocoder, VocoderState
+from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
 # Unlike any release: grouped heads, head_dim that is not hidden / heads, other rates.
 TOY = {

@@ -24,7 +24,7 @@ from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.speech_stream import Speech
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 CPU = torch.device("cpu")
 NUM_POSITIONS, CHUNK_FRAMES = 24, 3

@@ -24,7 +24,7 @@ from qwen_megakernel.model_tts import FrameDecoder, choose_backend
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.demo_voice import shards
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.shards import Utterance

@@ -30,7 +30,9 @@ def _with_snake(_: ModuleType) -> None:
     import operations
     import torch
 
-    operations.install_own(torch.ops.qwen_megakernel.snake.default)  # NVRTC has no GPU to ask
+    operations.install_own(
+        torch.ops.qwen_megakernel.vocoder.snake.default
+    )  # NVRTC has no GPU to ask
 
 
 class _Behind(importlib.abc.MetaPathFinder):
@@ -62,7 +64,7 @@ sys.meta_path.insert(
         {
             "torch": _with_torch,
             "qwen_megakernel.kernel_library": _with_kernel_library,
-            "qwen_megakernel.snake": _with_snake,
+            "qwen_megakernel.vocoder.snake": _with_snake,
         }
     ),
 )

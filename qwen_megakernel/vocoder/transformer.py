@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
-from qwen_megakernel.vocoder_layers import Layout, Weights, linear
+from qwen_megakernel.vocoder.layers import Layout, Weights, linear
 
 
 class Transformer:

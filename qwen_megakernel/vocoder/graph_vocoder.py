@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
-from qwen_megakernel.vocoder import Vocoder, VocoderState
+from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
 MAX_FRAMES = 12  # of one graph; longer chunks are cut
 MAX_STREAMS = 16  # of one graph; more streams take turns

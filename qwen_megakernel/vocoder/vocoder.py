@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecDecoderConfig
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.vocoder_layers import (
+from qwen_megakernel.vocoder.layers import (
     Codebooks,
     Conv,
     ConvNeXt,
@@ -30,7 +30,7 @@ from qwen_megakernel.vocoder_layers import (
     TransposedConv,
     Weights,
 )
-from qwen_megakernel.vocoder_transformer import Transformer
+from qwen_megakernel.vocoder.transformer import Transformer
 
 # A literal of the official residual units; no config file holds it.
 DILATIONS = (1, 3, 9)

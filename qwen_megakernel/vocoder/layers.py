@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
-from qwen_megakernel.snake import snake as snake_at_once
+from qwen_megakernel.vocoder.snake import snake as snake_at_once
 
 # Literals of the official classes; no config file holds them.
 CLUSTER_USAGE_MIN = 1e-5
