@@ -21,7 +21,7 @@ import torch
 from benchmarks import common
 from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.voices import Voices
+from qwen_megakernel.cloning.voice_library import Voices
 
 RATE = 24000
 TRANSCRIPT_WORDS_PER_SECOND = 3

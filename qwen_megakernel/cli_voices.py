@@ -155,7 +155,7 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _recordings(source: Path) -> list[Path]:
-    from qwen_megakernel.reference_audio import SUFFIXES
+    from qwen_megakernel.cloning.recordings import SUFFIXES
 
     if not source.is_dir():
         return [source]

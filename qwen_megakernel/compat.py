@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.official_api import (
     Recording,
@@ -23,7 +24,6 @@ from qwen_megakernel.official_api import (
     voice_of,
 )
 from qwen_megakernel.tts_engine import TTSEngine
-from qwen_megakernel.voices import SILENCE_TAIL_SECONDS
 
 __all__ = ["FasterQwen3TTS", "Qwen3TTSModel", "VoiceClonePromptItem"]
 

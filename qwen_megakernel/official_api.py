@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel import reference_audio
 from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.voice_library import Recording, samples_of
 from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
 from qwen_megakernel.speech_stream import Speech, SpeechStream
 from qwen_megakernel.voice import Voice
-from qwen_megakernel.voices import Recording, samples_of
 
 # Official spelling -> ours.
 GENERATION = {
@@ -270,14 +270,14 @@ def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
     if re.match(r"https?://", source):
         try:
             with urllib.request.urlopen(source) as response:
-                return reference_audio.read(io.BytesIO(response.read()), name=source)
+                return recordings.read(io.BytesIO(response.read()), name=source)
         except OSError as error:
             raise ReferenceError_(f"{source} cannot be fetched: {error}.") from error
     is_data_url = source.startswith("data:audio")
     if is_data_url or (len(source) > _BASE64_CHARS and not re.search(r"[/\\]", source)):
         data = base64.b64decode(source.split(",", 1)[1] if is_data_url else source)
-        return reference_audio.read(io.BytesIO(data), name="The base64 reference")
-    return reference_audio.read(recording)
+        return recordings.read(io.BytesIO(data), name="The base64 reference")
+    return recordings.read(recording)
 
 
 def _item_of(voice: Voice, transcript: str | None) -> VoiceClonePromptItem:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel import reference_audio
+from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice, UsageError
 from qwen_megakernel.server_errors import ApiError
 from qwen_megakernel.server_settings import ServerSettings
@@ -226,23 +226,23 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
                     f"The recording is {container} with {channels} channels.",
                     cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
                 )
-            limit = int(reference_audio.MAX_SECONDS * rate)
+            limit = int(recordings.MAX_SECONDS * rate)
             if file.frames > limit:
                 raise ReferenceError_(
                     f"The recording is {file.frames / rate:.0f} s long; the limit is "
-                    f"{reference_audio.MAX_SECONDS:.0f} s."
+                    f"{recordings.MAX_SECONDS:.0f} s."
                 )
             if rate > _MAX_RATE:
                 raise ReferenceError_(
                     f"The recording has {rate} samples a second; the limit is {_MAX_RATE}."
                 )
             seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
-            samples = [reference_audio.to_mono(each) for each in seconds]
+            samples = [recordings.to_mono(each) for each in seconds]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, ReferenceError_):
             raise
         raise ReferenceError_(
-            f"The recording cannot be read as audio: {reference_audio.why_unreadable(error)}.",
+            f"The recording cannot be read as audio: {recordings.why_unreadable(error)}.",
             cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
     return np.concatenate([np.empty(0, np.float32), *samples]), rate

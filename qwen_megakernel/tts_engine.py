@@ -14,6 +14,7 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
+from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, Voices
 from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.prompt import PromptBuilder
@@ -26,7 +27,6 @@ from qwen_megakernel.text.tokenizer import split as split_text
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
-from qwen_megakernel.voices import SILENCE_TAIL_SECONDS, Recording, Voices
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import waveforms
 
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
-from qwen_megakernel.codec_encoder import CodecEncoder
+from qwen_megakernel.cloning.codec_encoder import CodecEncoder
 from qwen_megakernel.errors import ReferenceError_
 
 RATE, FRAME = 24000, 1920

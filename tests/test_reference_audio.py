@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import waveforms
 
-from qwen_megakernel import reference_audio
+from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import ReferenceError_
 
 
@@ -18,7 +18,7 @@ from qwen_megakernel.errors import ReferenceError_
 def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
     path = tmp_path / f"reference{suffix}"
     soundfile.write(path, waveforms.noise(1, 16000, channels=channels), 16000)
-    samples, rate = reference_audio.read(path)
+    samples, rate = recordings.read(path)
     expected, expected_rate = librosa.load(path, sr=None, mono=True)
     assert rate == expected_rate == 16000 and samples.dtype == np.float32
     # MP3 is decoded in blocks of another length there: the last bit of some samples differs.
@@ -29,16 +29,16 @@ def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
 def test_resampling_is_librosas(rate):
     samples = waveforms.voice_like(0.71, rate)
     expected = librosa.resample(samples, orig_sr=rate, target_sr=24000)
-    ours = reference_audio.resample(samples, rate, 24000)
+    ours = recordings.resample(samples, rate, 24000)
     assert ours.dtype == np.float32 and np.array_equal(ours, expected)
 
 
 def test_integers_are_scaled_and_channels_averaged():
     samples = np.array([[16384, 0], [-32768, -32768]], dtype=np.int16)
-    assert reference_audio.to_mono(samples).tolist() == [0.25, -1.0]
+    assert recordings.to_mono(samples).tolist() == [0.25, -1.0]
     for bad in (np.zeros((2, 2, 2)), np.array(["a"])):
         with pytest.raises(ReferenceError_, match="shape"):
-            reference_audio.to_mono(bad)
+            recordings.to_mono(bad)
 
 
 def test_what_is_no_audio_is_refused(tmp_path):
@@ -46,18 +46,18 @@ def test_what_is_no_audio_is_refused(tmp_path):
     text.write_text("not audio")
     for path, reason in ((text, "cannot be read"), (tmp_path / "absent.wav", "no such file")):
         with pytest.raises(ReferenceError_, match=reason) as caught:
-            reference_audio.read(path)
+            recordings.read(path)
         assert str(path) in caught.value.what
     with pytest.raises(ReferenceError_) as caught:
-        reference_audio.read(io.BytesIO(b"not audio"), name="It")
+        recordings.read(io.BytesIO(b"not audio"), name="It")
     assert caught.value.what == "It cannot be read as audio: Format not recognised."
     with pytest.raises(ReferenceError_, match="cannot be read"):
-        reference_audio.read(tmp_path)
+        recordings.read(tmp_path)
 
 
 def test_integers_without_a_full_scale_are_refused():
     with pytest.raises(ReferenceError_, match="int64, of which full scale is not known"):
-        reference_audio.to_mono((20_000 * waveforms.noise(2, 24000)).astype(np.int64))
+        recordings.to_mono((20_000 * waveforms.noise(2, 24000)).astype(np.int64))
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_integers_without_a_full_scale_are_refused():
 )
 def test_what_holds_no_voice_is_refused(samples, message):
     with pytest.raises(ReferenceError_, match=message):
-        reference_audio.check(samples, 24000, "a.wav")
+        recordings.check(samples, 24000, "a.wav")
 
 
 def test_clipping_is_told_but_taken(caplog):
     with caplog.at_level(logging.WARNING):
-        reference_audio.check(waveforms.voice_like(2, 24000), 24000, "good.wav")
+        recordings.check(waveforms.voice_like(2, 24000), 24000, "good.wav")
     assert not caplog.records
-    reference_audio.check(np.clip(20 * waveforms.noise(2, 24000), -1, 1), 24000, "loud.wav")
+    recordings.check(np.clip(20 * waveforms.noise(2, 24000), -1, 1), 24000, "loud.wav")
     assert "loud.wav is clipped" in caplog.text
 
 
@@ -98,12 +98,12 @@ def test_clipping_is_told_but_taken(caplog):
 )
 def test_transcripts_of_something_else_are_refused(transcript, seconds):
     with pytest.raises(ReferenceError_, match=r"Transcript has|empty"):
-        reference_audio.check_transcript(transcript, seconds)
+        recordings.check_transcript(transcript, seconds)
 
 
 def test_the_message_is_the_catalogues():
     with pytest.raises(ReferenceError_) as caught:
-        reference_audio.check_transcript("Just three words.", 12.4)
+        recordings.check_transcript("Just three words.", 12.4)
     assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
     assert caught.value.cure == "Give the full transcript or use --xvector."
 
@@ -121,5 +121,5 @@ def test_the_message_is_the_catalogues():
 )
 def test_unlikely_transcripts_are_doubted(transcript, seconds, doubted, caplog):
     with caplog.at_level(logging.WARNING):
-        reference_audio.check_transcript(transcript, seconds)
+        recordings.check_transcript(transcript, seconds)
     assert bool(caplog.records) == doubted

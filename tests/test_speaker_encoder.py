@@ -6,11 +6,11 @@ import torch
 import waveforms
 from tolerances import X_VECTOR_F32
 
-from qwen_megakernel import reference_audio
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.errors import ReferenceError_
-from qwen_megakernel.speaker_encoder import SpeakerEncoder
 
 RATE = 24000
 
@@ -29,8 +29,8 @@ def test_any_recording_gives_the_official_x_vector(encoder, official_model, kind
         "voice": lambda: waveforms.voice_like(1.2, rate),
         "stereo": lambda: waveforms.noise(1.2, rate, channels=2),
     }[kind]()
-    mono = reference_audio.to_mono(recording)
-    ours = encoder.encode(reference_audio.resample(mono, rate, RATE))
+    mono = recordings.to_mono(recording)
+    ours = encoder.encode(recordings.resample(mono, rate, RATE))
     # The official wrapper takes stereo from files only, as the mean of the channels.
     official = official_model("tiny-random-base")
     item = official.create_voice_clone_prompt(

@@ -12,6 +12,7 @@ import waveforms
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
 from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.cloning.voice_library import ReferenceCache, Voices
 from qwen_megakernel.errors import (
     QwenTTSError,
     ReferenceError_,
@@ -21,7 +22,6 @@ from qwen_megakernel.errors import (
     VoiceMismatch,
 )
 from qwen_megakernel.voice import save_presets
-from qwen_megakernel.voices import ReferenceCache, Voices
 
 TRANSCRIPT = "It is cold today, and we are late."
 TEXT = "Hello there, how are you?"

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwen_megakernel import reference_audio
 from qwen_megakernel.checkpoint import hub
+from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import (
     DatasetError,
     MissingPackageError,
@@ -143,7 +143,7 @@ class SnacCodec:
         if not len(samples) or not np.isfinite(samples).all():
             fault = "holds NaN or infinity" if len(samples) else "is empty"
             raise DatasetError(f"The recording {fault}.")
-        heard = reference_audio.resample(samples, rate, self.sample_rate)
+        heard = recordings.resample(samples, rate, self.sample_rate)
         codes = self._snac.encode(torch.from_numpy(heard).to(self.device)[None, None])
         return interleave([layer[0].cpu().numpy() for layer in codes])
 

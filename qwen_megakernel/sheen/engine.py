@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qwen_megakernel import reference_audio
+from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import (
     EnvironmentError_,
     TaskError,
@@ -183,8 +183,8 @@ class SheenEngine(SpeechEngine):
             audio: a file, or [num_samples] float samples at `rate`.
         """
         if isinstance(audio, str | Path):
-            audio, rate = reference_audio.read(audio)
-        samples = reference_audio.to_mono(audio)
+            audio, rate = recordings.read(audio)
+        samples = recordings.to_mono(audio)
         return self._loop.run(lambda: self._codec.encode(samples, rate or self.sample_rate))
 
     def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_megakernel import reference_audio
+from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import DatasetError, OutputError, ReferenceError_
 from qwen_megakernel.sheen import dataset
 from qwen_megakernel.sheen.dataset import Sample
@@ -148,7 +148,7 @@ def _encode(folder: Path, row: Row, codec: SnacCodec, espeak: str | None) -> Sam
     if not text:
         raise DatasetError(f"{row.id}: nothing in {row.text[:40]!r} can be spoken")
     try:
-        samples, rate = reference_audio.read(_recording(folder, row.id))
+        samples, rate = recordings.read(_recording(folder, row.id))
         return Sample(row.id, text, codec.encode(samples, rate), espeak)
     except (DatasetError, ReferenceError_) as error:
         raise DatasetError(f"{row.id}: {error.what}") from error
@@ -156,7 +156,7 @@ def _encode(folder: Path, row: Row, codec: SnacCodec, espeak: str | None) -> Sam
 
 def _recording(folder: Path, name: str) -> Path:
     for place in FOLDERS:
-        for suffix in reference_audio.SUFFIXES:
+        for suffix in recordings.SUFFIXES:
             path = folder / place / f"{name}{suffix}"
             if path.is_file():
                 return path

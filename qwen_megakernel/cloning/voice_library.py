@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel import reference_audio
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
-from qwen_megakernel.codec_encoder import CodecEncoder
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.codec_encoder import CodecEncoder
+from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
 from qwen_megakernel.records import check_text, plain_number
-from qwen_megakernel.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference, in context. The model goes on from its last frame: with the recording
@@ -194,20 +194,20 @@ class Voices:
         self._require_cloning(text is not None)
         check_text(text=text, name=name)
         silence_tail = plain_number(float, "silence_tail", silence_tail)
-        longest = reference_audio.MAX_SECONDS
+        longest = recordings.MAX_SECONDS
         if not 0 <= silence_tail <= longest:
             raise UsageError(f"silence_tail is {silence_tail}; it must be 0 to {longest:g} s.")
         label = str(audio) if isinstance(audio, str | Path) else "The recording"
         samples, rate = samples_of(audio, rate)
-        reference_audio.check_duration(samples, rate, label)
+        recordings.check_duration(samples, rate, label)
 
         def x_vector() -> np.ndarray:
-            reference_audio.check(samples, rate, label)  # here: once for each recording
+            recordings.check(samples, rate, label)  # here: once for each recording
             return self._x_vector(samples, rate)
 
         wanted: dict[object, Callable[[], np.ndarray]] = {"x_vector": x_vector}
         if text is not None:
-            reference_audio.check_transcript(text, len(samples) / rate)
+            recordings.check_transcript(text, len(samples) / rate)
             codes = ("codes", silence_tail)
             wanted[codes] = lambda: self._codes(samples, rate, silence_tail)
         found = self.cache.get(samples, rate, wanted)
@@ -249,11 +249,11 @@ class Voices:
 
     def _x_vector(self, samples: np.ndarray, rate: int) -> np.ndarray:
         encoder = self._speaker_encoder
-        return encoder.encode(reference_audio.resample(samples, rate, encoder.config.sample_rate))
+        return encoder.encode(recordings.resample(samples, rate, encoder.config.sample_rate))
 
     def _codes(self, samples: np.ndarray, rate: int, silence_tail: float) -> np.ndarray:
         codec_rate = self._loaded.codec_config.sample_rate
-        samples = reference_audio.resample(samples, rate, codec_rate)
+        samples = recordings.resample(samples, rate, codec_rate)
         return self._codec_encoder.encode(np.pad(samples, (0, round(silence_tail * codec_rate))))
 
     @cached_property
@@ -303,7 +303,7 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
     if isinstance(audio, str | Path):
         if rate is not None:
             raise UsageError(f"rate is {rate}, but {audio} is a file, which knows its own.")
-        return reference_audio.read(audio)
+        return recordings.read(audio)
     if not hasattr(audio, "__array__") and not isinstance(audio, list):
         raise UsageError(
             f"audio is {reprlib.repr(audio)}; it must be the path of a file, an array of samples, "
@@ -311,4 +311,4 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
         )
     if rate is None:
         raise UsageError("Samples need their rate.", cure="Pass (samples, rate).")
-    return reference_audio.to_mono(audio), plain_number(int, "rate", rate)
+    return recordings.to_mono(audio), plain_number(int, "rate", rate)
