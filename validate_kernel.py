@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel import options, quantized, validation, validation_cases
+from qwen_megakernel import options, validation, validation_cases
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
-from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
 
 NOTHING_TO_COMPARE = 77
 
@@ -34,7 +35,7 @@ def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Che
     """The checkpoint with 8-bit layers, for all decoders to be compared; None: as it is."""
     if weights is None:
         return loaded
-    return replace(loaded, talker=quantized.quantize(loaded.talker, weights))
+    return replace(loaded, talker=int8.quantize(loaded.talker, weights))
 
 
 def fast_backends(requested: str) -> list[Backend]:

@@ -19,8 +19,13 @@ from benchmarks import common
 from benchmarks.measure_open_loop import endless
 from qwen_megakernel import official, options
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.frame_decoder import (
+    Backend,
+    choose_backend,
+    default_dtype,
+    make_decoder,
+)
 from qwen_megakernel.errors import EnvironmentError_
-from qwen_megakernel.model_tts import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.records import Sampling
 
 PROMPT_POSITIONS = 30

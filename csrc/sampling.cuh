@@ -1,4 +1,4 @@
-// One code from one row of logits, exactly as qwen_megakernel/sampling.py specifies it.
+// One code from one row of logits, exactly as qwen_megakernel/decoders/sampling.py specifies it.
 //
 // Random numbers are addressed, not consumed: Philox4x32-10 with key = seed and counter =
 // (token / 4, frame, codebook, part), lane = token % 4. Gumbel-max needs no order over the tokens,

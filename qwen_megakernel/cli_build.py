@@ -13,12 +13,12 @@ EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
 
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
-    from qwen_megakernel import build_tts
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
+    from qwen_megakernel.decoders.kernel import build as kernel_build
 
     # What is compiled and how long it took, unless --quiet or --debug has decided already.
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger(build_tts.__name__).setLevel(level)
+    logging.getLogger(kernel_build.__name__).setLevel(level)
     archs = _archs(args.arch)
     # Released models have dimensions we know: nothing is downloaded, and nothing written for the
     # random ones.
@@ -33,8 +33,8 @@ def build(args: argparse.Namespace) -> int:
         model = config.parse_model_config(config.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")
-        target = build_tts.Target(arch, dtype, int8=INT8_STACKS.get(args.weights, ()))
-        print(arch or EMULATION, args.weights or dtype, build_tts.build(model, target))
+        target = kernel_build.Target(arch, dtype, int8=INT8_STACKS.get(args.weights, ()))
+        print(arch or EMULATION, args.weights or dtype, kernel_build.build(model, target))
     return 0
 
 
@@ -68,17 +68,17 @@ def _archs(names: str | None) -> list[str | None]:
     """
     import torch
 
-    from qwen_megakernel import build_tts
+    from qwen_megakernel.decoders.kernel import build as kernel_build
 
     if names is None:
         if not torch.cuda.is_available():
             return [None]
         capability = torch.cuda.get_device_capability()
-        return [build_tts.arch_of(capability, torch.cuda.get_device_name())]
+        return [kernel_build.arch_of(capability, torch.cuda.get_device_name())]
     archs = names.split(",")
     for name in archs:
-        if name != EMULATION and not build_tts.is_known_arch(name):
+        if name != EMULATION and not kernel_build.is_known_arch(name):
             raise UsageError(
-                f"--arch has {name!r}; known: {', '.join(build_tts.ARCHITECTURES)}, {EMULATION}."
+                f"--arch has {name!r}; known: {', '.join(kernel_build.ARCHITECTURES)}, {EMULATION}."
             )
     return [None if name == EMULATION else name for name in archs]

@@ -14,7 +14,7 @@ PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
 def export_coreml(args: argparse.Namespace) -> int:
     """Write a model's six Core ML models; works on any machine, and needs a Mac to run them."""
     from qwen_megakernel.checkpoint import loading
-    from qwen_megakernel.coreml.export import ExportOptions, export
+    from qwen_megakernel.decoders.coreml.export import ExportOptions, export
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
     logging.getLogger("qwen_megakernel.coreml").setLevel(level)

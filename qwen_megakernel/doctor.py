@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from qwen_megakernel import build_tts
+from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.gpu import driver
 
@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
 
     import qwen_megakernel
     from qwen_megakernel.checkpoint.loading import cache_folder
-    from qwen_megakernel.model_tts import choose_backend
+    from qwen_megakernel.decoders.frame_decoder import choose_backend
 
     chosen = choose_backend("auto")
     return {
@@ -54,10 +54,10 @@ def report() -> dict[str, Any]:
         "gpu": _gpu(torch),
         "driver": _driver(),
         "torch_cuda": torch.version.cuda,
-        "nvcc": _tool(build_tts.find_nvcc),
-        "cxx": _tool(build_tts.find_cxx),
-        "ninja": _tool(build_tts.find_ninja),
-        "kernel_cache": str(build_tts.build_cache()),
+        "nvcc": _tool(build.find_nvcc),
+        "cxx": _tool(build.find_cxx),
+        "ninja": _tool(build.find_ninja),
+        "kernel_cache": str(build.build_cache()),
         "model_cache": str(cache_folder()),
         "hub_cache": constants.HF_HUB_CACHE,
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),

@@ -15,9 +15,9 @@ import torch
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, Voices
-from qwen_megakernel.model_tts import FrameDecoder, choose_backend, memory_for
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend, memory_for
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.official_api import OfficialNames
-from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.speech_stream import SpeechStream

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from qwen_megakernel import official
 from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import OutputError, UsageError
-from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import Sampling, SpeechRequest
-from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.text.tokenizer import TextTokenizer
 
 TEXTS = (

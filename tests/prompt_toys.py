@@ -15,7 +15,7 @@ from tolerances import PROMPT_F32
 
 from qwen_megakernel import official
 from qwen_megakernel.checkpoint.config import parse_model_config
-from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.voice import Voice

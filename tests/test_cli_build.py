@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel import build_tts, cli, doctor
+from qwen_megakernel import cli, doctor
+from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.errors import BuildError
 
 
@@ -21,7 +22,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str 
         (work / "sha256").write_text(hashlib.sha256(b"library").hexdigest())
 
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setattr(build_tts, "_compile", compile_nothing)
+    monkeypatch.setattr(kernel_build, "_compile", compile_nothing)
     return calls
 
 
@@ -106,7 +107,7 @@ def test_a_missing_compiler_is_exit_code_3(compiled, monkeypatch, capsys):
     def none() -> str:
         raise BuildError("No nvcc in PATH.")
 
-    monkeypatch.setattr(build_tts, "find_nvcc", none)
+    monkeypatch.setattr(kernel_build, "find_nvcc", none)
     assert build("--arch", "sm_90a", "--model", "tiny-random") == 3
     assert "No nvcc in PATH" in capsys.readouterr().err
 
@@ -130,8 +131,8 @@ def test_nvcc_of_a_wheel_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(
-        build_tts.importlib.util,
+        kernel_build.importlib.util,
         "find_spec",
         lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path / "nvidia")]}),
     )
-    assert build_tts.find_nvcc() == str(nvcc)
+    assert kernel_build.find_nvcc() == str(nvcc)

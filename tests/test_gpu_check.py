@@ -16,7 +16,7 @@ import torch
 import validate_kernel
 from benchmarks import load, performance
 from benchmarks.measure_open_loop import LEAD_SECONDS
-from qwen_megakernel import quantized
+from qwen_megakernel.decoders import int8
 from tools import compute_sanitizer, gpu_silicon, kernel_timer
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +168,7 @@ def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tm
     def validate_fast(loaded, backend, dtype, args):
         if args.weights == "int8" and backend.name == "graph":
             raise RuntimeError("planted")
-        made.append((args.weights, quantized.int8_stacks(loaded.talker), id(loaded)))
+        made.append((args.weights, int8.int8_stacks(loaded.talker), id(loaded)))
         return f"{backend.name} as it should be", True
 
     monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)

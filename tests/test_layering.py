@@ -16,24 +16,24 @@ FLOORS = [
     {
         "checkpoint.tensor_shapes",
         "checkpoint.random_configs",
-        "sampling",
+        "decoders.sampling",
         "guard",
         "codes_file",
         "cloning.recordings",
     },
     {
-        "build_tts",
+        "decoders.kernel.build",
         "gpu.driver",
-        "kernel_library",
-        "native_products",
-        "decoder_slots",
+        "decoders.kernel.library",
+        "decoders.onednn",
+        "decoders.slots",
         "gpu.cuda_graphs",
-        "device_sampling",
+        "decoders.graph.sampling",
         "vocoder.snake",
-        "quantized",
+        "decoders.int8",
     },
     {
-        "packing",
+        "decoders.kernel.packing",
         "checkpoint.random_weights",
         "checkpoint.hub",
         "checkpoint.safetensors_file",
@@ -42,18 +42,29 @@ FLOORS = [
     },
     {"checkpoint.loading", "vocoder.transformer"},
     {"vocoder.vocoder"},
-    {"embeddings"},
-    {"kernel_buffers"},
-    {"kernel_launch"},
-    {"kernels", "reference", "cloning.speaker_encoder", "cloning.codec_encoder"},
-    {"graph_stack"},
-    {"graph_model"},
-    {"graph_decoder"},
-    {"coreml.decoder_models"},
-    {"coreml.speech_decoder"},
-    {"coreml.export"},
-    {"coreml.decoder"},
-    {"text.tokenizer", "prompt", "cloning.voice_library", "model_tts", "text_stack"},
+    {"decoders.embeddings"},
+    {"decoders.kernel.buffers"},
+    {"decoders.kernel.launcher"},
+    {
+        "decoders.kernel.decoder",
+        "decoders.plain",
+        "cloning.speaker_encoder",
+        "cloning.codec_encoder",
+    },
+    {"decoders.graph.stack"},
+    {"decoders.graph.model"},
+    {"decoders.graph.decoder"},
+    {"decoders.coreml.decoder_models"},
+    {"decoders.coreml.speech_decoder"},
+    {"decoders.coreml.export"},
+    {"decoders.coreml.decoder"},
+    {
+        "text.tokenizer",
+        "decoders.prompt",
+        "cloning.voice_library",
+        "decoders.frame_decoder",
+        "decoders.kernel.text_model",
+    },
     {"speech_stream"},
     {"vocoder.graph_vocoder"},
     {"stages", "speech_slot"},
@@ -67,7 +78,7 @@ FLOORS = [
     {"sheen.train"},
     {"sheen.training", "sheen.engine"},
     {"sheen.verify"},
-    {"tts_engine"},
+    {"tts_engine", "build_tts", "model_tts"},
     {"families"},
     {
         "pipecat_settings",
@@ -108,7 +119,7 @@ def floor_of(module: str) -> int:
 
 
 def name_of(path: Path) -> str:
-    """A module's name within the package, as "kernels" or "sheen.codec"."""
+    """A module's name within the package, as "decoders.kernel.decoder" or "sheen.codec"."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 

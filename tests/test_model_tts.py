@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from qwen_megakernel import kernels
-from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
-from qwen_megakernel.model_tts import (
+from qwen_megakernel.decoders.frame_decoder import (
     MAX_PROMPT_POSITIONS,
     Backend,
     FrameDecoder,
     choose_backend,
     default_dtype,
 )
+from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
+from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
 from qwen_megakernel.records import Prefill, Sampling
 
 FORCED_ON = Sampling.greedy()
@@ -126,7 +126,7 @@ def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(mon
         raise BuildError("nvcc was not found.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "check_device", refuse)
+    monkeypatch.setattr(kernel_decoder, "check_device", refuse)
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("graph", "cuda")
     assert "nvcc was not found" in chosen.why
@@ -136,9 +136,9 @@ def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(mon
 def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch, may_change):
     """As MIG and MPS refuse it: the library is built, the launch is not let in."""
     monkeypatch.setenv("EMULATION_SMS", "2")
-    fit = kernels.KernelLibrary.forward
+    fit = kernel_decoder.KernelLibrary.forward
     monkeypatch.setattr(
-        kernels.KernelLibrary,
+        kernel_decoder.KernelLibrary,
         "forward",
         lambda self, params, _, stream: fit(self, params, 3, stream),
     )
@@ -157,7 +157,7 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
 
 def test_a_library_that_the_driver_does_not_take_leads_auto_to_the_graphs(loaded, monkeypatch):
     """As an nvcc that is newer than the driver makes one: error 35 from the first call."""
-    monkeypatch.setattr(kernels.KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
+    monkeypatch.setattr(kernel_decoder.KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
     backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=True)
     decoder = FrameDecoder(loaded, backend, max_frames=50)
     assert decoder.backend.name == "graph" and "CUDA error 35" in decoder.backend.why

@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 
-from qwen_megakernel.native_products import native_products
+from qwen_megakernel.decoders.onednn import native_products
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder
 
 CPU = torch.device("cpu")
 

@@ -18,13 +18,13 @@ from prompt_toys import (
 )
 from tolerances import PROMPT_F32
 
-from qwen_megakernel.embeddings import Embeddings
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import (
     EmptyText,
     TaskError,
     UsageError,
 )
-from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 

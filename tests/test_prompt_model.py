@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.decoders.kernel import build
 from tools import frame_model, prompt_model
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def test_rows_that_do_not_fit_are_read_for_every_round():
     layer = (18, 1024, 1024, 2048)  # 18 blocks, 8 tiles each
     narrow = prompt_model.product_us(16, *layer)
     wide = prompt_model.product_us(16, layer[0], 2048, *layer[2:])
-    rounds = -(-8 // build_tts.ROUND_TILES)
+    rounds = -(-8 // build.ROUND_TILES)
     extra = (rounds - 1) * 16 * 2048 * 4 / prompt_model.L2_BANDWIDTH
     assert narrow - wide == pytest.approx(extra)
 

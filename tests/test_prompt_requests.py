@@ -8,6 +8,7 @@ import pytest
 import torch
 from prompt_toys import DIALECTS, HIDDEN_SIZE, INSTRUCT, LANGUAGES, NUM_CODE_GROUPS, TEXT, clone
 
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import (
     ModelFilesError,
     ReferenceError_,
@@ -16,7 +17,6 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     VoiceMismatch,
 )
-from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.voice import Voice
 

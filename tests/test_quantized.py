@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen_megakernel import TTSEngine, quantized
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
+from qwen_megakernel.decoders import int8 as int8_weights
+from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
+from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.model_tts import Backend, choose_backend, make_decoder
-from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.records import Sampling
 
 CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def test_products_are_those_of_the_widened_matrix(dtype: torch.dtype, shape: tup
     matrix = Int8Matrix.of(random_matrix()).to(device=CPU, dtype=dtype)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = x.double() @ widened(matrix).T
-    actual = quantized.linear(x, matrix)
+    actual = int8_weights.linear(x, matrix)
     assert actual.shape == expected.shape and actual.dtype == dtype
     # bf16: the sum is float32, then scaled and rounded.
     tolerance = 3 * 2.0**-9 if dtype == torch.bfloat16 else 1e-6
@@ -54,14 +55,14 @@ def test_products_are_those_of_the_widened_matrix(dtype: torch.dtype, shape: tup
 def test_rows_under_each_other_are_the_matrices():
     weight = random_matrix()
     whole, parts = Int8Matrix.of(weight), [Int8Matrix.of(part) for part in weight.split(20)]
-    together = quantized.cat(parts)
+    together = int8_weights.cat(parts)
     assert torch.equal(together.values, whole.values) and torch.equal(together.scales, whole.scales)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_only_the_named_layers_are_int8(load_checkpoint, weights):
     loaded = load_checkpoint("tiny-random-1.7b")
-    changed = quantized.quantize(loaded.talker, weights)
+    changed = int8_weights.quantize(loaded.talker, weights)
     kinds = {name: isinstance(value, Int8Matrix) for name, value in changed.items()}
     layers = {name for name in kinds if ".layers." in name and name.endswith("_proj.weight")}
     if weights == "int8-talker":
@@ -91,7 +92,7 @@ def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoi
 def test_they_are_the_codes_of_the_widened_weights(load_checkpoint):
     """int8 changes what the weights are, not what is computed from them."""
     loaded = load_checkpoint("tiny-random")
-    int8 = quantized.quantize(loaded.talker, "int8")
+    int8 = int8_weights.quantize(loaded.talker, "int8")
     wide = {
         name: widened(value).float() if isinstance(value, Int8Matrix) else value
         for name, value in int8.items()
@@ -109,8 +110,8 @@ def test_only_known_kinds_are_accepted():
 def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weights):
     talker = load_checkpoint("tiny-random").talker
     if weights:
-        talker = quantized.quantize(talker, weights)
-    assert quantized.int8_stacks(talker) == INT8_STACKS.get(weights, ())
+        talker = int8_weights.quantize(talker, weights)
+    assert int8_weights.int8_stacks(talker) == INT8_STACKS.get(weights, ())
 
 
 def test_the_engine_speaks_with_int8_weights():

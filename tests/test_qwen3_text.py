@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen_megakernel.decoders.kernel.text_model import text_config
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
-from qwen_megakernel.text_stack import text_config
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "qwen3_text"

@@ -6,8 +6,8 @@ import torch
 from tolerances import LOGITS_F32
 
 from qwen_megakernel import official
+from qwen_megakernel.decoders.plain import ReferenceDecoder, rotary
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder, rotary
 
 CPU = torch.device("cpu")
 TEXT = "Hello there, how are you today?"
@@ -220,7 +220,7 @@ def test_equal_positions_make_mrope_plain_rope(load_checkpoint, section):
 
 
 def test_unequal_positions_turn_as_the_official_rotary(official_model, load_checkpoint):
-    from qwen_megakernel.reference import rotate
+    from qwen_megakernel.decoders.plain import rotate
 
     model = official_model("tiny-random").model.talker.model
     config = load_checkpoint("tiny-random").config.talker.stack

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import sampling
+from qwen_megakernel.decoders import sampling
 from qwen_megakernel.errors import GenerationError
 
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}

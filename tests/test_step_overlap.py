@@ -16,8 +16,8 @@ from tiny_speech import TEXT, VOICE
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine, chunk_delivery, guard
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.model_tts import FrameDecoder
 from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
 from qwen_megakernel.speech_stream import StreamState, TextPart
 from qwen_megakernel.stages import Stages

@@ -11,7 +11,7 @@ from commands import run
 
 from qwen_megakernel import validation, validation_cases
 from qwen_megakernel.checkpoint import random_weights
-from qwen_megakernel.model_tts import Backend, make_decoder
+from qwen_megakernel.decoders.frame_decoder import Backend, make_decoder
 from qwen_megakernel.validation import Row
 
 

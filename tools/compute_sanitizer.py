@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen_megakernel import build_tts
+from qwen_megakernel.decoders.kernel import build
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
@@ -19,7 +19,7 @@ SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
 def find() -> str | None:
     """The program, on the path or where nvcc comes from."""
-    toolkit = Path(build_tts.find_nvcc()).resolve().parents[1]
+    toolkit = Path(build.find_nvcc()).resolve().parents[1]
     places = [os.environ["PATH"], toolkit / "bin", toolkit / "compute-sanitizer"]
     return shutil.which("compute-sanitizer", path=os.pathsep.join(map(str, places)))
 

@@ -11,10 +11,10 @@ import argparse
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qwen_megakernel import build_tts, packing
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.decoders.kernel import build, packing
 
 NUM_SMS = 132
 BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H200
@@ -40,7 +40,7 @@ TILE_TIME = 4 * 42 / ISSUE
 # To widen int8 takes 20 more, 12 of them logical, at half rate.
 INT8_TILE_TIME = TILE_TIME + 0.07
 SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
-NUM_WARPS = build_tts.GPU_THREADS // 32
+NUM_WARPS = build.GPU_THREADS // 32
 TILE_WEIGHTS = packing.TILE_ROWS * packing.TILE_COLS * NUM_WARPS  # one tile for each
 
 

@@ -24,13 +24,13 @@ import kernel_models
 import torch
 from gpu_steps import BIG, ROOT, SMALL, TOY, Steps
 
-from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
-from qwen_megakernel.graph_decoder import GraphDecoder
-from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
 from tools.kernel_timer import PROMPT_POSITIONS
 
@@ -53,10 +53,10 @@ class SiliconSteps(Steps):
         names = (TOY,) if self.toy else (SMALL, BIG)
         dtype = "float32" if self.toy else "bfloat16"
         jobs = {
-            name: (parse_model_config(model_config(name)), build_tts.Target(self.arch, dtype))
+            name: (parse_model_config(model_config(name)), build.Target(self.arch, dtype))
             for name in names
         }
-        small = kernel_models.small_config(), build_tts.Target(self.arch, "float32")
+        small = kernel_models.small_config(), build.Target(self.arch, "float32")
         return self._build(names, jobs | {"small": small})
 
     # ---- endurance
@@ -215,7 +215,7 @@ class SiliconSteps(Steps):
         jobs = {
             f"{name} {weights} {dtype}": (
                 parse_model_config(model_config(name)),
-                build_tts.Target(self.arch, dtype, int8=INT8_STACKS.get(weights, ())),
+                build.Target(self.arch, dtype, int8=INT8_STACKS.get(weights, ())),
             )
             for name, weights, dtype in product(names, ("bf16", *INT8_STACKS), dtypes)
         }

@@ -31,15 +31,17 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from qwen_megakernel import build_tts, quantized, validation  # noqa: E402
+from qwen_megakernel import validation  # noqa: E402
 from qwen_megakernel.checkpoint import loading  # noqa: E402
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
-from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
-from qwen_megakernel.model_tts import Backend  # noqa: E402
+from qwen_megakernel.decoders import int8  # noqa: E402
+from qwen_megakernel.decoders.frame_decoder import Backend  # noqa: E402
+from qwen_megakernel.decoders.kernel import build as kernel_build  # noqa: E402
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
+from qwen_megakernel.decoders.plain import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
-from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
 from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
@@ -64,7 +66,7 @@ class Steps:
         self.arch = None
         if not emulation:
             capability = torch.cuda.get_device_capability()
-            self.arch = build_tts.arch_of(capability, torch.cuda.get_device_name())
+            self.arch = kernel_build.arch_of(capability, torch.cuda.get_device_name())
 
     def keep(self, found: dict[str, Any]) -> None:
         """Write what there is so far: it stays if this step fails or its time is up."""
@@ -81,23 +83,23 @@ class Steps:
             configs[name] = kernel_models.small_config(**changes)
         dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
         jobs = {
-            f"{name} {dtype}": (configs[name], build_tts.Target(self.arch, dtype))
+            f"{name} {dtype}": (configs[name], kernel_build.Target(self.arch, dtype))
             for name, dtype in product(configs, dtypes)
         }
         for (weights, stacks), dtype in product(INT8_STACKS.items(), dtypes):
             if not self.toy:  # what tests/kernels takes with int8 layers
-                target = build_tts.Target(self.arch, dtype, int8=stacks)
+                target = kernel_build.Target(self.arch, dtype, int8=stacks)
                 jobs[f"projected {weights} {dtype}"] = configs["projected"], target
         return self._build(names, jobs)
 
     def _build(
-        self, names: Sequence[str], jobs: dict[str, tuple[ModelConfig, build_tts.Target]]
+        self, names: Sequence[str], jobs: dict[str, tuple[ModelConfig, kernel_build.Target]]
     ) -> dict[str, Any]:
         """Write the checkpoints `names`, compile `jobs`, all at once."""
 
-        def compile_one(job: tuple[ModelConfig, build_tts.Target]) -> dict[str, Any]:
+        def compile_one(job: tuple[ModelConfig, kernel_build.Target]) -> dict[str, Any]:
             started = time.monotonic()
-            library = build_tts.build(*job)
+            library = kernel_build.build(*job)
             log = library.with_name("build.log").read_text()
             ptxas = [line.strip() for line in log.splitlines() if "Used" in line]
             return {"seconds": round(time.monotonic() - started, 1), "ptxas": ptxas}
@@ -116,7 +118,7 @@ class Steps:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["-k", "test_eos_ends"] if self.emulation else ["-m", "gpu"]
         # The libraries of the build step, not those of tests/kernels/conftest.py.
-        cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(build_tts.build_cache())}
+        cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(kernel_build.build_cache())}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             done = subprocess.run(
@@ -270,12 +272,18 @@ class Steps:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "gpu_bench"
             if self.toy:
-                units = sorted((build_tts.source_folder() / "emulation").glob("*.cpp"))
-                command = [build_tts.find_cxx(), *build_tts.CXX_FLAGS, "-x", "c++", str(source)]
+                units = sorted((kernel_build.source_folder() / "emulation").glob("*.cpp"))
+                command = [
+                    kernel_build.find_cxx(),
+                    *kernel_build.CXX_FLAGS,
+                    "-x",
+                    "c++",
+                    str(source),
+                ]
                 command += [*map(str, units), "-lpthread", "-o", str(program)]
             else:
                 flags = ["-std=c++17", "-O3", f"-arch={self.arch}"]
-                command = [build_tts.find_nvcc(), *flags, str(source), "-o", str(program)]
+                command = [kernel_build.find_nvcc(), *flags, str(source), "-o", str(program)]
             subprocess.run(command, check=True)
             done = subprocess.run([program], capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
@@ -297,7 +305,7 @@ class Steps:
         for name, weights in product((TOY,) if self.toy else (SMALL, BIG), kinds):
             loaded = self._load(name)
             if weights:
-                loaded = replace(loaded, talker=quantized.quantize(loaded.talker, weights))
+                loaded = replace(loaded, talker=int8.quantize(loaded.talker, weights))
             decoder = self._decoder(
                 loaded,
                 dtype=torch.float32 if self.toy else torch.bfloat16,

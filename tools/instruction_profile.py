@@ -18,10 +18,10 @@ from types import SimpleNamespace
 
 import torch
 
-from qwen_megakernel import kernels
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.records import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -87,7 +87,7 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
     }
     os.environ["EMULATION_SMS"] = str(NUM_SMS)
     with ptx.instead_of_emulation(ARCH, count=True):
-        decoder = kernels.KernelDecoder(
+        decoder = kernel_decoder.KernelDecoder(
             SimpleNamespace(config=config, talker=weights),
             num_slots=num_streams,
             max_positions=NUM_POSITIONS + 8,

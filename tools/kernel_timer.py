@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import roofline
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.records import Sampling
 
 PROMPT_POSITIONS = 200  # a frame in the middle of a sentence

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from qwen_megakernel import build_tts
+from qwen_megakernel.decoders.kernel import build
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "kernel_mutations.md"
@@ -71,11 +71,11 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     import kernel_models
 
     config = kernel_models.sanitized_config()
-    target = build_tts.Target(None, "float32")
-    values = build_tts.definitions(config, target)
+    target = build.Target(None, "float32")
+    values = build.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]
     source = ROOT / "tests" / "kernels" / "sanitized.cu"
-    command = [build_tts.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
+    command = [build.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
     command += [f"-I{csrc}", *flags, *definitions, "-x", "c++", str(source), "-x", "none"]
     subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)
 
@@ -127,14 +127,14 @@ def main() -> int:
         "program has changed and the sources have not",
     )
     args = parser.parse_args()
-    csrc, rows, unnoticed = build_tts.source_folder(), [], []
+    csrc, rows, unnoticed = build.source_folder(), [], []
     known = noticed_rows() if args.unnoticed else {}
     with tempfile.TemporaryDirectory() as work_name:
         work = Path(work_name)
         objects = []
         for unit in sorted((csrc / "emulation").glob("*.cpp")):
             objects.append(str(work / f"{unit.stem}.o"))
-            command = [build_tts.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
+            command = [build.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
             subprocess.run([*command, "-o", objects[-1]], check=True)
         program = work / "program"
         compile_program(csrc, program, objects)

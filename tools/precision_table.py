@@ -24,14 +24,14 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks import common, roofline  # noqa: E402
-from qwen_megakernel import quantized  # noqa: E402
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors  # noqa: E402
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
-from qwen_megakernel.kernels import KernelDecoder  # noqa: E402
+from qwen_megakernel.decoders import int8 as int8_weights  # noqa: E402
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
+from qwen_megakernel.decoders.plain import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
-from qwen_megakernel.reference import ReferenceDecoder  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "precision.json"
 TABLE = ROOT / "docs" / "precision.md"
@@ -152,7 +152,7 @@ def measure() -> dict[str, Any]:
     checkpoint = random_checkpoint(config)
     int8 = {
         weights: SimpleNamespace(
-            config=config, talker=quantized.quantize(checkpoint.talker, weights)
+            config=config, talker=int8_weights.quantize(checkpoint.talker, weights)
         )
         for weights in INT8_STACKS
     }

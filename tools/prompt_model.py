@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from qwen_megakernel import build_tts, packing
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.decoders.kernel import build, packing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS
@@ -35,7 +35,7 @@ def product_us(rows: int, num_blocks: int, width: int, out_size: int, in_size: i
     """
     tiles = -(-out_size // packing.TILE_ROWS // num_blocks)
     is_resident = in_size <= width or rows * (in_size + 4) <= TEAM_ROWS * (width + 4)
-    loads = 1 if is_resident else -(-tiles // build_tts.ROUND_TILES)
+    loads = 1 if is_resident else -(-tiles // build.ROUND_TILES)
     num_bytes = tiles * packing.TILE_ROWS * in_size * 2 + loads * rows * in_size * 4
     return max(num_bytes / L2_BANDWIDTH, 2 * out_size * in_size / BANDWIDTH) + L2_LATENCY
 
@@ -46,8 +46,8 @@ def prompt_us(
     """Microseconds of a prompt without cached positions; width None: as it is built for an H200."""
     stack = config.talker.stack
     if width is None:
-        target = build_tts.Target("sm_90a", "bfloat16")
-        width = build_tts.definitions(config, target)["FORWARD_CHUNK_COLS"]
+        target = build.Target("sm_90a", "bfloat16")
+        width = build.definitions(config, target)["FORWARD_CHUNK_COLS"]
     num_passes = -(-positions // (TEAM_ROWS * most_teams))
     num_teams = -(-positions // (TEAM_ROWS * num_passes))
     pass_rows = -(-positions // num_passes)

@@ -11,10 +11,10 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 
 TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
@@ -33,14 +33,14 @@ def rows(model: str, weights: str, arch: str) -> list[list[str]]:
     """One line for each kernel: [model, weights, arch, kernel, threads, registers, stack, spills,
     CPU s]."""
     config = parse_model_config(model_config(model))
-    target = build_tts.Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
-    threads = build_tts.definitions(config, target)["NUM_THREADS"]
+    target = build.Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
+    threads = build.definitions(config, target)["NUM_THREADS"]
     before = compiler_seconds()
     try:
-        log = (build_tts.build(config, target).parent / "build.log").read_text()
+        log = (build.build(config, target).parent / "build.log").read_text()
     except BuildError as error:
         print(error, file=sys.stderr)
-        log = (build_tts.build_cache() / "failed.log").read_text()
+        log = (build.build_cache() / "failed.log").read_text()
     seconds = f"{compiler_seconds() - before:.0f}"
     return [
         [model, weights, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]
@@ -57,7 +57,7 @@ def compiler_seconds() -> float:
 def main() -> int:
     """Print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", default=",".join(build_tts.ARCHITECTURES))
+    parser.add_argument("--arch", default=",".join(build.ARCHITECTURES))
     parser.add_argument("--model", default=",".join(MODELS))
     parser.add_argument("--weights", default=",".join(WEIGHTS), help=f"of {', '.join(WEIGHTS)}")
     args = parser.parse_args()

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # runs from a checkout
 
 from model import find  # the file beside this one
 
-from qwen_megakernel import build_tts
-from qwen_megakernel.text_stack import text_config
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.text_model import text_config
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     values = json.loads((find(args.model) / "config.json").read_text())
-    print(build_tts.build(text_config(values), build_tts.Target(args.arch, args.dtype)))
+    print(build.build(text_config(values), build.Target(args.arch, args.dtype)))
     return 0
 
 

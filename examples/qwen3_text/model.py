@@ -1,4 +1,4 @@
-"""Qwen3 text decoding on the kernel that decodes speech (qwen_megakernel.text_stack)."""
+"""Qwen3 text decoding on the kernel that decodes speech (decoders.kernel.text_model)."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from qwen_megakernel.decoders.kernel.text_model import TextStack
 from qwen_megakernel.errors import ModelFilesError, UsageError
-from qwen_megakernel.text_stack import TextStack
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.decoders.sampling import draw, penalize
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
-from qwen_megakernel.sampling import draw, penalize
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
 from qwen_megakernel.sheen.tokens import AudioTokens

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.cloning import recordings
+from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend
 from qwen_megakernel.errors import (
     EnvironmentError_,
     TaskError,
@@ -19,7 +20,6 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.model_tts import Backend, choose_backend
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec

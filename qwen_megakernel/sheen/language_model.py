@@ -87,7 +87,9 @@ class KernelLanguageModel(LanguageModel):
     """
 
     def __init__(self, model: PreTrainedModel, num_slots: int, max_positions: int):
-        from qwen_megakernel.text_stack import TextStack  # brings the kernel's build
+        from qwen_megakernel.decoders.kernel.text_model import (
+            TextStack,  # brings the kernel's build
+        )
 
         super().__init__(model)
         self._embedding = model.get_input_embeddings().weight

@@ -10,7 +10,7 @@ import torch
 from snac.layers import NoiseBlock
 from torch import Tensor, nn
 
-from qwen_megakernel.sampling import philox
+from qwen_megakernel.decoders.sampling import philox
 
 _KEY = 0x534E4143  # any will do, as long as it stays
 _WORDS = 4  # of one Philox counter

@@ -11,17 +11,18 @@ import torch
 from commands import ROOT, lines
 from tiny_speech import speak
 
-from qwen_megakernel import TTSEngine, cli_export, model_tts
+from qwen_megakernel import TTSEngine, cli_export
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
-from qwen_megakernel.coreml import decoder as coreml_decoder
-from qwen_megakernel.coreml import export as coreml_export
-from qwen_megakernel.coreml.export import MANIFEST, MODELS, ExportOptions, export
+from qwen_megakernel.decoders import frame_decoder
+from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
+from qwen_megakernel.decoders.coreml import export as coreml_export
+from qwen_megakernel.decoders.coreml.export import MANIFEST, MODELS, ExportOptions, export
+from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
-from qwen_megakernel.prompt import PromptBuilder
-from qwen_megakernel.quantized import Int8Matrix
 from qwen_megakernel.records import Sampling, SpeechRequest
-from qwen_megakernel.reference import ReferenceDecoder
 from qwen_megakernel.speech_stream import Speech
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -237,7 +238,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
 @pytest.fixture
 def apple(monkeypatch):
     """An Apple machine, but for its speed."""
-    monkeypatch.setattr(model_tts, "has_core_ml", lambda: True)
+    monkeypatch.setattr(frame_decoder, "has_core_ml", lambda: True)
     monkeypatch.setattr(coreml_decoder, "load_model", lambda path: mil.EmulatedModel(str(path)))
 
 
@@ -331,7 +332,7 @@ def test_without_an_apple_machine_it_is_refused_before_a_file_is_read(monkeypatc
 @pytest.mark.parametrize(("version", "runs"), [("", False), ("14.7.1", False), ("15.0", True)])
 def test_an_apple_machine_is_one_whose_models_have_states(monkeypatch, version, runs):
     monkeypatch.setattr("platform.mac_ver", lambda: (version, ("", "", ""), ""))
-    assert model_tts.has_core_ml() == runs
+    assert frame_decoder.has_core_ml() == runs
 
 
 def test_a_model_that_core_ml_does_not_take_is_named(monkeypatch, tmp_path):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from qwen_megakernel.graph_decoder import GraphDecoder
-from qwen_megakernel.kernels import KernelDecoder
-from qwen_megakernel.reference import ReferenceDecoder
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 from tools.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from qwen_megakernel import quantized
 from qwen_megakernel.checkpoint.config import (
     ModelConfig,
     PredictorConfig,
@@ -14,6 +13,7 @@ from qwen_megakernel.checkpoint.config import (
     TalkerConfig,
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.decoders import int8
 from qwen_megakernel.records import Sampling
 
 
@@ -106,7 +106,7 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
 
 def with_int8(checkpoint: Any, weights: str) -> Any:
     """The same model with int8 layers, as `weights` of `choices.WEIGHTS` says."""
-    talker = quantized.quantize(checkpoint.talker, weights)
+    talker = int8.quantize(checkpoint.talker, weights)
     return SimpleNamespace(config=checkpoint.config, talker=talker)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen_megakernel import build_tts, packing
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.kernel_library import SamplingParams, Stack, Workspace, fields
+from qwen_megakernel.decoders.kernel import build, packing
+from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace, fields
 
 
 class MatvecProbe(ctypes.Structure):
@@ -62,8 +62,8 @@ class Probes:
         self.config, self.dtype = config, dtype
         # Lets matrices of both kinds stand side by side; whether one is int8, its caller says.
         precision = str(dtype).removeprefix("torch.")
-        target = build_tts.Target(None, precision, int8=("talker",), probes=True)
-        self.library = ctypes.CDLL(str(build_tts.build(config, target)))
+        target = build.Target(None, precision, int8=("talker",), probes=True)
+        self.library = ctypes.CDLL(str(build.build(config, target)))
         self._alive: list[Tensor] = []
 
     def address(self, tensor: Tensor | None) -> int | None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from probes import AttentionProbe, Probes, random, with_poisoned_tail
 
-from qwen_megakernel.kernel_library import Workspace
-from qwen_megakernel.reference import rms_norm, rotary, rotate
+from qwen_megakernel.decoders.kernel.library import Workspace
+from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
 
 SLOTS, CAPACITY, MAX_SPLITS = 3, 150, 64
 NUM_CODES = 20  # in two products, the second of which is not full

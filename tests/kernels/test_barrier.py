@@ -5,7 +5,7 @@ import pytest
 import torch
 from probes import BarrierProbe, Probes
 
-from qwen_megakernel.kernel_library import Control
+from qwen_megakernel.decoders.kernel.library import Control
 
 THREADS, ROUNDS = 64, 12
 LEFT, ERROR = Control.left.offset // 4, Control.error.offset // 4

@@ -9,11 +9,11 @@ from pathlib import Path
 import kernel_models as k
 import pytest
 
-from qwen_megakernel import build_tts
-from qwen_megakernel.build_tts import Target
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.decoders.kernel import build as kernel_build
+from qwen_megakernel.decoders.kernel.build import Target
 from qwen_megakernel.errors import ArchError, BuildError
 
 EMULATION = Target(None, "float32")
@@ -37,22 +37,22 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def compile_nothing(work: Path, *_) -> None:
         calls.append(work)
         (work / "libqwen_tts.so").write_bytes(b"library")
-        (work / "sha256").write_text(build_tts.hashlib.sha256(b"library").hexdigest())
+        (work / "sha256").write_text(kernel_build.hashlib.sha256(b"library").hexdigest())
 
-    monkeypatch.setattr(build_tts, "_compile", compile_nothing)
+    monkeypatch.setattr(kernel_build, "_compile", compile_nothing)
     return calls
 
 
 def test_every_definition_is_read_by_a_source():
-    sources = "\n".join(p.read_text() for p in build_tts.source_folder().glob("*.cu*"))
+    sources = "\n".join(p.read_text() for p in kernel_build.source_folder().glob("*.cu*"))
     for arch in (None, "sm_90a"):
-        for name in build_tts.definitions(k.small_config(), Target(arch, "bfloat16")):
+        for name in kernel_build.definitions(k.small_config(), Target(arch, "bfloat16")):
             assert re.search(rf"\b{name}\b", sources), name
 
 
 def test_a_library_is_compiled_once_and_found_again(empty_cache, no_compiler):
-    first = build_tts.build(k.small_config(), EMULATION)
-    assert build_tts.build(k.small_config(), EMULATION) == first
+    first = kernel_build.build(k.small_config(), EMULATION)
+    assert kernel_build.build(k.small_config(), EMULATION) == first
     assert len(no_compiler) == 1
     assert {path.name for path in first.parent.iterdir()} == {"libqwen_tts.so", "sha256"}
 
@@ -60,30 +60,30 @@ def test_a_library_is_compiled_once_and_found_again(empty_cache, no_compiler):
 def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compiler, monkeypatch):
     config = k.small_config()
     libraries = {
-        build_tts.build(config, EMULATION),
-        build_tts.build(config, Target(None, "bfloat16")),
-        build_tts.build(config, Target(None, "float32", probes=True)),
-        build_tts.build(config, Target(None, "float32", int8=("talker",))),
-        build_tts.build(k.small_config(talker={"hidden_size": 96}), EMULATION),
+        kernel_build.build(config, EMULATION),
+        kernel_build.build(config, Target(None, "bfloat16")),
+        kernel_build.build(config, Target(None, "float32", probes=True)),
+        kernel_build.build(config, Target(None, "float32", int8=("talker",))),
+        kernel_build.build(k.small_config(talker={"hidden_size": 96}), EMULATION),
     }
     changed = empty_cache.parent / "csrc"
-    shutil.copytree(build_tts.source_folder(), changed)
+    shutil.copytree(kernel_build.source_folder(), changed)
     (changed / "barrier.cuh").write_text("// another barrier\n")
-    monkeypatch.setattr(build_tts, "source_folder", lambda: changed)
-    libraries.add(build_tts.build(config, EMULATION))
+    monkeypatch.setattr(kernel_build, "source_folder", lambda: changed)
+    libraries.add(kernel_build.build(config, EMULATION))
     assert len(libraries) == len(no_compiler) == 6
 
 
 def test_a_damaged_library_is_built_again(empty_cache, no_compiler, caplog):
-    library = build_tts.build(k.small_config(), EMULATION)
+    library = kernel_build.build(k.small_config(), EMULATION)
     library.write_bytes(b"half a libr")
-    assert build_tts.build(k.small_config(), EMULATION) == library
+    assert kernel_build.build(k.small_config(), EMULATION) == library
     assert library.read_bytes() == b"library"
     assert "is damaged" in caplog.text
 
 
 def build_and_report(queue) -> None:
-    queue.put(str(build_tts.build(k.small_config(), EMULATION)))
+    queue.put(str(kernel_build.build(k.small_config(), EMULATION)))
 
 
 def test_two_processes_build_it_once(empty_cache, no_compiler):
@@ -101,11 +101,11 @@ def test_two_processes_build_it_once(empty_cache, no_compiler):
 
 def test_a_failing_compiler_leaves_its_log_and_no_library(empty_cache, monkeypatch, tmp_path):
     broken = tmp_path / "csrc"
-    shutil.copytree(build_tts.source_folder(), broken)
+    shutil.copytree(kernel_build.source_folder(), broken)
     (broken / "tts_kernel.cu").write_text("#error planted\n")
-    monkeypatch.setattr(build_tts, "source_folder", lambda: broken)
+    monkeypatch.setattr(kernel_build, "source_folder", lambda: broken)
     with pytest.raises(BuildError, match=r"failed on tts_kernel.cu .*\n.*failed\.log"):
-        build_tts.build(k.small_config(), EMULATION)
+        kernel_build.build(k.small_config(), EMULATION)
     assert "planted" in (empty_cache / "failed.log").read_text()
     assert not list(empty_cache.glob("*/libqwen_tts.so"))
 
@@ -114,11 +114,11 @@ def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build_tts.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernel_build.importlib.util, "find_spec", lambda name: None)
     for find, words in (
-        (build_tts.find_nvcc, "No nvcc in PATH, CUDA_HOME, or the nvidia packages"),
-        (build_tts.find_cxx, r"No C\+\+ compiler"),
-        (build_tts.find_ninja, "ninja is not installed"),
+        (kernel_build.find_nvcc, "No nvcc in PATH, CUDA_HOME, or the nvidia packages"),
+        (kernel_build.find_cxx, r"No C\+\+ compiler"),
+        (kernel_build.find_ninja, "ninja is not installed"),
     ):
         with pytest.raises(BuildError, match=words):
             find()
@@ -131,21 +131,21 @@ def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
     nvcc.parent.mkdir()
     nvcc.write_text("")
     nvcc.chmod(0o755)
-    assert build_tts.find_nvcc() == str(nvcc)
+    assert kernel_build.find_nvcc() == str(nvcc)
 
 
 def test_architectures():
-    assert build_tts.arch_of((9, 0), "H200") == "sm_90a"
-    assert build_tts.arch_of((12, 0), "RTX 5090") == "sm_120"
+    assert kernel_build.arch_of((9, 0), "H200") == "sm_90a"
+    assert kernel_build.arch_of((12, 0), "RTX 5090") == "sm_120"
     with pytest.raises(ArchError, match="T4 is sm_75; the kernel needs sm_80"):
-        build_tts.arch_of((7, 5), "NVIDIA T4")
+        kernel_build.arch_of((7, 5), "NVIDIA T4")
     with pytest.raises(ArchError, match="sm_130; the kernel knows sm_80"):
-        build_tts.arch_of((13, 0), "X")
+        kernel_build.arch_of((13, 0), "X")
 
 
 def test_a_prompts_rows_are_resident_where_they_fit():
     def columns(name: str, arch: str) -> tuple[int, int]:
-        values = build_tts.definitions(released(name), Target(arch, "bfloat16"))
+        values = kernel_build.definitions(released(name), Target(arch, "bfloat16"))
         return values["CHUNK_COLS"], values["FORWARD_CHUNK_COLS"]
 
     assert columns("random-1.7b", "sm_90a") == columns("random-1.7b", "sm_100") == (1024, 2048)
@@ -163,7 +163,7 @@ ENTRY = re.compile(
 
 @pytest.mark.parametrize("probes", [False, True])
 def test_the_emulation_compiles_without_warnings(probes):
-    library = build_tts.build(k.small_config(), Target(None, "float32", probes=probes))
+    library = kernel_build.build(k.small_config(), Target(None, "float32", probes=probes))
     assert not WARNING.search((library.parent / "build.log").read_text())
 
 
@@ -175,7 +175,7 @@ IN_EVERY_RUN = ("random-0.6b", "bf16", "sm_90a")
     [
         pytest.param(*build, marks=[] if build == IN_EVERY_RUN else pytest.mark.slow)
         for build in product(
-            ("random-0.6b", "random-1.7b"), ("bf16", *INT8_STACKS), build_tts.ARCHITECTURES
+            ("random-0.6b", "random-1.7b"), ("bf16", *INT8_STACKS), kernel_build.ARCHITECTURES
         )
     ],
 )
@@ -183,11 +183,11 @@ def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, weigh
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
     target = Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
-    log = (build_tts.build(released(name), target).parent / "build.log").read_text()
+    log = (kernel_build.build(released(name), target).parent / "build.log").read_text()
     assert not WARNING.search(log)
     entries = ENTRY.findall(log)
     assert len(entries) == 2  # step_kernel and forward_kernel
-    threads = build_tts.definitions(released(name), target)["NUM_THREADS"]
+    threads = kernel_build.definitions(released(name), target)["NUM_THREADS"]
     for stack, stores, loads, registers in entries:
         assert (stack, stores, loads) == ("0", "0", "0")
         assert int(registers) * threads <= 65536

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.records import Sampling
 
 SAMPLED = Sampling()

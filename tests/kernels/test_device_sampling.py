@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import device_sampling, sampling
-from qwen_megakernel.device_sampling import Knobs
+from qwen_megakernel.decoders import sampling
+from qwen_megakernel.decoders.graph import sampling as graph_sampling
+from qwen_megakernel.decoders.graph.sampling import Knobs
 
 VOCAB = 70  # no multiple of the four words of a counter
 
@@ -14,7 +15,7 @@ def noise_of(rows, num_codebooks=3, vocab_size=VOCAB):
     """Noise of (seed, part, frame) rows."""
     seeds, parts, frames = (torch.tensor(column) for column in zip(*rows, strict=True))
     words = seeds & 0xFFFFFFFF, seeds >> 32 & 0xFFFFFFFF
-    return device_sampling.gumbel(
+    return graph_sampling.gumbel(
         *words, parts, frames, num_codebooks=num_codebooks, vocab_size=vocab_size
     )
 
@@ -52,7 +53,7 @@ def test_each_row_draws_what_the_specification_draws(seed):
     chosen = [CHOICES[row % len(CHOICES)] for row in range(count)]
     noise = noise_of([(seed, 1, row) for row in range(count)])[:, 2]
     knobs = Knobs(*(torch.tensor(column) for column in zip(*chosen, strict=True)))
-    drawn = device_sampling.draw(logits, noise, knobs, use_top_p=True)
+    drawn = graph_sampling.draw(logits, noise, knobs, use_top_p=True)
     for row, (do_sample, temperature, top_k, top_p) in enumerate(chosen):
         expected = sampling.draw(
             logits[row],
@@ -72,7 +73,7 @@ def test_the_short_way_without_top_p_draws_the_same():
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(1))
     noise = noise_of([(5, 0, row) for row in range(8)])[:, 0]
     rows = [torch.full((8,), value) for value in (True, 0.9, 7, 1.0)]
-    ways = [device_sampling.draw(logits, noise, Knobs(*rows), use_top_p=b) for b in (True, False)]
+    ways = [graph_sampling.draw(logits, noise, Knobs(*rows), use_top_p=b) for b in (True, False)]
     assert torch.equal(*ways)
 
 
@@ -80,7 +81,7 @@ def test_the_penalty_is_a_rows_own():
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
     seen = torch.rand(3, VOCAB, generator=torch.Generator().manual_seed(3)) < 0.5
     penalties = torch.tensor([1.0, 1.3, 0.4])
-    ours = device_sampling.penalize(logits, seen, penalties)
+    ours = graph_sampling.penalize(logits, seen, penalties)
     for row, penalty in enumerate(penalties.tolist()):
         expected = sampling.penalize(logits[row], seen[row], penalty)
         torch.testing.assert_close(ours[row], expected, rtol=1e-6, atol=0)

@@ -4,8 +4,8 @@ import kernel_models as k
 import pytest
 import torch
 
-from qwen_megakernel.kernels import KernelDecoder
-from qwen_megakernel.reference import ReferenceDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 
 MAX_POSITIONS = 320
 # As in test_frame.py, of hidden states whose root mean square is about one.

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder
 
 GREEDY = Sampling.greedy()
 SAMPLED = Sampling()

@@ -12,15 +12,16 @@ import pytest
 import torch
 from host_watch import NoHostMode
 
-from qwen_megakernel import TTSEngine, graph_model
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.decoders.graph import model
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.errors import GenerationError, UsageError
-from qwen_megakernel.graph_decoder import GraphDecoder
-from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
 NARROW = Sampling(
@@ -271,8 +272,8 @@ def test_attention_is_never_cudnns(hollow, monkeypatch):
 
 def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
     turned = []
-    choose = graph_model.sdpa_kernel
-    monkeypatch.setattr(graph_model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
+    choose = model.sdpa_kernel
+    monkeypatch.setattr(model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
     decoder = pair(k.random_checkpoint(k.small_config()))[0]
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 1)
@@ -296,13 +297,13 @@ def test_the_watch_notices_what_a_graph_cannot_hold(hollow, monkeypatch, planted
             return logits[logits > 0]
         return torch.zeros(3).to(logits.device)
 
-    monkeypatch.setattr("qwen_megakernel.device_sampling.draw", draw)
+    monkeypatch.setattr("qwen_megakernel.decoders.graph.sampling.draw", draw)
     with pytest.raises((AssertionError, RuntimeError)), NoHostMode("meta"), torch.inference_mode():
         hollow.model.run_frame(0, False, False)
 
 
 def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeypatch):
-    from qwen_megakernel import graph_decoder
+    from qwen_megakernel.decoders.graph import decoder as graph_decoder
 
     decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
     waits, uploads, replays = [], [], []

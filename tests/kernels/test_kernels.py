@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import kernel_launch, kernels
+from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
+from qwen_megakernel.decoders.kernel import launcher
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.kernel.library import check_tensor
+from qwen_megakernel.decoders.plain import ReferenceDecoder, rotary
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -18,10 +22,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.kernel_library import check_tensor
-from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder, rotary
 
 GREEDY = Sampling.greedy()
 
@@ -76,7 +77,7 @@ def test_without_a_gpu_the_kernel_is_refused():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(NoGPUError, match="torch sees none"):
-        kernels.check_device(torch.device("cuda"))
+        kernel_decoder.check_device(torch.device("cuda"))
 
 
 def test_a_full_kv_cache_is_refused(decoder):
@@ -147,7 +148,7 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     decoder._buffers.control[0] = -1  # as if one block never arrived
     with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
         decoder.step([0], 1)
-    decoder.launcher.timeout_seconds = kernel_launch.BARRIER_TIMEOUT_SECONDS
+    decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
     with pytest.raises(UsageError, match="call begin"):  # its stream is lost
         decoder.step([0], 1)
     k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
@@ -161,7 +162,7 @@ def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
     decoder._buffers.control[0] = -1  # as if one block never arrived
     with pytest.raises(KernelTimeout, match="in stage input"):
         decoder.prefill(1, prompt(decoder, 3), prompt(decoder, 1)[0])
-    decoder.launcher.timeout_seconds = kernel_launch.BARRIER_TIMEOUT_SECONDS
+    decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
     with pytest.raises(UsageError, match="Slot 1 has no stream"):
         decoder.step([1], 1)
     assert decoder.step([0], 2).num_frames == (2,)
@@ -316,7 +317,7 @@ def test_three_different_positions_turn_their_sections(decoder, make_decoder, ch
     stack = reference.talker
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "qwen_megakernel.reference.rotary",
+            "qwen_megakernel.decoders.plain.rotary",
             lambda config, _, dtype: rotary(config, positions, dtype),
         )
         expected = stack.forward(x, stack.new_cache(8), 0)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import kernel_launch, kernels
-from qwen_megakernel.graph_decoder import GraphDecoder
-from qwen_megakernel.kernels import KernelDecoder
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
+from qwen_megakernel.decoders.kernel import launcher
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.records import Sampling
 
 
@@ -55,12 +56,12 @@ def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     decoder, _ = counted
     copies = []
 
-    class Counted(kernel_launch.Download):
+    class Counted(launcher.Download):
         def __init__(self, values):
             copies.append(values.numel())
             super().__init__(values)
 
-    monkeypatch.setattr(kernel_launch, "Download", Counted)
+    monkeypatch.setattr(launcher, "Download", Counted)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
     decoder.step([0, 1, 2], 4)
@@ -76,12 +77,12 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
         yield
         log.append("left")
 
-    for module in (kernels, kernel_launch):
+    for module in (kernel_decoder, launcher):
         monkeypatch.setattr(module, "current", current)
     for name in ("max_blocks", "forward", "step"):
-        call = getattr(kernels.KernelLibrary, name)
+        call = getattr(kernel_decoder.KernelLibrary, name)
         monkeypatch.setattr(
-            kernels.KernelLibrary,
+            kernel_decoder.KernelLibrary,
             name,
             lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
         )

@@ -5,8 +5,8 @@ import pytest
 import torch
 from probes import MatvecProbe, Probes, random, with_poisoned_tail
 
-from qwen_megakernel import packing
-from qwen_megakernel.quantized import Int8Matrix
+from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.kernel import packing
 
 # hi + lo activations lose 2^-17, bf16 and int8 weights are exact on both sides; sums of n = 2080
 # products.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from probes import NormRopeProbe, Probes, random, with_poisoned_tail
 
-from qwen_megakernel.reference import rms_norm, rotary, rotate
+from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
 
 
 @pytest.mark.parametrize("head_dim", [32, 48, 64])

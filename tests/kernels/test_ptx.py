@@ -18,14 +18,14 @@ import torch
 from test_frame import FLOAT32_LOGITS
 from torch import Tensor
 
-from qwen_megakernel import build_tts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.decoders.kernel import build as kernel_build
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.kernels import KernelDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.reference import ReferenceDecoder
 from tools.ptx.build import assemble, build, instead_of_emulation
 from tools.ptx.translate import translate
 
@@ -267,7 +267,7 @@ CASES = [
     pytest.param("sm_90a", torch.float32, None, "small", id="sm_90a-f32", marks=slow),
     *(
         pytest.param(arch, torch.bfloat16, "int8", "projected", id=f"{arch}-int8", marks=slow)
-        for arch in build_tts.ARCHITECTURES
+        for arch in kernel_build.ARCHITECTURES
     ),
     pytest.param("sm_90a", torch.bfloat16, "int8-talker", "wide", id="wide", marks=slow),
     pytest.param("sm_120", torch.bfloat16, None, "wide", id="sm_120-wide", marks=slow),
@@ -284,7 +284,7 @@ def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     emulation = KernelDecoder(checkpoint, device=CPU, dtype=dtype, **sizes)
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
     small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
-    assert ptx.library.description.num_threads == build_tts.GPU_THREADS // (2 if small else 1)
+    assert ptx.library.description.num_threads == kernel_build.GPU_THREADS // (2 if small else 1)
     for sampling in (Sampling.greedy(), Sampling()):
         (codes, logits), (expected, others) = frames(ptx, sampling), frames(emulation, sampling)
         np.testing.assert_array_equal(codes, expected)
@@ -354,7 +354,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
     config = k.sanitized_config(talker_head_dim=128)
-    target = build_tts.Target("sm_90a", dtype, int8=INT8_STACKS["int8-talker"])
+    target = kernel_build.Target("sm_90a", dtype, int8=INT8_STACKS["int8-talker"])
     source, flags = HERE / "sanitized.cu", [f"-fsanitize={sanitizer}"]
     options = {
         "TSAN_OPTIONS": "halt_on_error=1",

@@ -1,4 +1,4 @@
-"""csrc/sampling.cuh against its specification, qwen_megakernel/sampling.py."""
+"""csrc/sampling.cuh against its specification, qwen_megakernel/decoders/sampling.py."""
 
 import kernel_models as k
 import numpy as np
@@ -6,8 +6,8 @@ import pytest
 import torch
 from probes import Probes, SamplingProbe, random, with_poisoned_tail
 
-from qwen_megakernel import sampling
-from qwen_megakernel.kernel_library import SamplingParams
+from qwen_megakernel.decoders import sampling
+from qwen_megakernel.decoders.kernel.library import SamplingParams
 
 SEED, PART, CODEBOOK = 0x1234_5678_9ABC_DEF0, 2, 5
 EOS, SUPPRESSED_FROM = 140, 128

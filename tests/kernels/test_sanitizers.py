@@ -11,7 +11,7 @@ from pathlib import Path
 import kernel_models as k
 import pytest
 
-from qwen_megakernel import build_tts
+from qwen_megakernel.decoders.kernel import build
 
 FLAGS = {
     "thread": ["-fsanitize=thread"],
@@ -37,9 +37,9 @@ def program(build_cache: Path):
     def compile_it(sanitizer: str) -> Path:
         config = k.sanitized_config()
         # int8 layers beside float32 ones: both kinds of matrix, and the change between them.
-        target = build_tts.Target(None, "float32", int8=("talker",))
-        definitions = [f"-D{n}={v}" for n, v in build_tts.definitions(config, target).items()]
-        csrc, source = build_tts.source_folder(), Path(__file__).with_name("sanitized.cu")
+        target = build.Target(None, "float32", int8=("talker",))
+        definitions = [f"-D{n}={v}" for n, v in build.definitions(config, target).items()]
+        csrc, source = build.source_folder(), Path(__file__).with_name("sanitized.cu")
         sources = [source, *sorted(csrc.rglob("*.[ch]*"))]
         common = ["-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing", f"-I{csrc}"]
         digest = hashlib.sha256(" ".join([*common, *FLAGS[sanitizer], *definitions]).encode())
@@ -48,7 +48,7 @@ def program(build_cache: Path):
         folder = build_cache / f"sanitized-{sanitizer}-{digest.hexdigest()[:16]}"
         if not (folder / "sanitized").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            cxx, objects = build_tts.find_cxx(), []
+            cxx, objects = build.find_cxx(), []
             # The runtime is never instrumented: it tells the sanitizers what it does.
             for unit in sorted((csrc / "emulation").glob("*.cpp")):
                 objects.append(str(folder / f"{unit.stem}.o"))

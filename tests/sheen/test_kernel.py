@@ -4,13 +4,13 @@ import pytest
 import torch
 from test_engine import GREEDY, HELLO
 
-from qwen_megakernel import build_tts, text_stack
+from qwen_megakernel.decoders.frame_decoder import Backend
+from qwen_megakernel.decoders.kernel import build, text_model
+from qwen_megakernel.decoders.kernel.text_model import TextStack
 from qwen_megakernel.errors import BuildError, UnsupportedModel, UsageError
-from qwen_megakernel.model_tts import Backend
 from qwen_megakernel.sheen import engine as engine_module
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.sheen.language_model import KernelLanguageModel, TorchLanguageModel
-from qwen_megakernel.text_stack import TextStack
 
 MAX_POSITIONS = 128
 
@@ -120,7 +120,7 @@ def test_where_the_kernel_cannot_be_built_auto_takes_torch(trained, monkeypatch,
         monkeypatch.setattr(engine_module, "choose_backend", lambda *args: backend)
         return SheenEngine.from_pretrained(str(trained), warmup=False)
 
-    monkeypatch.setattr(text_stack, "TextStack", no_compiler)
+    monkeypatch.setattr(text_model, "TextStack", no_compiler)
     with load("kernel", may_change=True) as engine:
         assert (engine.backend, engine.why) == ("torch", "the kernel cannot run here: no compiler")
         assert "no compiler" in caplog.text
@@ -145,7 +145,7 @@ def test_there_are_no_graphs_of_this_family(trained):
 )
 def test_what_the_kernel_does_not_compute_is_refused(oracle, change, words):
     with pytest.raises(UnsupportedModel, match=words):
-        text_stack.text_config(oracle.config.to_dict() | change)
+        text_model.text_config(oracle.config.to_dict() | change)
 
 
 # Qwen/Qwen2.5-0.5B, config.json.
@@ -163,21 +163,21 @@ QWEN25_05B = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", build_tts.ARCHITECTURES)
+@pytest.mark.parametrize("arch", build.ARCHITECTURES)
 def test_the_released_shape_compiles_without_a_warning_or_a_spill(arch, tmp_path, monkeypatch):
     try:
-        build_tts.find_nvcc()
+        build.find_nvcc()
     except BuildError as error:
         pytest.skip(error.what)
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
-    config = text_stack.text_config(QWEN25_05B)
-    assert build_tts.build(config, build_tts.Target(arch, "bfloat16")).is_file()
+    config = text_model.text_config(QWEN25_05B)
+    assert build.build(config, build.Target(arch, "bfloat16")).is_file()
 
 
 def test_seven_queries_to_a_key_get_half_the_threads(load_checkpoint):
     def threads(config):
-        target = build_tts.Target("sm_90a", "bfloat16")
-        return build_tts.definitions(config, target)["NUM_THREADS"]
+        target = build.Target("sm_90a", "bfloat16")
+        return build.definitions(config, target)["NUM_THREADS"]
 
     speech = load_checkpoint("tiny-random").config
-    assert threads(text_stack.text_config(QWEN25_05B)) == threads(speech) // 2
+    assert threads(text_model.text_config(QWEN25_05B)) == threads(speech) // 2

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.sampling import MIN_FRAMES
+from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from tools.demo_voice import tokenizer
 from tools.demo_voice.batches import Layout, Rows, lay_out
 from tools.demo_voice.codebooks import Codebooks

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.model_tts import FrameDecoder, choose_backend
-from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend
+from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder

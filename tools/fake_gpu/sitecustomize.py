@@ -18,10 +18,12 @@ def _with_torch(_: ModuleType) -> None:
 def _with_kernel_library(module: ModuleType) -> None:
     import operations
 
-    from qwen_megakernel import build_tts
+    from qwen_megakernel.decoders.kernel import build as kernel_build
 
-    build = build_tts.build
-    build_tts.build = lambda config, target: build(config, dataclasses.replace(target, arch=None))
+    build = kernel_build.build
+    kernel_build.build = lambda config, target: build(
+        config, dataclasses.replace(target, arch=None)
+    )
     for name in ("step", "forward"):
         operations.precede(module.KernelLibrary, name)
 
@@ -63,7 +65,7 @@ sys.meta_path.insert(
     _Behind(
         {
             "torch": _with_torch,
-            "qwen_megakernel.kernel_library": _with_kernel_library,
+            "qwen_megakernel.decoders.kernel.library": _with_kernel_library,
             "qwen_megakernel.vocoder.snake": _with_snake,
         }
     ),

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from qwen_megakernel import build_tts
-from qwen_megakernel.build_tts import Target
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.decoders.kernel import build as kernel_build
+from qwen_megakernel.decoders.kernel.build import Target
 from tools.ptx.translate import translate
 
 HERE = Path(__file__).parent
-NVCC_FLAGS = [flag for flag in build_tts.NVCC_FLAGS if flag.startswith(("-std", "-O"))]
+NVCC_FLAGS = [flag for flag in kernel_build.NVCC_FLAGS if flag.startswith(("-std", "-O"))]
 # -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as a GPU's do.
 CXX_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
 CXX_FLAGS += ["-ffp-contract=off", *(["-mfma"] if platform.machine() == "x86_64" else [])]
@@ -49,8 +49,10 @@ def build(
     Raises:
         RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
     """
-    nvcc = build_tts.find_nvcc()
-    defines = [f"-D{name}={value}" for name, value in build_tts.definitions(config, target).items()]
+    nvcc = kernel_build.find_nvcc()
+    defines = [
+        f"-D{name}={value}" for name, value in kernel_build.definitions(config, target).items()
+    ]
     command = [nvcc, *NVCC_FLAGS, f"-arch={target.arch}", *defines]
     names = ["probes"] if target.probes else ["step_kernel", "forward_kernel"]
     host = [program] if program else [_source(name) for name in names]
@@ -69,7 +71,7 @@ def build(
             ptx[0] = changed
         return dict(zip(names, ptx, strict=True))
 
-    key = build_tts._cache_key(nvcc, [*command, *(change or ())])
+    key = kernel_build._cache_key(nvcc, [*command, *(change or ())])
     return assemble(key, compile_kernels, host, defines, sanitize, not program, count)
 
 
@@ -80,7 +82,7 @@ def instead_of_emulation(arch: str, **options: Any) -> Iterator[None]:
     def build_ptx(config: ModelConfig, target: Target) -> Path:
         return build(config, replace(target, arch=arch), **options)
 
-    with mock.patch.object(build_tts, "build", build_ptx):
+    with mock.patch.object(kernel_build, "build", build_ptx):
         yield
 
 
@@ -100,18 +102,18 @@ def assemble(
         compile_kernels: the PTX, by names.
         host: C++ sources. Kernels in them give way to those of the PTX.
     """
-    cxx = build_tts.find_cxx()
+    cxx = kernel_build.find_cxx()
     digest = hashlib.sha256(repr([key, cxx, CXX_FLAGS, *defines, *sanitize, count]).encode())
     for path in [*sorted(HERE.glob("*.*")), *host]:
         digest.update(path.read_bytes())
-    result = build_tts.build_cache() / f"ptx-{digest.hexdigest()[:24]}"
+    result = kernel_build.build_cache() / f"ptx-{digest.hexdigest()[:24]}"
     if result.exists():
         return result
     ptx = compile_kernels()
     result.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=result.parent, prefix=f"{result.name}.") as folder:
         work = Path(folder)
-        emulation = (build_tts.source_folder() / "emulation").glob("*.cpp")
+        emulation = (kernel_build.source_folder() / "emulation").glob("*.cpp")
         jobs = [(path, ()) for path in [HERE / "machine.cpp", *emulation]]
         for name, text in ptx.items():
             jobs.insert(0, (work / f"{name}_ptx.cpp", sanitize))  # the longest first
@@ -130,12 +132,12 @@ def assemble(
 
 
 def _source(name: str) -> Path:
-    return build_tts.source_folder() / f"{name}.cu"
+    return kernel_build.source_folder() / f"{name}.cu"
 
 
 def _object(work: Path, cxx: str, source: Path, flags: Sequence[str]) -> Path:
     path = work / f"{source.stem}.o"
-    include = [f"-I{HERE}", f"-I{build_tts.source_folder()}"]
+    include = [f"-I{HERE}", f"-I{kernel_build.source_folder()}"]
     _run([cxx, *CXX_FLAGS, *include, *flags, "-x", "c++", "-c", source, "-o", path])
     return path
 

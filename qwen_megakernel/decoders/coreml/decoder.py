@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.coreml.export import ExportOptions, coremltools, exported
+from qwen_megakernel.decoders.coreml.export import ExportOptions, coremltools, exported
+from qwen_megakernel.decoders.plain import ReferenceDecoder, Tap
 from qwen_megakernel.errors import EnvironmentError_
-from qwen_megakernel.reference import ReferenceDecoder, Tap
 
 MODELS = ("CodeDecoder", "MultiCodeDecoder")
 

@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import GenerationError, KernelTimeout
-from qwen_megakernel.gpu.cuda_graphs import Download
-from qwen_megakernel.kernel_buffers import KernelBuffers
-from qwen_megakernel.kernel_library import (
+from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
+from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
     Control,
     ForwardParams,
@@ -22,6 +20,8 @@ from qwen_megakernel.kernel_library import (
     StepParams,
     Stream,
 )
+from qwen_megakernel.errors import GenerationError, KernelTimeout
+from qwen_megakernel.gpu.cuda_graphs import Download
 
 BARRIER_TIMEOUT_SECONDS = 2.0
 # LaunchStatus of csrc/tts_kernel.h.

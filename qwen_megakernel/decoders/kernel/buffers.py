@@ -9,12 +9,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from qwen_megakernel import packing
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.embeddings import Embeddings
-from qwen_megakernel.errors import OutOfMemory
-from qwen_megakernel.kernel_library import (
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.kernel import packing
+from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
     Control,
     Description,
@@ -24,8 +24,8 @@ from qwen_megakernel.kernel_library import (
     Workspace,
     check_tensor,
 )
-from qwen_megakernel.quantized import Int8Matrix
-from qwen_megakernel.sampling import MIN_FRAMES
+from qwen_megakernel.decoders.sampling import MIN_FRAMES
+from qwen_megakernel.errors import OutOfMemory
 
 
 class KernelBuffers:

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel import build_tts, quantized
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoder_slots import SlotDecoder
-from qwen_megakernel.errors import ArchError, GenerationError, UsageError
-from qwen_megakernel.gpu.driver import is_built_for, no_gpu
-from qwen_megakernel.kernel_buffers import KernelBuffers
-from qwen_megakernel.kernel_launch import Drawn, Launcher, current
-from qwen_megakernel.kernel_library import (
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
+from qwen_megakernel.decoders.kernel.launcher import Drawn, Launcher, current
+from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
     KernelLibrary,
     SamplingParams,
@@ -26,6 +24,9 @@ from qwen_megakernel.kernel_library import (
     Stream,
     check_tensor,
 )
+from qwen_megakernel.decoders.slots import SlotDecoder
+from qwen_megakernel.errors import ArchError, GenerationError, UsageError
+from qwen_megakernel.gpu.driver import is_built_for, no_gpu
 from qwen_megakernel.records import StepResult
 
 
@@ -39,14 +40,14 @@ def check_device(device: torch.device) -> None:
         raise no_gpu("--backend kernel")
     name = torch.cuda.get_device_name(device)
     capability = torch.cuda.get_device_capability(device)
-    arch, built_for = build_tts.arch_of(capability, name), torch.cuda.get_arch_list()
+    arch, built_for = build.arch_of(capability, name), torch.cuda.get_arch_list()
     if not is_built_for(capability, built_for):
         raise ArchError(
             f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
             cure='pip install "torch>=2.7"',
         )
-    build_tts.find_nvcc()
-    build_tts.find_ninja()
+    build.find_nvcc()
+    build.find_ninja()
 
 
 class KernelDecoder(SlotDecoder):
@@ -81,20 +82,20 @@ class KernelDecoder(SlotDecoder):
             "dtype": dtype,
         }
         super().__init__(checkpoint.config, **sizes)
-        build_tts.check_config(self.config)
+        build.check_config(self.config)
         arch = None
         if self.device.type == "cuda":
             check_device(self.device)
-            arch = build_tts.arch_of(
+            arch = build.arch_of(
                 torch.cuda.get_device_capability(self.device),
                 torch.cuda.get_device_name(self.device),
             )
-        target = build_tts.Target(
+        target = build.Target(
             arch,
             str(dtype).removeprefix("torch."),
-            int8=quantized.int8_stacks(checkpoint.talker),
+            int8=int8.int8_stacks(checkpoint.talker),
         )
-        self.library = KernelLibrary(build_tts.build(self.config, target), self.config)
+        self.library = KernelLibrary(build.build(self.config, target), self.config)
         with current(self.device):
             self.library.max_blocks()  # refuses here, not at the first frame
         self._buffers = KernelBuffers(checkpoint, self.library.description, **sizes)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.coreml.decoder_models import HIDDEN_SCORE, conv1x1, rms_norm
+from qwen_megakernel.decoders.coreml.decoder_models import HIDDEN_SCORE, conv1x1, rms_norm
 from qwen_megakernel.vocoder.layers import LAYER_NORM_EPS, Codebooks, Layout, Snake, Weights
 from qwen_megakernel.vocoder.transformer import Transformer
 from qwen_megakernel.vocoder.vocoder import DILATIONS

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qwen_megakernel import device_sampling
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoder_slots import Slot
-from qwen_megakernel.device_sampling import Knobs
-from qwen_megakernel.embeddings import Embeddings
-from qwen_megakernel.graph_stack import GraphStack
-from qwen_megakernel.sampling import MASK, MIN_FRAMES
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.graph import sampling
+from qwen_megakernel.decoders.graph.sampling import Knobs
+from qwen_megakernel.decoders.graph.stack import GraphStack
+from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
+from qwen_megakernel.decoders.slots import Slot
 
 MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 
@@ -207,7 +207,7 @@ class GraphModel:
         active, frame = control["active"] > 0, control["frame"]
         if reach:
             self._step_talker(active, reach)
-        noise = device_sampling.gumbel(
+        noise = sampling.gumbel(
             *(control[name].long() & MASK for name in ("seed_low", "seed_high", "part", "frame")),
             num_codebooks=self.config.talker.num_code_groups,
             vocab_size=self.config.talker.vocab_size,
@@ -252,7 +252,7 @@ class GraphModel:
     ) -> Tensor:
         """[num_slots] codes from the talker's logits [num_slots, vocab_size]."""
         control = self._control
-        logits = device_sampling.penalize(logits, self.seen, control["repetition_penalty"])
+        logits = sampling.penalize(logits, self.seen, control["repetition_penalty"])
         is_early = (control["frame"] < MIN_FRAMES)[:, None]
         logits = logits.masked_fill(self._is_suppressed | (self._is_eos & is_early), -torch.inf)
         return self._draw(logits, noise, active, "", 0, use_top_p)
@@ -301,4 +301,4 @@ class GraphModel:
             top_k=control[f"{which}top_k"].long(),
             top_p=control[f"{which}top_p"],
         )
-        return device_sampling.draw(logits, noise, knobs, use_top_p=use_top_p)
+        return sampling.draw(logits, noise, knobs, use_top_p=use_top_p)

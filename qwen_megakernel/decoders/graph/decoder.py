@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoder_slots import SlotDecoder
+from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
+from qwen_megakernel.decoders.slots import SlotDecoder
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
-from qwen_megakernel.graph_model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this times a power of two

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel import sampling
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.embeddings import Embeddings
-from qwen_megakernel.native_products import native_products
-from qwen_megakernel.quantized import Int8Matrix
+from qwen_megakernel.decoders import sampling
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.onednn import native_products
 from qwen_megakernel.records import Sampling, StepResult
 
 # Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel import quantized
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.quantized import Int8Matrix, linear
-from qwen_megakernel.reference import rotary
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.int8 import Int8Matrix, linear
+from qwen_megakernel.decoders.plain import rotary
 
 Matrix = Tensor | Int8Matrix
 
@@ -72,11 +72,11 @@ class GraphStack:
             ]
             return _Layer(
                 load(f"{at}input_layernorm.weight"),
-                quantized.cat([load(f"{at}self_attn.{which}_proj.weight") for which in "qkv"]),
+                int8.cat([load(f"{at}self_attn.{which}_proj.weight") for which in "qkv"]),
                 torch.cat(heads),
                 load(f"{at}self_attn.o_proj.weight"),
                 load(f"{at}post_attention_layernorm.weight"),
-                quantized.cat([load(f"{at}mlp.{which}_proj.weight") for which in ("gate", "up")]),
+                int8.cat([load(f"{at}mlp.{which}_proj.weight") for which in ("gate", "up")]),
                 load(f"{at}mlp.down_proj.weight"),
             )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.reference import rotary
+from qwen_megakernel.decoders.plain import rotary
 
 HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504
 

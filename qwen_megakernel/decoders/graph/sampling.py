@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwen_megakernel.sampling import KEY_STEPS, MASK, MULTIPLIERS, ROUNDS
+from qwen_megakernel.decoders.sampling import KEY_STEPS, MASK, MULTIPLIERS, ROUNDS
 
 LANES = 4  # 32-bit words of one Philox counter
 

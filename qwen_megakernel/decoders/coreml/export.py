@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.coreml import decoder_models
-from qwen_megakernel.coreml.speech_decoder import SpeechDecoder
+from qwen_megakernel.decoders.coreml import decoder_models
+from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.errors import MissingPackageError, UsageError
 
 logger = logging.getLogger(__name__)

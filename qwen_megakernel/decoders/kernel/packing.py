@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
-from qwen_megakernel.quantized import Int8Matrix
+from qwen_megakernel.decoders.int8 import Int8Matrix
 
 TILE_ROWS = 8
 TILE_COLS = 64

@@ -20,8 +20,8 @@ from qwen_megakernel.checkpoint.config import (
     TalkerConfig,
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
-from qwen_megakernel.kernels import KernelDecoder
 
 MODEL_TYPES = ("qwen2", "qwen3")
 

@@ -1,0 +1,393 @@
+"""csrc/ into a shared library, once for each model shape, compiler and target.
+
+The same sources build with nvcc for a GPU and with a C++ compiler for the emulation. A library is
+found again by a hash of everything that went into it, written under a lock, and put in place in one
+step: a broken or half-written one is never loaded.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_megakernel import PACKAGE_FOLDER
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
+
+logger = logging.getLogger(__name__)
+
+# Compute capabilities the kernel is compiled for: bf16 tensor cores and cp.async begin at 8.0.
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+MIN_CAPABILITY = (8, 0)
+
+# Shared memory that one block may ask for, by compute capability (CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability": maximum per thread block).
+SMEM_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
+
+GPU_THREADS = 512  # 16 warps, at most 128 registers each
+# A thread keeps the queries that share a key, and what they mix: with Qwen2.5's seven that is more
+# than 128 registers in a frame's kernel. Half the threads have twice as many.
+MAX_QUERIES_PER_KEY = 4
+GPU_LOOKAHEAD_TILES = 16  # per warp: more than shared memory allows to 16 warps
+EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
+EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
+CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
+# Of a prompt, where a block has so much shared memory: a team's blocks have so many tiles each that
+# rows which do not fit are read again and again. That is worth more than look-ahead, for all but
+# one team's weights come from L2.
+FORWARD_CHUNK_COLS = 2048
+FORWARD_CHUNK_SMEM_KIB = 227
+ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of each
+# Where a block has less than 128 KiB, what half the activations and half the warps leave is worth
+# more as look-ahead; memory is slower there, and eight warps keep up with it.
+SMALL_SMEM_KIB = 128
+EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
+LOCK_POLL_SECONDS = 0.2
+
+# A warning is a test's business: with another compiler, a kernel that spills a register is still
+# better than none.
+NVCC_FLAGS = (
+    *("-std=c++17", "-O3", "-cudart", "static"),
+    *("-Xcompiler", "-fPIC,-Wall", "-Xptxas", "-v,-warn-spills,-warn-lmem-usage"),
+)
+# nvcc knows "#pragma unroll" and lets vector types alias anything, as CUDA code expects.
+CXX_FLAGS = (
+    *("-std=c++17", "-O2", "-g1", "-fPIC", "-ffp-contract=off"),
+    *("-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wall", "-Wextra"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to build besides the model's shape."""
+
+    arch: str | None  # "sm_90a"; None: emulation
+    weights: str  # "float32" | "bfloat16", of all that is not int8
+    int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (quantized.py)
+    probes: bool = False  # the stages one by one, for the tests, instead of the kernel
+
+
+def source_folder() -> Path:
+    """csrc/: inside the installed package, or beside it in a checkout."""
+    for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
+        if (folder / "tts_kernel.cu").exists():
+            return folder
+    raise BuildError(
+        f"No csrc/ in {PACKAGE_FOLDER} or beside it.",
+        "The kernel is compiled at first use from sources that ship with the package.",
+        "Reinstall qwen_megakernel.",
+    )
+
+
+def build_cache() -> Path:
+    """Where libraries go: $QWEN_MEGAKERNEL_BUILD_CACHE, else `kernels` in the package's cache."""
+    if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
+        return Path(folder)
+    root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
+    return Path(root) / "kernels"
+
+
+def check_config(config: ModelConfig) -> None:
+    """Refuse a model whose dimensions the kernel lacks.
+
+    Raises:
+        UnsupportedModel: lists every dimension that does not fit.
+    """
+    faults = []
+    for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
+        needs = (
+            ("hidden_size", stack.hidden_size, 32),
+            ("intermediate_size", stack.intermediate_size, 32),
+            ("num_heads * head_dim", stack.q_size, 32),
+            ("head_dim", stack.head_dim, 16),
+            ("num_heads", stack.num_heads, stack.num_kv_heads),
+        )
+        faults += [f"{name} {k} {v} (multiple of {n})" for k, v, n in needs if v % n]
+        if stack.head_dim > 256:
+            faults.append(f"{name} head_dim {stack.head_dim} (at most 256)")
+    if config.talker.vocab_size % 32:
+        faults.append(f"talker vocab_size {config.talker.vocab_size} (multiple of 32)")
+    if config.predictor.vocab_size % 8:
+        faults.append(f"predictor vocab_size {config.predictor.vocab_size} (multiple of 8)")
+    if faults:
+        raise UnsupportedModel(
+            f"The kernel cannot run this model: {', '.join(faults)}.",
+            "Weights are cut into tiles of 8 rows, activations into 32 columns, heads into 16.",
+            "Use --backend torch.",
+        )
+
+
+def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
+    """Every -D of a build."""
+
+    def stack_definitions(name: str, stack: StackConfig, vocab_size: int) -> dict[str, int]:
+        return {
+            f"{name}_HIDDEN_SIZE": stack.hidden_size,
+            f"{name}_INTERMEDIATE_SIZE": stack.intermediate_size,
+            f"{name}_NUM_HEADS": stack.num_heads,
+            f"{name}_NUM_KV_HEADS": stack.num_kv_heads,
+            f"{name}_HEAD_DIM": stack.head_dim,
+            f"{name}_QKV_BIAS": int(stack.qkv_bias),
+            f"{name}_QK_NORM": int(stack.qk_norm),
+            f"{name}_VOCAB_SIZE": vocab_size,
+        }
+
+    values = stack_definitions("TALKER", config.talker.stack, config.talker.vocab_size)
+    values |= stack_definitions("PREDICTOR", config.predictor.stack, config.predictor.vocab_size)
+    values["NUM_CODE_GROUPS"] = config.talker.num_code_groups
+    values["WEIGHTS_F32"] = int(target.weights == "float32")
+    values["TALKER_INT8"] = int("talker" in target.int8)
+    values["PREDICTOR_INT8"] = int("predictor" in target.int8)
+    if target.arch is None:
+        # Emulated shared memory is host memory: no limit worth modelling.
+        tuning = (EMULATION_THREADS, CHUNK_COLS, CHUNK_COLS, EMULATION_ROUND_TILES)
+        tuning += (EMULATION_LOOKAHEAD_TILES, 1 << 20)
+    else:
+        number = re.sub(r"\D", "", target.arch)
+        kib = SMEM_KIB[number]
+        is_small = kib < SMALL_SMEM_KIB
+        stacks = config.talker.stack, config.predictor.stack
+        queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
+        is_halved = is_small or queries_per_key > MAX_QUERIES_PER_KEY
+        tuning = (GPU_THREADS // 2 if is_halved else GPU_THREADS,)
+        chunk_cols = CHUNK_COLS // 2 if is_small else CHUNK_COLS
+        tuning += (chunk_cols, forward_chunk_cols(config, kib, chunk_cols), ROUND_TILES)
+        tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
+    names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
+    names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
+    return values | dict(zip(names, tuning, strict=True))
+
+
+def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:
+    """Columns of activations that a block of forward_kernel holds at once."""
+    is_wide = step_chunk_cols < config.talker.stack.hidden_size <= FORWARD_CHUNK_COLS
+    fits = smem_kib >= FORWARD_CHUNK_SMEM_KIB
+    return FORWARD_CHUNK_COLS if is_wide and fits else step_chunk_cols
+
+
+def is_known_arch(arch: str) -> bool:
+    """Whether `arch` ("sm_90a", "sm_120") names a GPU whose limits are known."""
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return bool(match) and match[1] in SMEM_KIB
+
+
+def arch_of(capability: tuple[int, int], device_name: str) -> str:
+    """The -arch of a GPU.
+
+    Raises:
+        ArchError: older than the kernel can use, or newer than it knows.
+    """
+    number = f"{capability[0]}{capability[1]}"
+    if capability < MIN_CAPABILITY:
+        raise ArchError(
+            f"{device_name} is sm_{number}; the kernel needs sm_80 or newer (bf16).",
+            "Using the torch path in fp32. Expect RTF above 1.",
+        )
+    if number not in SMEM_KIB:
+        raise ArchError(
+            f"{device_name} is sm_{number}; the kernel knows {', '.join(ARCHITECTURES)}.",
+            "Its shared memory is unknown to this version.",
+            "Use --backend torch, or a newer qwen_megakernel.",
+        )
+    return f"sm_{number}" + ("a" if number == "90" else "")
+
+
+def build(config: ModelConfig, target: Target) -> Path:
+    """The shared library for `config` and `target`; compiled at first use, then found again.
+
+    Raises:
+        UnsupportedModel: the kernel lacks the model's dimensions.
+        BuildError: a tool is missing, or the compiler failed (its log is named).
+    """
+    check_config(config)
+    compiler = find_nvcc() if target.arch else find_cxx()
+    flags = _flags(config, target)
+    key = _cache_key(compiler, [*_units(target), *flags])
+    folder = build_cache() / key
+    library, checksum = folder / "libqwen_tts.so", folder / "sha256"
+    if _is_intact(library, checksum):
+        return library
+    ninja = find_ninja()
+    build_cache().mkdir(parents=True, exist_ok=True)
+    with _lock(build_cache() / f"{key}.lock"):
+        if _is_intact(library, checksum):  # somebody else built it meanwhile
+            return library
+        if folder.exists():
+            logger.warning("%s is damaged; building it again.", library)
+            shutil.rmtree(folder)
+        what = target.arch or "the CPU emulation"
+        logger.info("Compiling the kernel for %s, once ...", what)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
+            _compile(Path(work), compiler, ninja, flags, target)
+            os.replace(work, folder)
+            Path(work).mkdir()  # the context manager wants to remove it
+        logger.info("Compiled for %s in %.1f s.", what, time.monotonic() - started)
+    return library
+
+
+def find_nvcc() -> str:
+    """nvcc of PATH, of CUDA_HOME, or of NVIDIA's Python packages."""
+    candidates = [shutil.which("nvcc")]
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(str(Path(home) / "bin" / "nvcc"))
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations if spec else ():
+        candidates += sorted(map(str, Path(place).glob("*/bin/nvcc")), reverse=True)
+    for candidate in candidates:
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise BuildError(
+        "No nvcc in PATH, CUDA_HOME, or the nvidia packages of this Python.",
+        'pip install "qwen_megakernel[nvcc]" brings one for CUDA 13; for CUDA 12 install '
+        "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
+        "Meanwhile: --backend torch.",
+    )
+
+
+def find_cxx() -> str:
+    """The C++ compiler: $CXX, g++ or clang++."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise BuildError(
+        "No C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
+        "The emulation backend compiles the kernel's sources for this CPU.",
+        "apt install g++, or use --backend torch.",
+    )
+
+
+def find_ninja() -> str:
+    """ninja of PATH or of its Python package."""
+    if path := shutil.which("ninja"):
+        return path
+    if importlib.util.find_spec("ninja"):
+        path = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
+        if path.exists():
+            return str(path)
+    raise BuildError(
+        "ninja is not installed.", "It drives the compilation.", "Run: pip install ninja"
+    )
+
+
+def _flags(config: ModelConfig, target: Target) -> list[str]:
+    dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
+    if target.arch:
+        return [*NVCC_FLAGS, f"-arch={target.arch}", *dims]
+    return [*CXX_FLAGS, *dims]
+
+
+def _units(target: Target) -> tuple[str, ...]:
+    # The longest first: on two cores it is then what the others fit beside.
+    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
+    return ("probes.cu",) if target.probes else names
+
+
+def _sources() -> list[Path]:
+    folder = source_folder()
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in (".cu", ".cuh", ".h", ".cpp") and path.is_file()
+    )
+
+
+def _cache_key(compiler: str, command: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    digest.update("\0".join([compiler, version.stdout, *command]).encode())
+    for path in _sources():
+        digest.update(f"\0{path.relative_to(source_folder())}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _is_intact(library: Path, checksum: Path) -> bool:
+    try:
+        expected = checksum.read_text()
+        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One builder at a time for one library, across processes."""
+    with path.open("w") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    logger.info("Another process is compiling the same kernel; waiting ...")
+                waiting = True
+                time.sleep(LOCK_POLL_SECONDS)
+        yield
+
+
+def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Target) -> None:
+    """Fill the folder `work` with the library, its checksum and the compiler's log."""
+    source = source_folder()
+    units = [source / name for name in _units(target)]
+    if target.arch is None:
+        units += sorted((source / "emulation").glob("*.cpp"))
+    language = "" if target.arch else "-x c++ "
+    lines = [
+        "rule compile",
+        "  command = $compiler $flags -c $in -o $out",
+        "rule link",
+        "  command = $compiler $flags -shared $in -o $out",
+    ]
+    for path in units:
+        command = " ".join(flags) + (f" {language}" if path.suffix == ".cu" else " ")
+        lines += [
+            f"build {path.stem}.o: compile {_escape(path)}",
+            f"  compiler = {_escape(compiler)}",
+            f"  flags = {command}",
+        ]
+    objects = " ".join(f"{path.stem}.o" for path in units)
+    link = [flag for flag in flags if not flag.startswith("-D")]
+    lines += [
+        f"build libqwen_tts.so: link {objects}",
+        f"  compiler = {_escape(compiler)}",
+        f"  flags = {' '.join(link)}" + ("" if target.arch else " -Wl,-Bsymbolic -lpthread"),
+        "",
+    ]
+    (work / "build.ninja").write_text("\n".join(lines))
+    result = subprocess.run([ninja, "-C", str(work)], capture_output=True, text=True, check=False)
+    log = result.stdout + result.stderr
+    (work / "build.log").write_text(log)
+    if result.returncode:
+        kept = build_cache() / "failed.log"
+        kept.write_text(log)
+        logger.debug("%s", "\n".join(log.splitlines()[-20:]))
+        raise BuildError(
+            f"{compiler} failed on {_failed_unit(log, units)} (exit {result.returncode}).",
+            f"Its output is in {kept}; --debug prints the end of it.",
+        )
+    library = work / "libqwen_tts.so"
+    (work / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def _failed_unit(log: str, units: Sequence[Path]) -> str:
+    """Which source ninja's log says was being compiled when it stopped."""
+    match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
+    names = {path.stem: path.name for path in units}
+    return names.get(match[1], "linking") if match else "linking"
+
+
+def _escape(path: str | Path) -> str:
+    """A path as ninja writes it."""
+    return re.sub(r"([ :$])", r"$\1", str(path))
