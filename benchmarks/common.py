@@ -25,8 +25,8 @@ import torch
 
 from qwen_megakernel import TTSEngine, audio, options
 from qwen_megakernel.doctor import report
+from qwen_megakernel.engine.speech_engine import Files
 from qwen_megakernel.errors import MissingPackageError, OutputError
-from qwen_megakernel.speech_engine import Files
 
 SCHEMA = 1
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."

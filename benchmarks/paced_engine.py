@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.engine.stream import SpeechStream, StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
-from qwen_megakernel.speech_stream import SpeechStream, StreamState
 from qwen_megakernel.text.languages import supported_languages
 
 FRAME_S, RATE = 0.08, 24000

@@ -19,8 +19,8 @@ PACKAGE_FOLDER = Path(__file__).parent
 _HOMES = {
     "TTSEngine": "tts_engine",
     "SheenEngine": "sheen.engine",
-    "SpeechStream": "speech_stream",
-    "Speech": "speech_stream",
+    "SpeechStream": "engine.stream",
+    "Speech": "engine.stream",
     "Voice": "voice",
     "Sampling": "records",
     "AudioChunk": "records",

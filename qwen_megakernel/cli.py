@@ -54,7 +54,7 @@ def compare_codes(args: argparse.Namespace) -> int:
     """Compare dumps of codes: entropy, stuck groups, repeats, and overlap of each pair."""
     from itertools import combinations
 
-    from qwen_megakernel import codes_file
+    from qwen_megakernel.engine import codes_file
 
     dumps = {path: codes_file.read(Path(path)) for path in args.files}
     widths = {codes.shape[1] for codes in dumps.values()}

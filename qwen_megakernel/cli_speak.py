@@ -11,9 +11,9 @@ from qwen_megakernel.errors import UsageError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+    from qwen_megakernel.engine.stream import SpeechStream
     from qwen_megakernel.records import AudioChunk
-    from qwen_megakernel.speech_engine import SpeechEngine
-    from qwen_megakernel.speech_stream import SpeechStream
 
 DEFAULT_OUTPUT = "out.wav"
 CHARS_PER_SECOND = 14  # of read English, for the progress bar
@@ -46,7 +46,8 @@ def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
     """Send a stream where `add_output_options` says; `text` is for the progress bar."""
-    from qwen_megakernel import audio, codes_file
+    from qwen_megakernel import audio
+    from qwen_megakernel.engine import codes_file
 
     output = args.output or DEFAULT_OUTPUT
     if args.stdout:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.sheen import model_folder
-from qwen_megakernel.speech_engine import SpeechEngine
 
 
 def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:

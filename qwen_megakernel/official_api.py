@@ -22,8 +22,8 @@ from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import Recording, samples_of
+from qwen_megakernel.engine.stream import Speech, SpeechStream
 from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
-from qwen_megakernel.speech_stream import Speech, SpeechStream
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> ours.

@@ -14,7 +14,7 @@ from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.signals import OrderlyEnd
 
 if TYPE_CHECKING:
-    from qwen_megakernel.speech_engine import SpeechEngine
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
@@ -216,7 +216,8 @@ def read_speech(text: str, output: str | None, dump_codes: str | None = None) ->
         UsageError: nothing to say, or too much; no such audio format.
         OutputError: a file cannot be written.
     """
-    from qwen_megakernel import audio, codes_file
+    from qwen_megakernel import audio
+    from qwen_megakernel.engine import codes_file
     from qwen_megakernel.text.tokenizer import validate
 
     if output is not None:

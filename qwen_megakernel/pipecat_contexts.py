@@ -22,8 +22,8 @@ from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
 if TYPE_CHECKING:
-    from qwen_megakernel.speech_engine import SpeechEngine
-    from qwen_megakernel.speech_stream import SpeechStream
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+    from qwen_megakernel.engine.stream import SpeechStream
 
 # What stands for text without sound, and for speech that failed before its first sample. The base
 # class writes a service off after three contexts without any audio.

@@ -13,7 +13,7 @@ from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.word_times import WordTimer
 
 if TYPE_CHECKING:
-    from qwen_megakernel.speech_stream import SpeechStream
+    from qwen_megakernel.engine.stream import SpeechStream
 
 
 @dataclass(slots=True)

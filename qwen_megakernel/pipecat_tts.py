@@ -50,8 +50,8 @@ CURES = {
 }
 
 if TYPE_CHECKING:
-    from qwen_megakernel.speech_engine import SpeechEngine
-    from qwen_megakernel.speech_stream import SpeechStream
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+    from qwen_megakernel.engine.stream import SpeechStream
 
 
 class MegakernelTTSService(ContextTTSService):

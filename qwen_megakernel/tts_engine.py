@@ -17,11 +17,11 @@ from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, Voices
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
+from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
-from qwen_megakernel.speech_stream import SpeechStream
-from qwen_megakernel.stages import Stages
 from qwen_megakernel.text.tokenizer import TextTokenizer, validate
 from qwen_megakernel.text.tokenizer import split as split_text
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder

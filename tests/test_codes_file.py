@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qwen_megakernel import codes_file
+from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import OutputError, UsageError
 
 

@@ -13,8 +13,8 @@ from tiny_speech import TEXT, VOICE
 from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine.stream import Speech
 from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
-from qwen_megakernel.speech_stream import Speech
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qwen_megakernel import guard
-from qwen_megakernel.guard import RunawayGuard
+from qwen_megakernel.engine import runaway_guard
+from qwen_megakernel.engine.runaway_guard import RunawayGuard
 
 SILENCE = np.zeros(1920, dtype=np.float32)
 SPEECH = 0.1 * np.sin(np.arange(1920, dtype=np.float32) * 0.05)
@@ -28,7 +28,7 @@ def test_the_budget_grows_with_the_text():
         runaway = RunawayGuard(10_000)
         runaway.num_text_tokens = num_tokens
         cut = first_cut(runaway, rng.integers(0, 2000, 2000))
-        expected = guard.SPARE_FRAMES + guard.FRAMES_PER_TEXT_TOKEN * num_tokens
+        expected = runaway_guard.SPARE_FRAMES + runaway_guard.FRAMES_PER_TEXT_TOKEN * num_tokens
         assert cut == (expected, "length")
 
 
@@ -46,7 +46,11 @@ def test_a_loop_is_cut_after_six_seconds(period):
     codes = [*range(100, 140), *([5, 9, 2, 8, 1, 7, 3, 6, 4, 11, 13, 12][:period] * 100)]
     index, reason = first_cut(runaway, codes)
     assert reason == "repeat"
-    assert 40 + guard.REPEAT_FRAMES - guard.MAX_PERIOD <= index <= 40 + guard.REPEAT_FRAMES
+    assert (
+        40 + runaway_guard.REPEAT_FRAMES - runaway_guard.MAX_PERIOD
+        <= index
+        <= 40 + runaway_guard.REPEAT_FRAMES
+    )
 
 
 def test_a_held_sound_and_varied_speech_are_left_alone():
@@ -59,7 +63,7 @@ def test_a_held_sound_and_varied_speech_are_left_alone():
 
 def test_five_seconds_of_silence_are_cut_and_a_pause_is_not():
     runaway = RunawayGuard(10_000)
-    pause = [SILENCE] * (guard.SILENT_FRAMES - 1) + [SPEECH]
+    pause = [SILENCE] * (runaway_guard.SILENT_FRAMES - 1) + [SPEECH]
     assert all(runaway.check_audio(pcm) is None for pcm in pause * 3)
-    reasons = [runaway.check_audio(SILENCE) for _ in range(guard.SILENT_FRAMES)]
+    reasons = [runaway.check_audio(SILENCE) for _ in range(runaway_guard.SILENT_FRAMES)]
     assert reasons[-1] == "silence" and not any(reasons[:-1])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_speech import TEXT, VOICE
 
-from qwen_megakernel import TTSEngine, guard
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine import runaway_guard
 
 
 class Planted:
@@ -42,7 +43,7 @@ def test_a_repeating_runaway_is_cut_at_the_same_frame_for_every_chunking(
     runaway(lambda frame: 5 + frame % 3)
     speech = tts.synthesize(TEXT * 9, voice=VOICE, split="off", chunk_frames=chunk_frames, seed=1)
     assert speech.finish_reason == "repeat"
-    assert len(speech.codes) == guard.REPEAT_FRAMES - 1
+    assert len(speech.codes) == runaway_guard.REPEAT_FRAMES - 1
     assert len(speech.audio) == len(speech.codes) * 1920
 
 
@@ -51,7 +52,10 @@ def test_a_runaway_that_varies_is_cut_by_its_texts_budget(tts, runaway):
     speech = tts.synthesize("Hi.", voice=VOICE, seed=1)
     num_tokens = len(tts._tokenizer.encode("Hi.").body)
     assert speech.finish_reason == "length"
-    assert len(speech.codes) == guard.SPARE_FRAMES + guard.FRAMES_PER_TEXT_TOKEN * num_tokens
+    assert (
+        len(speech.codes)
+        == runaway_guard.SPARE_FRAMES + runaway_guard.FRAMES_PER_TEXT_TOKEN * num_tokens
+    )
 
 
 def test_a_silent_runaway_is_cut_at_the_same_frame_for_every_chunking(tts, runaway, monkeypatch):
@@ -66,7 +70,7 @@ def test_a_silent_runaway_is_cut_at_the_same_frame_for_every_chunking(tts, runaw
         speech = tts.synthesize(TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
         assert speech.finish_reason == "silence"
         lengths.append(len(speech.codes))
-    assert lengths == [guard.SILENT_FRAMES - 1] * 3
+    assert lengths == [runaway_guard.SILENT_FRAMES - 1] * 3
 
 
 def plant(loaded, **tensors):
@@ -114,8 +118,8 @@ def test_a_runaway_checkpoint_is_stopped_for_its_reason(load_checkpoint, reason,
     assert speech.finish_reason == reason
     assert len(speech.audio) == len(speech.codes) * 1920
     expected = {
-        "length": guard.SPARE_FRAMES + guard.FRAMES_PER_TEXT_TOKEN * num_tokens,
-        "repeat": guard.REPEAT_FRAMES - 1,
-        "silence": guard.SILENT_FRAMES - 1,
+        "length": runaway_guard.SPARE_FRAMES + runaway_guard.FRAMES_PER_TEXT_TOKEN * num_tokens,
+        "repeat": runaway_guard.REPEAT_FRAMES - 1,
+        "silence": runaway_guard.SILENT_FRAMES - 1,
     }
     assert len(speech.codes) == expected[reason]

@@ -15,13 +15,14 @@ import torch
 from tiny_speech import TEXT, VOICE
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine, chunk_delivery, guard
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.engine import delivery, runaway_guard
+from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.step_loop import StepLoop
+from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
-from qwen_megakernel.speech_stream import StreamState, TextPart
-from qwen_megakernel.stages import Stages
-from qwen_megakernel.step_loop import StepLoop
 
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
 SAMPLES_PER_FRAME = 4
@@ -106,7 +107,7 @@ def speak(monkeypatch):
     """speak(num_streams, num_frames): what happened, on a loop over the fake device."""
     device = Device()
     monkeypatch.setattr(
-        chunk_delivery,
+        delivery,
         "Download",
         lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name)),
     )
@@ -216,8 +217,8 @@ def test_streams_in_company_sound_the_same(plain, overlapping):
 
 
 def test_parts_follow_each_other(plain, overlapping, monkeypatch):
-    monkeypatch.setattr(guard, "SPARE_FRAMES", 6)  # of each part, whatever its text
-    monkeypatch.setattr(guard, "FRAMES_PER_TEXT_TOKEN", 0)
+    monkeypatch.setattr(runaway_guard, "SPARE_FRAMES", 6)  # of each part, whatever its text
+    monkeypatch.setattr(runaway_guard, "FRAMES_PER_TEXT_TOKEN", 0)
     ours, theirs = (
         tts.synthesize(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=4)
         for tts in (overlapping, plain)
@@ -248,7 +249,7 @@ def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypa
         "step",
         lambda codes, states: torch.zeros_like(step(codes, states)),
     )
-    monkeypatch.setattr(guard, "SILENT_FRAMES", 12)
+    monkeypatch.setattr(runaway_guard, "SILENT_FRAMES", 12)
     stream = overlapping.stream(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
     num_samples = sum(len(chunk.samples) for chunk in stream)
     assert stream.finish_reason == "silence" and stream.num_parts >= 2
@@ -277,7 +278,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
         elif stage == "vocoder":
             patch.setattr(loop._vocoder, "step", fail)
         else:
-            patch.setattr(chunk_delivery, "Download", lambda pcm: SimpleNamespace(wait=fail))
+            patch.setattr(delivery, "Download", lambda pcm: SimpleNamespace(wait=fail))
         stream = overlapping.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
             list(stream)

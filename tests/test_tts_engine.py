@@ -14,6 +14,7 @@ from tolerances import PCM16
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine.step_loop import MAX_QUEUED_CHUNKS
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
@@ -23,7 +24,6 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
-from qwen_megakernel.step_loop import MAX_QUEUED_CHUNKS
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,10 @@ from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.step_loop import StepLoop
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import (
     EngineClosed,
     GenerationError,
@@ -25,10 +29,6 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.records import SpeechRequest, TextIds
-from qwen_megakernel.slot_table import SlotTable
-from qwen_megakernel.speech_stream import StreamState
-from qwen_megakernel.stages import Stages
-from qwen_megakernel.step_loop import StepLoop
 
 # ---- closing -------------------------------------------------------------------------------------
 

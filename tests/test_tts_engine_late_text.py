@@ -8,12 +8,12 @@ import pytest
 from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
+from qwen_megakernel.engine.stream import PART_CHARS, SpeechStream, StreamState, TextPart
 from qwen_megakernel.errors import (
     EmptyText,
     UsageError,
 )
 from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_stream import PART_CHARS, SpeechStream, StreamState, TextPart
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])

@@ -3,7 +3,7 @@
 from typing import Any
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.speech_stream import Speech
+from qwen_megakernel.engine.stream import Speech
 
 TEXT = "Hello there, how are you today?"
 VOICE = "vivian"

@@ -13,6 +13,9 @@ import torch
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend
+from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
+from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import (
     EnvironmentError_,
     TaskError,
@@ -32,9 +35,6 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
 from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_ids
-from qwen_megakernel.speech_engine import SpeechEngine, dtype_of
-from qwen_megakernel.speech_stream import SpeechStream
-from qwen_megakernel.stages import Stages
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.voice import Voice
 

@@ -21,9 +21,9 @@ from qwen_megakernel.decoders.coreml.export import MANIFEST, MODELS, ExportOptio
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.engine.stream import Speech
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
-from qwen_megakernel.speech_stream import Speech
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 

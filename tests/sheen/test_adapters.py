@@ -8,8 +8,8 @@ from sheen_toys import TEXTS
 
 from qwen_megakernel import cli
 from qwen_megakernel.checkpoint import hub
+from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
 from qwen_megakernel.sheen.engine import SheenEngine
-from qwen_megakernel.speech_engine import Files, SpeechEngine
 
 HELLO, MORNING = TEXTS.values()
 OPTIONS = {"seed": 11, "max_frames": 8}

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from qwen_megakernel.audio import to_int16
+from qwen_megakernel.engine.active_stream import Slot
+from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.stages import FrameVocoder, SpentTime
 from qwen_megakernel.gpu.cuda_graphs import Download
-from qwen_megakernel.slot_table import SlotTable
-from qwen_megakernel.speech_slot import Slot
-from qwen_megakernel.stages import FrameVocoder, SpentTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.guard import RunawayGuard
+from qwen_megakernel.engine.runaway_guard import RunawayGuard
+from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.records import FinishReason
-from qwen_megakernel.speech_stream import StreamState, TextPart
 
 
 @dataclass(slots=True, eq=False)

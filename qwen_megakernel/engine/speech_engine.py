@@ -17,18 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel import codes_file
+from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.step_loop import StepLoop
+from qwen_megakernel.engine.stream import PART_CHARS, Speech, SpeechStream, StreamState, TextPart
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest, TextIds
-from qwen_megakernel.speech_stream import (
-    PART_CHARS,
-    Speech,
-    SpeechStream,
-    StreamState,
-    TextPart,
-)
-from qwen_megakernel.stages import Stages
-from qwen_megakernel.step_loop import StepLoop
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.tokenizer import TextStream
 from qwen_megakernel.voice import Voice

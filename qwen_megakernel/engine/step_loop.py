@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from qwen_megakernel.chunk_delivery import ChunkDelivery
+from qwen_megakernel.engine.active_stream import Slot
+from qwen_megakernel.engine.delivery import ChunkDelivery
+from qwen_megakernel.engine.runaway_guard import RunawayGuard
+from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, SpentTime, Stages
+from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
-from qwen_megakernel.guard import RunawayGuard
 from qwen_megakernel.records import StepResult
-from qwen_megakernel.slot_table import SlotTable
-from qwen_megakernel.speech_slot import Slot
-from qwen_megakernel.speech_stream import StreamState, TextPart
-from qwen_megakernel.stages import MAX_FRAMES_PER_STEP, SpentTime, Stages
 from qwen_megakernel.voice import Voice
 
 # A reader this many chunks behind pauses its own slot: about 8 s at the default chunk of 10 frames.

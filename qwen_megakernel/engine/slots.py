@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qwen_megakernel.engine.active_stream import Slot
+from qwen_megakernel.engine.stages import FrameVocoder
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.records import AudioChunk, FinishReason
-from qwen_megakernel.speech_slot import Slot
-from qwen_megakernel.speech_stream import StreamState
-from qwen_megakernel.stages import FrameVocoder
 
 logger = logging.getLogger(__name__)
 
