@@ -15,12 +15,14 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel import options, validation, validation_cases
+from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
+from qwen_megakernel.validation import cases as validation_cases
+from qwen_megakernel.validation import compare
 
 NOTHING_TO_COMPARE = 77
 
@@ -62,13 +64,13 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace) -> tupl
             print(f"{error}\n", file=sys.stderr)
             return None
         source = "official package"
-        rows.append(validation.compare_prompts(loaded, plain, cases))
+        rows.append(compare.compare_prompts(loaded, plain, cases))
     if args.save_reference:
         validation_cases.save_cases(Path(args.save_reference), cases)
-    tolerance = validation.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
-    rows += validation.compare_forced(plain, cases, tolerance)
-    rows += validation.compare_free(plain, cases, exact=True)
-    return validation.report(f"plain decoder against {source}, float32, greedy", rows)
+    tolerance = compare.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
+    rows += compare.compare_forced(plain, cases, tolerance)
+    rows += compare.compare_free(plain, cases, exact=True)
+    return compare.report(f"plain decoder against {source}, float32, greedy", rows)
 
 
 def validate_fast(
@@ -84,23 +86,23 @@ def validate_fast(
     exact = dtype == torch.float32
     tolerance = args.tolerance
     if tolerance is None:
-        tolerance = validation.tolerance_of(backend.name, exact=exact)
+        tolerance = compare.tolerance_of(backend.name, exact=exact)
     cases = validation_cases.plain_cases(loaded, plain, args.steps)
     rows = []
     if backend.name != "graph":  # which has no way into the middle of its stack
-        hidden = tolerance if exact else min(tolerance, validation.BF16_HIDDEN_TOLERANCE)
-        rows += validation.compare_layers(fast, plain, cases[0], hidden)
-    rows += validation.compare_forced(fast, cases, tolerance)
-    rows += validation.compare_free(fast, cases, exact=exact)
-    num_seeds = min(args.steps, validation.MAX_SEEDS)
-    rows += validation.compare_sampling(fast, plain, cases[0], num_seeds)
+        hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
+        rows += compare.compare_layers(fast, plain, cases[0], hidden)
+    rows += compare.compare_forced(fast, cases, tolerance)
+    rows += compare.compare_free(fast, cases, exact=exact)
+    num_seeds = min(args.steps, compare.MAX_SEEDS)
+    rows += compare.compare_sampling(fast, plain, cases[0], num_seeds)
     name = str(dtype).removeprefix("torch.") + (f", {args.weights}" if args.weights else "")
-    return validation.report(f"{backend.name} against plain decoder, {name}", rows)
+    return compare.report(f"{backend.name} against plain decoder, {name}", rows)
 
 
 def main(args: argparse.Namespace) -> int:
     """Compare what can be compared and print the tables."""
-    validation.forbid_reduced_precision()
+    compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
     print(f"{loaded.files.name}, {args.steps} frames")
     # The official package has no int8: there only our decoders are compared with each other.

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.measure_open_loop import endless
-from qwen_megakernel import official, options
+from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.decoders.frame_decoder import (
     Backend,
@@ -27,6 +27,7 @@ from qwen_megakernel.decoders.frame_decoder import (
 )
 from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.records import Sampling
+from qwen_megakernel.validation import official
 
 PROMPT_POSITIONS = 30
 FRAMES_PER_STEP = 4

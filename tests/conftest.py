@@ -11,9 +11,9 @@ import pytest
 import torch
 from commands import CommandsHere
 
-from qwen_megakernel import official, validation
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.validation import compare, official
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """The suites compare float32, and so do the commands that they run."""
-    validation.forbid_reduced_precision()
+    compare.forbid_reduced_precision()
 
 
 @pytest.fixture(scope="session")

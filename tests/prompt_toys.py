@@ -13,11 +13,11 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from tolerances import PROMPT_F32
 
-from qwen_megakernel import official
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
+from qwen_megakernel.validation import official
 from qwen_megakernel.voice import Voice
 
 TEXT, TRANSCRIPT, INSTRUCT = "Hi, you!", "Was it?", "Speak slowly."

@@ -15,10 +15,11 @@ from pipelines import Run
 from tolerances import LOGITS_F32, PCM16
 from torch import Tensor
 
-from qwen_megakernel import TTSEngine, official
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.records import Sampling
+from qwen_megakernel.validation import official
 from tools.demo_voice import samples, shards
 from tools.demo_voice.evaluate import FEEDS, REFERENCES, Reader, summary
 from tools.demo_voice.package import MAX_BYTES

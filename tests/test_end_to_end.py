@@ -11,7 +11,8 @@ import pytest
 import torch
 from tolerances import AUDIO_F32, PCM16
 
-from qwen_megakernel import TTSEngine, Voice, official
+from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.validation import official
 
 TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2

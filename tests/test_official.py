@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from qwen_megakernel import official
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.validation import official
 
 
 def test_where_it_is_missing_nothing_is_imported_for_it(monkeypatch):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tolerances import LOGITS_F32
 
-from qwen_megakernel import official
 from qwen_megakernel.decoders.plain import ReferenceDecoder, rotary
 from qwen_megakernel.records import Sampling
+from qwen_megakernel.validation import official
 
 CPU = torch.device("cpu")
 TEXT = "Hello there, how are you today?"

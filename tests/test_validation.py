@@ -9,10 +9,11 @@ import pytest
 import torch
 from commands import run
 
-from qwen_megakernel import validation, validation_cases
 from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.frame_decoder import Backend, make_decoder
-from qwen_megakernel.validation import Row
+from qwen_megakernel.validation import cases as validation_cases
+from qwen_megakernel.validation import compare
+from qwen_megakernel.validation.compare import Row
 
 
 def plain(loaded):
@@ -33,8 +34,8 @@ def cases(loaded):
 
 
 def test_a_decoder_agrees_with_itself(loaded, cases):
-    rows = validation.compare_forced(plain(loaded), cases, 0.0)
-    rows += validation.compare_free(plain(loaded), cases, exact=True)
+    rows = compare.compare_forced(plain(loaded), cases, 0.0)
+    rows += compare.compare_free(plain(loaded), cases, exact=True)
     assert all(row.passed and row.value == 0 for row in rows)
     assert sum(len(case.codes) for case in cases) == 8
 
@@ -48,13 +49,13 @@ def test_a_planted_fault_is_found(loaded, cases, fault):
         decoder.talker.norm = decoder.talker.norm + 1e-3
     else:
         decoder.lm_heads[3], decoder.lm_heads[4] = decoder.lm_heads[4], decoder.lm_heads[3]
-    rows = validation.compare_forced(decoder, cases, validation.OFFICIAL_TOLERANCE)
+    rows = compare.compare_forced(decoder, cases, compare.OFFICIAL_TOLERANCE)
     assert not all(row.passed for row in rows)
 
 
 def test_errors_that_are_all_small_but_too_many_are_found(loaded, cases, monkeypatch):
     """No logit is as far away as a single one may be; a right kernel's are 0.05 away (RMS)."""
-    limit = validation.tolerance_of("kernel", exact=False)
+    limit = compare.tolerance_of("kernel", exact=False)
 
     def noisy(decoder, case):
         noise = torch.Generator().manual_seed(0)
@@ -63,32 +64,32 @@ def test_errors_that_are_all_small_but_too_many_are_found(loaded, cases, monkeyp
             for logits in (case.talker_logits, case.predictor_logits)
         )
 
-    monkeypatch.setattr(validation, "forced_logits", noisy)
-    rows = validation.compare_forced(plain(loaded), cases, limit)
+    monkeypatch.setattr(compare, "forced_logits", noisy)
+    rows = compare.compare_forced(plain(loaded), cases, limit)
     failed = [row.what for row in rows if not row.passed]
     assert failed == [f"{name} logits, forced: RMS error" for name in ("talker", "predictor")]
 
 
 def test_an_end_at_another_frame_is_found(loaded, cases):
     ended = replace(cases[0], codes=cases[0].codes[:3], ended=torch.tensor(True))
-    _, row = validation.compare_free(plain(loaded), [ended], exact=True)
+    _, row = compare.compare_free(plain(loaded), [ended], exact=True)
     assert row.value == 1 and not row.passed
     stopped = replace(ended, ended=torch.tensor(False))
-    _, row = validation.compare_free(plain(loaded), [stopped], exact=True)
+    _, row = compare.compare_free(plain(loaded), [stopped], exact=True)
     assert row.value == 0 and row.passed
 
 
 def test_the_distance_of_sampled_codes(loaded, cases):
     decoder, other = plain(loaded), plain(loaded)
-    rows = validation.compare_sampling(decoder, other, cases[0], 6)
+    rows = compare.compare_sampling(decoder, other, cases[0], 6)
     assert [(row.count, row.value) for row in rows] == [(6, 0), (96, 0)]
     other.lm_heads.reverse()
-    code_0, histogram = validation.compare_sampling(decoder, other, cases[0], 6)
+    code_0, histogram = compare.compare_sampling(decoder, other, cases[0], 6)
     assert code_0.value == 0 and 0.5 < histogram.value <= 1  # 15 of 16 codes come from other heads
 
 
 def test_the_report_says_which_row_failed():
-    text, passed = validation.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
+    text, passed = compare.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
     assert not passed
     lines = text.splitlines()
     assert "ok" in lines[2] and "DIFFERS" in lines[3]
@@ -113,10 +114,10 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
             variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)
         )
         error = random_weights.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
-        assert error < validation.tolerance_of("kernel", exact=False) < 2 * error
-        assert sqrt(2) * error < validation.tolerance_of("graph", exact=False)
+        assert error < compare.tolerance_of("kernel", exact=False) < 2 * error
+        assert sqrt(2) * error < compare.tolerance_of("graph", exact=False)
         rms = error / largest
-        assert rms < validation.RMS_SHARE * validation.tolerance_of("kernel", exact=False) < 2 * rms
+        assert rms < compare.RMS_SHARE * compare.tolerance_of("kernel", exact=False) < 2 * rms
 
 
 PROGRAMS = {

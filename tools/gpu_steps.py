@@ -31,7 +31,6 @@ import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
 
 import validate_kernel  # noqa: E402 - the script, for its comparison
-from qwen_megakernel import validation  # noqa: E402
 from qwen_megakernel.checkpoint import loading  # noqa: E402
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  # noqa: E402
 from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
@@ -42,6 +41,7 @@ from qwen_megakernel.decoders.kernel import build as kernel_build  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
 from qwen_megakernel.decoders.plain import ReferenceDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
+from qwen_megakernel.validation import compare  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
 from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
@@ -386,7 +386,7 @@ def run(steps: dict[str, Callable[[Any], dict[str, Any]]], kind: type[Steps]) ->
         "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
     )
     args = parser.parse_args()
-    validation.forbid_reduced_precision()
+    compare.forbid_reduced_precision()
     deadline = time.monotonic() + 600 if args.until is None else args.until
     doing = kind(args.emulation, deadline, Path(args.json), toy=args.toy)
     doing.keep(steps[args.step](doing))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from qwen_megakernel import official
+from qwen_megakernel.validation import official
 from tools.demo_voice import package, recipe, texts
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker

@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen_megakernel import official
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
+from qwen_megakernel.validation import official
 
 TEXTS = (
     "Hello there, how are you today?",

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.plain import ReferenceDecoder
 from qwen_megakernel.records import Sampling
-from qwen_megakernel.validation_cases import Case, begin, forced_logits, plain_prompts
+from qwen_megakernel.validation.cases import Case, begin, forced_logits, plain_prompts
 
 # float32, two correct implementations at released depth: 7e-6 was measured between the official
 # code and an independent one; a wrong formula moves logits by 1e-2 and more.
