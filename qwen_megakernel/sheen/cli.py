@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from qwen_megakernel import cli_speak, options
 
 if TYPE_CHECKING:
-    from qwen_megakernel.sheen.prepare import Row
-    from qwen_megakernel.sheen.train import StepRecord, Trainer, TrainOptions
-    from qwen_megakernel.sheen.training import Job
-    from qwen_megakernel.sheen.verify import Check
+    from qwen_megakernel.sheen.training.job import Job
+    from qwen_megakernel.sheen.training.prepare import Row
+    from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions
+    from qwen_megakernel.sheen.training.verify import Check
 
 # As sheen.codec and sheen.model_folder have them, without importing torch.
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
@@ -39,7 +39,7 @@ def prepare(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.gpu.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
-    from qwen_megakernel.sheen.prepare import METADATA, prepare, read_metadata
+    from qwen_megakernel.sheen.training.prepare import METADATA, prepare, read_metadata
 
     def bar(rows: "list[Row]") -> "Iterator[Row]":
         yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
@@ -66,7 +66,7 @@ def train(args: argparse.Namespace) -> int:
     """Train a voice on a dataset."""
     from tqdm import tqdm
 
-    from qwen_megakernel.sheen.training import train_voice
+    from qwen_megakernel.sheen.training.job import train_voice
 
     with tqdm(unit="step", disable=args.quiet, file=sys.stderr) as bar:
 
@@ -107,7 +107,7 @@ def infer(args: argparse.Namespace) -> int:
 
 def verify_dataset(args: argparse.Namespace) -> int:
     """Check a dataset: every line, and the whole."""
-    from qwen_megakernel.sheen.verify import check_dataset
+    from qwen_megakernel.sheen.training.verify import check_dataset
 
     return _tell(check_dataset(Path(args.data), args.codebook_size, args.max_length))
 
@@ -115,7 +115,7 @@ def verify_dataset(args: argparse.Namespace) -> int:
 def verify_tokenizer(args: argparse.Namespace) -> int:
     """Check the tokenizer and the embeddings of a trained voice."""
     from qwen_megakernel.sheen import model_folder
-    from qwen_megakernel.sheen.verify import check_tokenizer
+    from qwen_megakernel.sheen.training.verify import check_tokenizer
 
     return _tell(check_tokenizer(model_folder.find(args.model).folder))
 
@@ -123,7 +123,7 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
 def verify_snac(args: argparse.Namespace) -> int:
     """Check a SNAC: it hears, speaks, and streams."""
     from qwen_megakernel.sheen.codec import find_snac
-    from qwen_megakernel.sheen.verify import check_snac
+    from qwen_megakernel.sheen.training.verify import check_snac
 
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
     return _tell(check_snac(folder))
@@ -131,7 +131,7 @@ def verify_snac(args: argparse.Namespace) -> int:
 
 def verify_training(args: argparse.Namespace) -> int:
     """Check training on two samples; nothing is kept."""
-    from qwen_megakernel.sheen.verify import check_training
+    from qwen_megakernel.sheen.training.verify import check_training
 
     return _tell(check_training(_job(args), _train_options(args)))
 
@@ -147,7 +147,7 @@ def _tell(checks: "Iterable[Check]") -> int:
 
 
 def _job(args: argparse.Namespace) -> "Job":
-    from qwen_megakernel.sheen.training import Job
+    from qwen_megakernel.sheen.training.job import Job
 
     return Job(
         data=Path(args.data),
@@ -165,7 +165,7 @@ def _job(args: argparse.Namespace) -> "Job":
 def _train_options(args: argparse.Namespace) -> "TrainOptions":
     from dataclasses import fields
 
-    from qwen_megakernel.sheen.train import TrainOptions
+    from qwen_megakernel.sheen.training.trainer import TrainOptions
 
     given = {field.name: getattr(args, field.name) for field in fields(TrainOptions)}
     return TrainOptions(**{name: value for name, value in given.items() if value is not None})

@@ -11,7 +11,7 @@ import torch
 import waveforms
 from sheen_toys import BY_HEART, CODEBOOK_SIZE, SNAC_CONFIG, TEXTS
 
-from qwen_megakernel.sheen.training import Job, train_voice
+from qwen_megakernel.sheen.training.job import Job, train_voice
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +83,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dataset_file(recordings: Path, codec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `prepare` makes of the recordings."""
-    from qwen_megakernel.sheen.prepare import prepare
+    from qwen_megakernel.sheen.training.prepare import prepare
 
     path = tmp_path_factory.mktemp("dataset") / "dataset.jsonl"
     prepare(recordings, path, codec)
@@ -92,7 +92,7 @@ def dataset_file(recordings: Path, codec, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def samples(dataset_file: Path):
-    from qwen_megakernel.sheen import dataset
+    from qwen_megakernel.sheen.training import dataset
 
     return dataset.read(dataset_file, CODEBOOK_SIZE)
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from qwen_megakernel.sheen import phonemes
-from qwen_megakernel.sheen.train import TrainOptions
+from qwen_megakernel.sheen.training.trainer import TrainOptions
 
 CODEBOOK_SIZE = 4096
 

@@ -11,8 +11,9 @@ from sheen_toys import CODEBOOK_SIZE as SIZE
 from sheen_toys import TEXTS, needs_espeak
 
 from qwen_megakernel.errors import DatasetError, EnvironmentError_, UsageError
-from qwen_megakernel.sheen import codes, dataset, phonemes
-from qwen_megakernel.sheen.prepare import prepare, read_metadata
+from qwen_megakernel.sheen import codes, phonemes
+from qwen_megakernel.sheen.training import dataset
+from qwen_megakernel.sheen.training.prepare import prepare, read_metadata
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
 
-from qwen_megakernel.sheen import model_folder, sequences, tokens
-from qwen_megakernel.sheen.sequences import IGNORED, collate, encode, pack
-from qwen_megakernel.sheen.train import Trainer, TrainOptions
+from qwen_megakernel.sheen import model_folder, tokens
+from qwen_megakernel.sheen.training import sequences
+from qwen_megakernel.sheen.training.sequences import IGNORED, collate, encode, pack
+from qwen_megakernel.sheen.training.trainer import Trainer, TrainOptions
 
 
 @pytest.fixture(scope="module")

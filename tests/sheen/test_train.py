@@ -9,8 +9,8 @@ from sheen_toys import BY_HEART
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
 from qwen_megakernel.sheen import model_folder
-from qwen_megakernel.sheen.train import StepRecord, Trainer, TrainOptions, plot
-from qwen_megakernel.sheen.training import Job, load_parts, train_voice
+from qwen_megakernel.sheen.training.job import Job, load_parts, train_voice
+from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions, plot
 
 
 @pytest.fixture

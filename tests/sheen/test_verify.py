@@ -11,8 +11,9 @@ from sheen_toys import CODEBOOK_SIZE as SIZE
 from tokenizers import normalizers
 
 from qwen_megakernel import cli
-from qwen_megakernel.sheen import codec, model_folder, sequences, verify
+from qwen_megakernel.sheen import codec, model_folder
 from qwen_megakernel.sheen.noise import AddressedNoise
+from qwen_megakernel.sheen.training import sequences, verify
 
 STEPS = ["--max-steps", "4", "--precision", "fp32", "--warmup-steps", "0", "--device", "cpu"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
-from qwen_megakernel.sheen.sequences import IGNORED, Batch, TokenSequence, collate, pack
+from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,7 +22,7 @@ from qwen_megakernel.sheen.tokens import AudioTokens, text_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from qwen_megakernel.sheen.dataset import Sample
+    from qwen_megakernel.sheen.training.dataset import Sample
 
 IGNORED = -100  # a label that takes no loss, as torch's cross_entropy has it
 

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from qwen_megakernel.errors import DatasetError, QwenTTSError
-from qwen_megakernel.sheen import dataset, model_folder
+from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, deinterleave
-from qwen_megakernel.sheen.sequences import IGNORED, TokenSequence, collate
 from qwen_megakernel.sheen.tokens import AUDIO_END, AudioTokens, find_audio_tokens, text_ids
-from qwen_megakernel.sheen.train import STATE, Trainer, TrainOptions
-from qwen_megakernel.sheen.training import Job, load_parts
+from qwen_megakernel.sheen.training import dataset
+from qwen_megakernel.sheen.training.job import Job, load_parts
+from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
+from qwen_megakernel.sheen.training.trainer import STATE, Trainer, TrainOptions
 
 NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"

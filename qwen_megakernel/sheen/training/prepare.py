@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import DatasetError, OutputError, ReferenceError_
-from qwen_megakernel.sheen import dataset
-from qwen_megakernel.sheen.dataset import Sample
 from qwen_megakernel.sheen.phonemes import phonemise
+from qwen_megakernel.sheen.training import dataset
+from qwen_megakernel.sheen.training.dataset import Sample
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.codec import SnacCodec

@@ -13,12 +13,13 @@ import torch
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
-from qwen_megakernel.sheen import dataset, model_folder
+from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
 from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
-from qwen_megakernel.sheen.sequences import TokenSequence, encode
 from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_embeddings
-from qwen_megakernel.sheen.train import STATE, StepRecord, Trainer, TrainOptions, plot
+from qwen_megakernel.sheen.training import dataset
+from qwen_megakernel.sheen.training.sequences import TokenSequence, encode
+from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, TrainOptions, plot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
