@@ -45,7 +45,7 @@ async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
     from pipecat.services.tts_service import TextAggregationMode
     from pipecat.workers.runner import WorkerRunner
 
-    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+    from qwen_megakernel.pipecat.service import MegakernelTTSService
 
     engine = PacedEngine(args.rtf)
     found: dict[str, list[float]] = {"overhead_ms": [], "quiet_ms": []}

@@ -19,11 +19,11 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
+from qwen_megakernel.pipecat.word_timestamps import count_letters
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.voice import Voice
-from qwen_megakernel.word_times import count_letters
 
 SAMPLE_RATE = 24000
 FRAME_S = 0.08

@@ -32,7 +32,7 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 from waiting import lateness
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
 
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation import official
 from tools.demo_voice import samples, shards

@@ -38,7 +38,7 @@ FLOORS = [
         "checkpoint.hub",
         "checkpoint.safetensors_file",
         "vocoder.layers",
-        "word_times",
+        "pipecat.word_timestamps",
     },
     {"checkpoint.loading", "vocoder.transformer"},
     {"vocoder.vocoder"},
@@ -87,16 +87,16 @@ FLOORS = [
     {"tts_engine", "build_tts", "model_tts"},
     {"families"},
     {
-        "pipecat_settings",
-        "pipecat_speech",
-        "pipecat_base",
+        "pipecat.settings",
+        "pipecat.context_speech",
+        "pipecat.base",
         "doctor",
         "options",
         "validation.official",
         "compat",
     },
     {"validation.cases"},
-    {"validation.compare", "pipecat_contexts"},
+    {"validation.compare", "pipecat.contexts"},
     {"server_settings", "server_admission"},
     {"server_audio", "server_errors", "server_metrics"},
     {"server_voices", "server_guard", "server_speaking"},
@@ -105,12 +105,12 @@ FLOORS = [
     {"wyoming_session"},
     {"wyoming_server"},
     {"server_protocol"},
-    {"pipecat_tts", "server"},
+    {"pipecat.service", "server"},
     {"server_ray"},
     {"cli_build", "cli_export", "cli_serve", "cli_speak", "cli_voices"},
     {"sheen.cli"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "pipecat_tts"},
 ]
 
 # What users type, and the only modules that print.
@@ -162,7 +162,7 @@ def test_modules_import_only_lower_floors():
 
 def test_adapters_and_the_command_line_import_no_torch():
     adapters = (path.stem for path in PACKAGE.glob("server*.py"))
-    for name in ("pipecat_tts", *COMMAND_LINE, *adapters):
+    for name in ("pipecat.service", *COMMAND_LINE, *adapters):
         path = PACKAGE.joinpath(*name.split(".")).with_suffix(".py")
         top_level = ast.parse(path.read_text(encoding="utf-8")).body
         names = {

@@ -13,7 +13,7 @@ from waiting import lateness
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import playback_gaps
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "offline_agent.py"
 

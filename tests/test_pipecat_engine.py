@@ -23,7 +23,7 @@ from torch import Tensor
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 

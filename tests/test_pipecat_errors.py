@@ -23,7 +23,7 @@ from qwen_megakernel.errors import (
     GenerationError,
     UsageError,
 )
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 Settings = MegakernelTTSService.Settings
 

@@ -24,7 +24,7 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, Run, WavOutput, sent, service
 
-from qwen_megakernel.word_times import count_letters
+from qwen_megakernel.pipecat.word_timestamps import count_letters
 
 STORY = (
     "Once upon a time there was a very small house at the edge of a wood. ",

@@ -25,8 +25,8 @@ from pipecat.frames.frames import (
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, SENTENCE, TOKEN, Run, WavOutput, sent, service
 
-from qwen_megakernel.pipecat_speech import ContextSpeech
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.context_speech import ContextSpeech
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.tts_engine import TTSEngine
 
 # ---- ends ----------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ async def test_a_service_that_was_used_can_be_collected() -> None:
 
 
 def test_importing_the_service_does_not_load_torch() -> None:
-    code = "import qwen_megakernel.pipecat_tts, sys; sys.exit('torch' in sys.modules)"
+    code = "import qwen_megakernel.pipecat.service, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

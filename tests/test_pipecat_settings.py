@@ -24,7 +24,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 Settings = MegakernelTTSService.Settings
 

@@ -12,7 +12,7 @@ from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppe
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, Run
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from pipecat.metrics.metrics import (
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, ICL_VOICE, SENTENCE, TOKEN, Run, WavOutput, logged, sent, service
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 SPEECH_FRAMES = (
     LLMFullResponseStartFrame,

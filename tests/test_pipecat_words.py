@@ -18,7 +18,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
 from pipelines import BOTH, SENTENCE, Run, service
 
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 SAID = "Hello there my friend. It is a fine day, is it not?"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen_megakernel.word_times import (
+from qwen_megakernel.pipecat.word_timestamps import (
     DEFAULT_PACE,
     LOOKAHEAD_S,
     PlayoutClock,

@@ -40,7 +40,7 @@ def test_what_every_engine_tells_is_told(engine):
 @pytest.fixture
 def pipecat_service(engine):
     pytest.importorskip("pipecat")
-    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+    from qwen_megakernel.pipecat.service import MegakernelTTSService
 
     def make(**options):
         settings = MegakernelTTSService.Settings(**OPTIONS | options.pop("settings", {}))
@@ -91,7 +91,7 @@ async def test_an_interruption_stops_the_voice(engine, pipecat_service):
 
 async def test_pipecat_loads_a_voice_by_its_folder(trained):
     pytest.importorskip("pipecat")
-    from qwen_megakernel.pipecat_tts import MegakernelTTSService
+    from qwen_megakernel.pipecat.service import MegakernelTTSService
 
     service = MegakernelTTSService(model_path=str(trained))
     assert service._settings.model == str(trained)

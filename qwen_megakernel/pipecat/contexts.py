@@ -16,10 +16,10 @@ from pipecat.utils.tracing.service_decorators import traced_tts
 
 from qwen_megakernel.audio import leading_silence_ms
 from qwen_megakernel.errors import EngineClosed
-from qwen_megakernel.pipecat_base import InProcessTTSService
-from qwen_megakernel.pipecat_speech import ContextSpeech
+from qwen_megakernel.pipecat.base import InProcessTTSService
+from qwen_megakernel.pipecat.context_speech import ContextSpeech
+from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE, WordTime, WordTimer
 from qwen_megakernel.text.sentences import unspeakable
-from qwen_megakernel.word_times import DEFAULT_PACE, WordTime, WordTimer
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.pipecat.word_timestamps import WordTimer
 from qwen_megakernel.records import AudioChunk
-from qwen_megakernel.word_times import WordTimer
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.stream import SpeechStream

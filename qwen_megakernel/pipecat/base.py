@@ -21,7 +21,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSet
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
-from qwen_megakernel.word_times import PlayoutClock
+from qwen_megakernel.pipecat.word_timestamps import PlayoutClock
 
 # Some sentences: an LLM's are shorter, and go on as they are.
 LONG_TEXT_CHARS = 400

@@ -1,0 +1,290 @@
+"""Pipecat's TTS service: a `TTSEngine` at the end of a voice agent's pipeline.
+
+Needs pipecat-ai 1.14 (`pip install "qwen_megakernel[pipecat]"`). This is the service that callers
+make and set: its engine, voice and settings. How it speaks is in `pipecat_contexts`, what its base
+class needs to be told in `pipecat_base`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+from pipecat.services.settings import TTSSettings
+from pipecat.transcriptions.language import Language
+from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.types import is_given
+
+from qwen_megakernel.errors import (
+    EmptyText,
+    EngineBusy,
+    QwenTTSError,
+    TextTooLong,
+    UnknownLanguage,
+    UsageError,
+)
+from qwen_megakernel.pipecat.base import base_arguments
+from qwen_megakernel.pipecat.contexts import ContextTTSService
+from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
+from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
+from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.text.languages import AUTO, resolve_language
+from qwen_megakernel.voice import Voice
+
+# Arguments of other services, and of the base class, that callers try.
+CURES = {
+    "model": "Name it with model_path=.",
+    "voice_id": "Give settings=MegakernelTTSService.Settings(voice=...).",
+    "sample_rate": "Leave it out: frames have the model's rate, and transports resample.",
+    **dict.fromkeys(
+        ("push_text_frames", "push_start_frame", "push_stop_frames"),
+        "Leave it out: the service tells words, beginnings and ends itself.",
+    ),
+}
+
+if TYPE_CHECKING:
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+    from qwen_megakernel.engine.stream import SpeechStream
+
+
+class MegakernelTTSService(ContextTTSService):
+    """Speaks the text of a pipeline with Qwen3-TTS, in this process.
+
+    Audio leaves while the rest is still being generated. Frames are 16-bit mono at the model's
+    24 kHz, whatever the transport plays: transports resample, and flush their resampler at the end
+    of speech.
+
+    Event handlers:
+        on_speech_ended: Called with the context id and the `SpeechStream` of a request that has
+            ended by itself; the stream tells `finish_reason`, `seed`, `codes` and `timings`.
+
+    Example::
+
+        engine = TTSEngine.from_pretrained("Qwen/Qwen3-TTS-12Hz-0.6B-Base", num_slots=4)
+        tts = MegakernelTTSService(
+            engine=engine,  # shared by all pipelines of the process
+            settings=MegakernelTTSService.Settings(language=Language.EN, seed=7),
+        )
+    """
+
+    Settings = MegakernelTTSSettings
+    _settings: MegakernelTTSSettings
+
+    def __init__(
+        self,
+        *,
+        model_path: str | None = None,
+        engine: SpeechEngine | None = None,
+        voices: Mapping[str, Voice] | None = None,
+        first_chunk_frames: int = 1,
+        chunk_frames: int = 10,
+        engine_timeout_s: float = 30.0,
+        stop_frame_timeout_s: float = 35.0,
+        settings: MegakernelTTSSettings | None = None,
+        **kwargs: Any,
+    ):
+        """Initialize the service; without `engine` this loads a model, which takes seconds.
+
+        Make the service before the pipeline runs: setting up a pipeline is limited to 20 s.
+
+        Args:
+            model_path: Hub id, folder or built-in name of the model to load. The service closes
+                an engine that it made. Default: the 0.6B Base model.
+            engine: The engine to use instead. It may be shared and is left open.
+            voices: Voices by names that `settings.voice` may have, besides those of the engine.
+            first_chunk_frames: Frames of 80 ms in the first chunk of a request.
+            chunk_frames: Frames in later chunks; chunks double from the first to this.
+            engine_timeout_s: A request that the engine leaves without audio for so long has failed.
+            stop_frame_timeout_s: A turn left without text and audio for so long is over. Longer
+                than `engine_timeout_s`, or audio could follow the end of its turn.
+            settings: Voice, language and whatever else may change later.
+            **kwargs: For `TTSService`. `text_aggregation_mode` makes each sentence a request
+                (SENTENCE, the default) or each turn one that speaks while its text still arrives
+                (TOKEN; turns of an in-context voice are spoken by the sentence all the same).
+
+        Raises:
+            UsageError: An argument or a setting can never work.
+            ModelFilesError: The model cannot be loaded.
+        """
+        self._check_arguments(model_path, engine, settings, kwargs)
+        if stop_frame_timeout_s <= engine_timeout_s:
+            raise UsageError(
+                f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
+                f"{engine_timeout_s}; the first must be longer."
+            )
+        self._owned_engine: SpeechEngine | None = None
+        if engine is None:
+            from qwen_megakernel import families  # brings torch
+
+            engine = self._owned_engine = families.load_engine(model_path)
+        self._voices = dict(voices or {})
+        self._unspoken: set[Language] = set()  # that a warning has named
+        self._chunking = {"first_chunk_frames": first_chunk_frames, "chunk_frames": chunk_frames}
+
+        store = self.Settings.defaults(engine.files.name)
+        if settings is not None:
+            store.apply_update(settings)
+        store.language = as_language(store.language)
+        super().__init__(
+            engine=engine,
+            engine_timeout_s=engine_timeout_s,
+            stop_frame_timeout_s=stop_frame_timeout_s,
+            settings=store,
+            **kwargs,
+        )
+        if self._is_streaming_tokens:
+            self._text_aggregator = WordAggregator(language=self.text_aggregation_language)
+        try:
+            self._voice = self._check(self._settings)
+        except QwenTTSError:
+            if self._owned_engine:
+                self._owned_engine.close()
+            raise
+
+    def _check_arguments(
+        self,
+        model_path: str | None,
+        engine: SpeechEngine | None,
+        settings: MegakernelTTSSettings | None,
+        others: dict[str, Any],
+    ) -> None:
+        """Refuse what other services take and this one does not, before a model is loaded."""
+        if model_path is not None and engine is not None:
+            raise UsageError("Give model_path or engine, not both.")
+        if engine is not None and not hasattr(engine, "stream"):
+            raise UsageError(
+                f"engine is {engine!r}; it must be an engine, such as a TTSEngine.",
+                cure="Name a model with model_path=.",
+            )
+        if settings is not None and not isinstance(settings, TTSSettings):
+            raise UsageError(
+                f"settings is {settings!r}; it must be MegakernelTTSService.Settings(...)."
+            )
+        refused = (others.keys() - base_arguments()) | (others.keys() & CURES.keys())
+        if refused:
+            name = min(refused)
+            known = {field.name for field in fields(self.Settings)}
+            in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
+            cure = CURES.get(name, in_settings if name in known else "")
+            raise UsageError(f"MegakernelTTSService takes no {name}.", cure=cure)
+
+    def can_generate_metrics(self) -> bool:
+        """Whether the service reports metrics: it does."""
+        return True
+
+    # ---- settings --------------------------------------------------------------------------------
+
+    def language_to_service_language(self, language: Language) -> str:
+        """The model's name of a language; "auto" for one that it does not speak."""
+        try:
+            return resolve_language(language.value, self._engine.languages)
+        except UnknownLanguage:
+            if language not in self._unspoken:  # asked for each change, and by the base class
+                self._unspoken.add(language)
+                logger.warning(f"{self}: the model does not speak {language.value}, using {AUTO!r}")
+            return AUTO
+
+    async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
+        """Apply new settings, all of them or none; returns what they were before.
+
+        In TOKEN mode a turn is one request, so what follows in the turn is spoken in a context of
+        its own.
+        """
+        if is_given(delta.language):
+            delta.language = as_language(delta.language)
+        wanted = self._settings.copy()
+        wanted.apply_update(delta)
+        wanted.language = self._service_language(wanted.language)
+        try:
+            voice = await asyncio.to_thread(self._check, wanted)  # may read a voice file
+        except QwenTTSError as error:
+            # The service works on with its old settings, so this costs it nothing.
+            await self.push_error(
+                f"Settings not changed: {error}", error, category=ErrorCategory.APPLICATION
+            )
+            return {}
+        changed = await super()._update_settings(delta)
+        self._warn_unhandled_updated_settings(changed.keys() & {"model"})
+        if changed.keys() - {"model"}:
+            self._voice = voice
+            self._pace = DEFAULT_PACE
+            if self._is_streaming_tokens:
+                await self._rotate_turn()
+        return changed
+
+    def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
+        """Make sure that requests can be made of these settings; finds their voice."""
+        voice = self._engine.find_voice(self._voices.get(settings.voice, settings.voice))
+        resolve_language(settings.language, self._engine.languages)
+        SpeechRequest(
+            text=None,
+            sampling=Sampling().override(**settings.sampling_knobs),
+            seed=settings.seed or 0,
+            max_frames=settings.max_frames,
+            text_feed=settings.text_feed or "auto",
+            **self._chunking,
+        )
+        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
+            logger.warning(
+                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
+                "speak. TOKEN mode speaks it sentence by sentence."
+            )
+        return voice
+
+    async def _rotate_turn(self) -> None:
+        """End the current turn's request; more text of the turn goes to a new context."""
+        context_id = self._turn_context_id
+        if context_id is None or not self.audio_context_available(context_id):
+            return
+        # Without this the words of an unfinished sentence would never reach the conversation.
+        await self._push_sequencer_frames(
+            await self._aggregated_frame_sequencer.finalize(context_id), context_id
+        )
+        await self.flush_audio(context_id)
+        self._turn_context_id = None
+        self._turn_context_id = self.create_context_id()
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _open_stream(self, text: str | None) -> SpeechStream:
+        settings = self._settings
+        return self._engine.stream(
+            text,
+            text_open=text is None,
+            voice=self._voice,
+            language=settings.language,
+            instruct=settings.instruct,
+            seed=settings.seed,
+            max_frames=settings.max_frames,
+            text_feed=settings.text_feed or "auto",
+            **self._chunking,
+            **settings.sampling_knobs,
+        )
+
+    @property
+    def _needs_whole_sentences(self) -> bool:
+        """Whether the voice's prompt holds the text to speak: an in-context voice's does."""
+        return isinstance(self._voice, Voice) and self._voice.in_context
+
+    def _classify_error(self, exception: Exception) -> ErrorCategory | None:
+        """What an error says about the next request; INVALID_REQUEST is permanent."""
+        if isinstance(exception, (EmptyText, TextTooLong)):
+            return ErrorCategory.APPLICATION  # other texts work
+        if isinstance(exception, UsageError):
+            return ErrorCategory.INVALID_REQUEST  # only other settings help
+        if isinstance(exception, EngineBusy):
+            return ErrorCategory.RATE_LIMIT
+        if isinstance(exception, QwenTTSError):
+            return ErrorCategory.SERVER
+        return None
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    async def cleanup(self) -> None:
+        """Release everything; an engine that the service made is closed."""
+        await super().cleanup()
+        if self._owned_engine:
+            await asyncio.to_thread(self._owned_engine.close)  # waits for its thread
