@@ -22,7 +22,7 @@ from benchmarks import common
 from benchmarks.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
 from benchmarks.speech_client import Heard, SpeechClient
 from qwen_megakernel import audio, options
-from qwen_megakernel.server_service import spare_what_is_loaded
+from qwen_megakernel.server.service import spare_what_is_loaded
 
 LIMITS = {  # figure -> (which of its numbers, at most)
     "first_byte_overhead_ms": ("p50", 3.0),
@@ -54,11 +54,11 @@ def serve_model(pipe: Connection, model: str) -> None:
 
 
 def _serve(pipe: Connection, engine: Any) -> None:
-    from qwen_megakernel import server
-    from qwen_megakernel.server_settings import ServerSettings
+    from qwen_megakernel.server import app
+    from qwen_megakernel.server.settings import ServerSettings
 
     settings = ServerSettings()
-    running = server.new_server(server.create_app(engine, settings), settings)
+    running = app.new_server(app.create_app(engine, settings), settings)
     spare_what_is_loaded()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])

@@ -17,7 +17,8 @@ from typing import Any
 
 from ray.serve import Application
 
-from qwen_megakernel import cli, cli_serve, server_ray
+from qwen_megakernel import cli, cli_serve
+from qwen_megakernel.server import ray_serve
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -29,4 +30,4 @@ def build(args: dict[str, Any]) -> Application:
         else:
             words += [f"--{name}", str(value)]
     options = cli_serve.ray_options(cli.parser().parse_args(words))
-    return server_ray.application(**options)
+    return ray_serve.application(**options)

@@ -14,7 +14,7 @@ from qwen_megakernel import options
 from qwen_megakernel.errors import MissingPackageError, UsageError
 
 if TYPE_CHECKING:
-    from qwen_megakernel.server_settings import ServerSettings
+    from qwen_megakernel.server.settings import ServerSettings
 
 API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"
 MAX_SLOTS = 1024  # a cache of 230 MB each (0.6B, 1000 frames): 240 GB, and nobody means more
@@ -102,7 +102,7 @@ def add_command(commands: Any) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve speech over HTTP, with OpenAI's endpoints; see docs/serving.md."""
     with _packages_of("server"):
-        from qwen_megakernel import server
+        from qwen_megakernel.server import app
     if args.wyoming_port is not None and find_spec("wyoming") is None:
         raise MissingPackageError(
             "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
@@ -114,8 +114,8 @@ def serve(args: argparse.Namespace) -> int:
 
     if args.ray:
         with _packages_of("ray"):
-            from qwen_megakernel import server_ray
-        server_ray.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
+            from qwen_megakernel.server import ray_serve
+        ray_serve.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
         return 0
     for name in ("replicas", "max_replicas", "replica_gpus"):
         if getattr(args, name) is not None:
@@ -123,7 +123,7 @@ def serve(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if args.access_log:
         _log_accesses()
-    is_loading = server.serve(
+    is_loading = app.serve(
         _engine_maker(args, settings),
         settings,
         host=args.host,
@@ -146,7 +146,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         MissingPackageError: Ray is not installed.
     """
     with _packages_of("ray"):
-        from qwen_megakernel import server_ray
+        from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
             "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
@@ -166,7 +166,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     if num_gpus is None:
         num_gpus = float(args.device != "cpu" and args.backend != "emulation" and _has_gpu())
     num_replicas = 1 if args.replicas is None else args.replicas
-    scale = server_ray.Scale(
+    scale = ray_serve.Scale(
         min_replicas=num_replicas,
         max_replicas=args.max_replicas or num_replicas,
         num_gpus=num_gpus,
@@ -198,7 +198,7 @@ def _packages_of(extra: str) -> Iterator[None]:
 
 
 def _log_accesses() -> None:
-    from qwen_megakernel.server_guard import access_logger
+    from qwen_megakernel.server.middleware import access_logger
 
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -215,7 +215,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
-    from qwen_megakernel.server_settings import ServerSettings
+    from qwen_megakernel.server.settings import ServerSettings
     from qwen_megakernel.text.tokenizer import MAX_CHARS
 
     if args.max_chars > MAX_CHARS:
@@ -241,7 +241,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
-    from qwen_megakernel.server_service import spare_what_is_loaded
+    from qwen_megakernel.server.service import spare_what_is_loaded
 
     def make() -> Any:
         if not args.quiet:

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 from waiting import wait_until
 
-from qwen_megakernel import server
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server import app
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ServerSettings
 
 SPEECH = "/v1/audio/speech"
 
@@ -88,7 +88,7 @@ def serving(
         settings: `ServerSettings`.
     """
     chosen = ServerSettings(**settings)
-    running = server.new_server(server.create_app(engine, chosen), chosen)
+    running = app.new_server(app.create_app(engine, chosen), chosen)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         if send_buffer is not None:  # connections inherit it
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

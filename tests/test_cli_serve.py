@@ -11,9 +11,10 @@ from fake_engine import FakeEngine
 from live_server import serving
 from waiting import wait_until
 
-from qwen_megakernel import cli, options, server
+from qwen_megakernel import cli, options
 from qwen_megakernel.errors import UnknownVoice
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server import app
+from qwen_megakernel.server.settings import ServerSettings
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def served(monkeypatch):
     def serve(engine, settings, **address):
         calls.append((engine, settings, address))
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(app, "serve", serve)
 
     def run(*words):
         assert cli.main(["serve", *words]) == 0
@@ -140,16 +141,16 @@ def test_ipv6_is_listened_on_where_it_is_asked_for():
         pytest.skip("no IPv6 here")
     said = []
     running = []
-    new_server = server.new_server
+    new_server = app.new_server
 
     def remember(*arguments, **named):
         running.append(new_server(*arguments, **named))
         return running[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "new_server", remember)
+        patch.setattr(app, "new_server", remember)
         thread = threading.Thread(
-            target=server.serve,
+            target=app.serve,
             args=(FakeEngine(), ServerSettings()),
             kwargs={"host": "::1", "port": 0, "on_listening": said.append},
         )

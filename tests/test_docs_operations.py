@@ -7,7 +7,8 @@ import pytest
 from commands import ROOT, lines
 
 from benchmarks import bench_server
-from qwen_megakernel import cli, server
+from qwen_megakernel import cli
+from qwen_megakernel.server import app as server_app
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 COMMANDS = lines(PAGE)
@@ -50,7 +51,7 @@ def test_alarms_are_promql_about_metrics_that_exist() -> None:
     promql = pytest.importorskip("promql_parser")
     alarms = re.findall(r"^\| `([^`]*tts_[^`]*)` \|", PAGE, re.MULTILINE)
     assert len(alarms) == 4
-    app = server.create_app(lambda: None)
+    app = server_app.create_app(lambda: None)
     families = {family.name for family in app.state.service.metrics.registry.collect()}
     for alarm in alarms:
         alarm = alarm.replace(r"\|", "|")  # a table's way to write it

@@ -12,8 +12,9 @@ import waveforms
 from commands import ROOT, blocks, lines, run
 from live_server import serving
 
-from qwen_megakernel import TTSEngine, cli, options, server
-from qwen_megakernel.server_requests import SpeechBody
+from qwen_megakernel import TTSEngine, cli, options
+from qwen_megakernel.server import app as server_app
+from qwen_megakernel.server.schemas import SpeechBody
 
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:8090"
@@ -72,14 +73,14 @@ def test_the_page_names_every_field_option_and_endpoint():
     named = names[0] - names[1] - {"--max-frames"}
     missing = {name for name in named if name not in PAGE}
     assert not missing
-    described = server.create_app(lambda: None).openapi()["paths"]
+    described = server_app.create_app(lambda: None).openapi()["paths"]
     for path in described:
         path = path.replace("{request_id}", "{request id}")
         assert path in PAGE or path.removeprefix("/v1/audio/models") == "", path
 
 
 def test_every_metric_is_on_the_page():
-    app = server.create_app(lambda: None)
+    app = server_app.create_app(lambda: None)
     families = {family.name for family in app.state.service.metrics.registry.collect()}
     ours = {name for name in families if name.startswith("tts_")}
     assert ours and all(name in PAGE for name in ours)

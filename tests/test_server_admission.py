@@ -15,8 +15,8 @@ from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelTimeout
-from qwen_megakernel.server_admission import Admission
-from qwen_megakernel.server_errors import error_facts
+from qwen_megakernel.server.admission import Admission
+from qwen_megakernel.server.error_responses import error_facts
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40

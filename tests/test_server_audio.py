@@ -6,7 +6,7 @@ import wave
 import numpy as np
 import pytest
 
-from qwen_megakernel.server_audio import encode_whole, new_encoder, wav_header
+from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
 
 RATE = 24000
 

@@ -13,10 +13,10 @@ from qwen_megakernel.errors import (
     EngineClosed,
     TextTooLong,
 )
-from qwen_megakernel.server import create_app
-from qwen_megakernel.server_errors import snake
-from qwen_megakernel.server_requests import check_length
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server.app import create_app
+from qwen_megakernel.server.error_responses import snake
+from qwen_megakernel.server.schemas import check_length
+from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.text.tokenizer import MAX_CHARS
 
 SHORT = "Hello there."
@@ -377,12 +377,12 @@ def test_the_key_is_asked_for_where_something_is_done():
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch):
-    from qwen_megakernel import server_guard
+    from qwen_megakernel.server import middleware
 
     compared = []
-    compare = server_guard.hmac.compare_digest
+    compare = middleware.hmac.compare_digest
     monkeypatch.setattr(
-        server_guard.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
+        middleware.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b)
     )
     with serving(FakeEngine(), api_key="s3cret") as live:
         assert live.client.get("/v1/models", headers={"X-API-Key": "x"}).status_code == 401

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server_admission import Admission, FinishedRequests
-from qwen_megakernel.server_metrics import Metrics, SpeechRecord
+from qwen_megakernel.server.admission import Admission, FinishedRequests
+from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 
 
 def read(live):
@@ -77,7 +77,7 @@ def test_a_player_runs_dry_when_a_chunk_comes_later_than_the_last_one_plays(
     gap_s, underruns, monkeypatch
 ):
     now = [0.0]
-    monkeypatch.setattr("qwen_megakernel.server_metrics.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("qwen_megakernel.server.metrics.time.perf_counter", lambda: now[0])
     record = SpeechRecord(Metrics(Admission(1, 1), lambda: 0), 24000)
     record.add(FRAME_SAMPLES, 1)
     now[0] += gap_s  # a frame plays for 0.08 s

@@ -32,12 +32,12 @@ from waiting import wait_until
 from websockets.sync.client import connect
 
 from qwen_megakernel.errors import EnvironmentError_, UsageError
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")
 
-from qwen_megakernel import server_ray  # noqa: E402 - needs Ray
+from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOTS = 4
@@ -60,7 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ray on this machine, ended with everything it started."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv(*server_ray.PROXY_PATIENCE)
+    monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)
@@ -98,9 +98,9 @@ def url() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, cluster(patch):
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        scale = server_ray.Scale(min_replicas=2, max_replicas=2, num_cpus=0.5)
-        app = server_ray.application(make_engine, ServerSettings(), scale, num_slots=NUM_SLOTS)
-        serve.run(app, name=server_ray.NAME)
+        scale = ray_serve.Scale(min_replicas=2, max_replicas=2, num_cpus=0.5)
+        app = ray_serve.application(make_engine, ServerSettings(), scale, num_slots=NUM_SLOTS)
+        serve.run(app, name=ray_serve.NAME)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -241,7 +241,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
 
 def test_a_scale_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="max_replicas 1"):
-        server_ray.Scale(min_replicas=2, max_replicas=1)
+        ray_serve.Scale(min_replicas=2, max_replicas=1)
 
 
 def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,11 +250,11 @@ def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.Monk
         raise ray.exceptions.ActorUnavailableError("It was killed\nby `ray.kill`.", None)
 
     monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "7")
-    monkeypatch.setattr(server_ray.ray, "init", lambda **_: None)
-    monkeypatch.setattr(server_ray, "_check_room", lambda scale: None)
-    monkeypatch.setattr(server_ray.serve, "start", killed)
+    monkeypatch.setattr(ray_serve.ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray_serve, "_check_room", lambda scale: None)
+    monkeypatch.setattr(ray_serve.serve, "start", killed)
     with pytest.raises(EnvironmentError_, match=r"(?s)proxy did not start.*killed.*too busy"):
-        server_ray.run(make_engine, ServerSettings(), server_ray.Scale(), num_slots=1, port=0)
+        ray_serve.run(make_engine, ServerSettings(), ray_serve.Scale(), num_slots=1, port=0)
 
 
 # ---- with real engines, and the commands; a minute each ------------------------------------------
@@ -311,9 +311,9 @@ def test_more_replicas_come_when_requests_wait(monkeypatch: pytest.MonkeyPatch) 
     with cluster(monkeypatch):
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        scale = server_ray.Scale(1, 2, num_cpus=0.5, upscale_delay_s=1.0)
-        app = server_ray.application(make_engine, ServerSettings(), scale, num_slots=1)
-        serve.run(app, name=server_ray.NAME)
+        scale = ray_serve.Scale(1, 2, num_cpus=0.5, upscale_delay_s=1.0)
+        app = ray_serve.application(make_engine, ServerSettings(), scale, num_slots=1)
+        serve.run(app, name=ray_serve.NAME)
         url = f"http://127.0.0.1:{port}"
         assert len(replicas()) == 1
         stop = threading.Event()

@@ -8,9 +8,9 @@ from live_server import serving
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from waiting import wait_until
 
-from qwen_megakernel import server
+from qwen_megakernel.server import app
 
-schema = schemathesis.openapi.from_dict(server.create_app(FakeEngine()).openapi())
+schema = schemathesis.openapi.from_dict(app.create_app(FakeEngine()).openapi())
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from waveforms import voice_like
 
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.errors import ReferenceError_
-from qwen_megakernel.server_voices import OPENAI_VOICES, _decode
+from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
 
 VOICES = "/v1/audio/voices"
 TEXT = "Hello there."

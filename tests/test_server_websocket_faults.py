@@ -14,7 +14,7 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server_websocket import Utterance
+from qwen_megakernel.server.websocket import Utterance
 
 
 @pytest.mark.parametrize(

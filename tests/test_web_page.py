@@ -34,7 +34,7 @@ from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineBusy, GenerationError
-from qwen_megakernel.server import PAGE
+from qwen_megakernel.server.app import PAGE
 
 Open = Callable[..., Any]
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from qwen_megakernel.server import PAGE
+from qwen_megakernel.server.app import PAGE
 
 SOURCE = PAGE.read_text(encoding="utf-8")
 

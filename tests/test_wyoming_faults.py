@@ -21,11 +21,11 @@ from wyoming.tts import (
 )
 from wyoming_client import connected, error_of, events_until, pcm_of, serving
 
-from qwen_megakernel import wyoming_server
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.wyoming_server import WyomingServer
+from qwen_megakernel.server import wyoming_server
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.wyoming_server import WyomingServer
 
 
 async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:

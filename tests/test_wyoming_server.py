@@ -34,9 +34,9 @@ from wyoming_client import connected, error_of, events_until, pcm_of, serving, u
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import TaskError
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.wyoming_server import WyomingServer
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.wyoming_server import WyomingServer
 
 # ---- what clients ask for ----------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
 from wyoming.event import Event
 
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.wyoming_server import WyomingServer
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.wyoming_server import WyomingServer
 
 
 @contextlib.asynccontextmanager

@@ -18,9 +18,9 @@ from urllib.parse import quote, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.server_errors import ApiError, error_response
-from qwen_megakernel.server_metrics import Metrics
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server.error_responses import ApiError, error_response
+from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("qwen_megakernel.access")

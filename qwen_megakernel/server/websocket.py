@@ -25,12 +25,12 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from qwen_megakernel.errors import DeadlineExceeded, EmptyText, QwenTTSError, TaskError, UsageError
-from qwen_megakernel.server_audio import new_encoder
-from qwen_megakernel.server_errors import ApiError, error_facts
-from qwen_megakernel.server_requests import SessionConfig, check_length
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_speaking import Speaking, encoded, encoded_whole
-from qwen_megakernel.server_stream import abort
+from qwen_megakernel.server.active_speech import Speaking, encoded, encoded_whole
+from qwen_megakernel.server.encoders import new_encoder
+from qwen_megakernel.server.error_responses import ApiError, error_facts
+from qwen_megakernel.server.responses import abort
+from qwen_megakernel.server.schemas import SessionConfig, check_length
+from qwen_megakernel.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 

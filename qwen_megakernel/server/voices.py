@@ -17,8 +17,8 @@ import numpy as np
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice, UsageError
-from qwen_megakernel.server_errors import ApiError
-from qwen_megakernel.server_settings import ServerSettings
+from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
 logger = logging.getLogger(__name__)

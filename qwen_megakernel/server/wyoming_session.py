@@ -29,9 +29,9 @@ from wyoming.tts import (
 )
 
 from qwen_megakernel.errors import DeadlineExceeded, QwenTTSError, TaskError, UsageError
-from qwen_megakernel.server_requests import SpeechSettings, check_length
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_speaking import Speaking
+from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.server.schemas import SpeechSettings, check_length
+from qwen_megakernel.server.service import Service
 
 logger = logging.getLogger(__name__)
 

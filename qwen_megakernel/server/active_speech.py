@@ -12,10 +12,10 @@ from typing import Any, Self
 import numpy as np
 
 from qwen_megakernel.records import AudioChunk
-from qwen_megakernel.server_admission import FinishedRequests, Ticket
-from qwen_megakernel.server_audio import Encoder, encode_whole
-from qwen_megakernel.server_errors import error_facts
-from qwen_megakernel.server_metrics import SpeechRecord
+from qwen_megakernel.server.admission import FinishedRequests, Ticket
+from qwen_megakernel.server.encoders import Encoder, encode_whole
+from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.metrics import SpeechRecord
 
 
 class Speaking:

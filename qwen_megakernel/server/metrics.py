@@ -15,7 +15,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from qwen_megakernel.server_admission import Admission
+from qwen_megakernel.server.admission import Admission
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -15,9 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
-from qwen_megakernel.server_errors import ApiError
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_voices import VoiceDesk
+from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.voices import VoiceDesk
 from qwen_megakernel.text.tokenizer import MAX_CHARS
 from qwen_megakernel.voice import Voice
 

@@ -22,16 +22,12 @@ from fastapi.responses import FileResponse
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import NotReady, ReferenceError_, UsageError
-from qwen_megakernel.server_audio import new_encoder
-from qwen_megakernel.server_errors import ApiError, ErrorBody, add_handlers
-from qwen_megakernel.server_guard import Guard
-from qwen_megakernel.server_metrics import CONTENT_TYPE
-from qwen_megakernel.server_protocol import DrainingServer, guarded_protocol
-from qwen_megakernel.server_requests import MODEL_ALIASES, SpeechBody, check_length, check_model
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import MEDIA_TYPES, ServerSettings
-from qwen_megakernel.server_speaking import Speaking
-from qwen_megakernel.server_stream import (
+from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.server.encoders import new_encoder
+from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
+from qwen_megakernel.server.metrics import CONTENT_TYPE
+from qwen_megakernel.server.middleware import Guard
+from qwen_megakernel.server.responses import (
     EVENT_STREAM,
     SpeechResponse,
     audio_bytes,
@@ -39,7 +35,11 @@ from qwen_megakernel.server_stream import (
     error_event,
     events,
 )
-from qwen_megakernel.server_websocket import Session
+from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.serving import DrainingServer, guarded_protocol
+from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
+from qwen_megakernel.server.websocket import Session
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
@@ -335,7 +335,7 @@ def new_server(
     """
     service, companion = app.state.service, None
     if wyoming is not None:
-        from qwen_megakernel.wyoming_server import WyomingServer  # the extra [wyoming]
+        from qwen_megakernel.server.wyoming_server import WyomingServer  # the extra [wyoming]
 
         companion = WyomingServer(service, wyoming)
     config = uvicorn.Config(

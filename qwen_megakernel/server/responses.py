@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import DeadlineExceeded
-from qwen_megakernel.server_audio import Encoder
-from qwen_megakernel.server_errors import error_facts
-from qwen_megakernel.server_settings import MEDIA_TYPES, ServerSettings
-from qwen_megakernel.server_speaking import Speaking, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import Speaking, encoded, encoded_whole
+from qwen_megakernel.server.encoders import Encoder
+from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 
 EVENT_STREAM = "text/event-stream"
 ABORT = "abort_connection"  # key of scope["state"], put there by server_protocol

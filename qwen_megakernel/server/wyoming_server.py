@@ -12,9 +12,9 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from qwen_megakernel import __version__
 from qwen_megakernel.errors import EngineBusy
-from qwen_megakernel.server_service import Service
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.wyoming_session import DEFAULT_VOICE, Session
 from qwen_megakernel.text.languages import code_of_language
-from qwen_megakernel.wyoming_session import DEFAULT_VOICE, Session
 
 logger = logging.getLogger(__name__)
 

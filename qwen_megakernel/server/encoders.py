@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.server_settings import MEDIA_TYPES
+from qwen_megakernel.server.settings import MEDIA_TYPES
 
 # libsndfile's name of container and codec. MP3 at a constant bit rate: a player can then tell the
 # length from the size, where a variable rate would need the table that is written at the end.

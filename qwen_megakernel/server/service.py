@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.errors import NotReady, QwenTTSError
-from qwen_megakernel.server_admission import Admission, FinishedRequests
-from qwen_megakernel.server_metrics import Metrics, SpeechRecord
-from qwen_megakernel.server_requests import SpeechSettings, engine_options
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_speaking import Speaking
-from qwen_megakernel.server_voices import VoiceDesk
+from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.server.admission import Admission, FinishedRequests
+from qwen_megakernel.server.metrics import Metrics, SpeechRecord
+from qwen_megakernel.server.schemas import SpeechSettings, engine_options
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.voices import VoiceDesk
 
 logger = logging.getLogger(__name__)
 

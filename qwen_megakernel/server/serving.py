@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from qwen_megakernel.server_service import Service
-from qwen_megakernel.server_settings import ServerSettings
-from qwen_megakernel.server_stream import ABORT
+from qwen_megakernel.server.responses import ABORT
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from qwen_megakernel.wyoming_server import WyomingServer
+    from qwen_megakernel.server.wyoming_server import WyomingServer
 
 
 def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
