@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from benchmarks import common
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qwen_megakernel import Voice, options, signals
+from qwen_megakernel import Voice, signals
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
+from qwen_megakernel.cli import options
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
 

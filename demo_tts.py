@@ -6,7 +6,7 @@ The whole utterance is made before the file is written; `demo_pipeline.py` strea
 import argparse
 import sys
 
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:

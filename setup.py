@@ -103,5 +103,5 @@ setup(
             *PLOTS,
         ],
     },
-    entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli:main"]},
+    entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli.main:main"]},
 )

@@ -12,7 +12,8 @@ import sys
 import numpy as np
 
 from benchmarks import common
-from qwen_megakernel import TTSEngine, options
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import ModelFilesError
 
 CANNOT_RUN = 77

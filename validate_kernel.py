@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.cli import options
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError

@@ -32,7 +32,7 @@ import psutil
 from benchmarks import common, server_plot
 from benchmarks.load import PROMPTS, arrivals, numbers, prompt_order
 from benchmarks.speech_client import PLAYABLE_GAP_MS, Heard, SpeechClient
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import EnvironmentError_, UsageError
 
 SAMPLE_EVERY_S = 0.25

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen_megakernel import TTSEngine, audio, options
-from qwen_megakernel.doctor import report
+from qwen_megakernel import TTSEngine, audio
+from qwen_megakernel.cli import options
+from qwen_megakernel.cli.doctor import report
 from qwen_megakernel.engine.speech_engine import Files
 from qwen_megakernel.errors import MissingPackageError, OutputError
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 import torch
 
 from benchmarks import common, roofline
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 NUM_BYTES = 512 * 2**20
 NUM_READS = 20

@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 import torch
 
 from benchmarks import common, load
-from qwen_megakernel import TTSEngine, options
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
 from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)

@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:

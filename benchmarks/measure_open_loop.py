@@ -19,8 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common, load
-from qwen_megakernel import TTSEngine, audio, options
+from qwen_megakernel import TTSEngine, audio
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
 
 LEAD_SECONDS = 1.0  # a listener's player takes chunks this long before it needs them
 

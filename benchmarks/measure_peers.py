@@ -17,8 +17,8 @@ import torch
 
 from benchmarks import common
 from benchmarks.measure_open_loop import endless
-from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.frame_decoder import (
     Backend,
     choose_backend,

@@ -17,7 +17,7 @@ from loguru import logger
 
 from benchmarks import common
 from benchmarks.paced_engine import FRAME_S, PacedEngine, handed_over
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 from benchmarks import common
 from benchmarks.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
 from benchmarks.speech_client import Heard, SpeechClient
-from qwen_megakernel import audio, options
+from qwen_megakernel import audio
+from qwen_megakernel.cli import options
 from qwen_megakernel.server.service import spare_what_is_loaded
 
 LIMITS = {  # figure -> (which of its numbers, at most)

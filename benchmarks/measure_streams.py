@@ -8,7 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel import TTSEngine, options
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import options
 
 
 def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, float]:

@@ -16,7 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel import TTSEngine, options
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import options
 
 TEXTS = {
     "short": "Hello, how are you today?",

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
 from qwen_megakernel.cloning.voice_library import Voices
 
 RATE = 24000

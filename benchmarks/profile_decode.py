@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import common
-from qwen_megakernel import options
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.frame_decoder import Backend, default_dtype, make_decoder
 from qwen_megakernel.records import Sampling
 

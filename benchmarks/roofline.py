@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from qwen_megakernel import options
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
+from qwen_megakernel.cli import options
 
 RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from qwen_megakernel import cli, cli_serve
+from qwen_megakernel.cli import main, serve
 from qwen_megakernel.server import ray_serve
 
 
@@ -29,5 +29,5 @@ def build(args: dict[str, Any]) -> Application:
             words.append(f"--{name}")
         else:
             words += [f"--{name}", str(value)]
-    options = cli_serve.ray_options(cli.parser().parse_args(words))
+    options = serve.ray_options(main.parser().parse_args(words))
     return ray_serve.application(**options)

@@ -51,8 +51,8 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601
 from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import options
 from qwen_megakernel.audio import WavWriter
+from qwen_megakernel.cli import options
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 IN_RATE = 16000

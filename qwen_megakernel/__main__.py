@@ -2,6 +2,6 @@
 
 import sys
 
-from qwen_megakernel.cli import main
+from qwen_megakernel.cli.main import main
 
 sys.exit(main())

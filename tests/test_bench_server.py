@@ -15,7 +15,7 @@ from live_server import serving
 
 from benchmarks import bench_server, common, load
 from benchmarks.speech_client import Heard, played_at_ms
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import EngineBusy
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from qwen_megakernel import cli, families
+from qwen_megakernel import families
+from qwen_megakernel.cli import main
 from qwen_megakernel.errors import UsageError
 
 
@@ -23,12 +24,12 @@ def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
 
 
 def test_help_says_something_about_everything():
-    assert not list(silent(cli.parser()))
+    assert not list(silent(main.parser()))
 
 
 def test_the_help_of_serve_tells_its_defaults(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
+        main.main(["serve", "--help"])
     told = " ".join(capsys.readouterr().out.split())
     for default in ("8090", "default: 1)", "8)", "4096", "wav)", "600)", "120)", "1000)"):
         assert default in told
@@ -45,7 +46,7 @@ def test_the_help_of_serve_tells_its_defaults(capsys):
 )
 def test_an_option_spelled_nearly_right_is_named(words, told, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(list(words))
+        main.main(list(words))
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.strip().endswith(told)
     assert error.startswith(f"usage: qwen-megakernel {words[0]}")
@@ -60,9 +61,11 @@ def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):
         raise UsageError("planted")
 
     monkeypatch.setattr(families, "load_engine", load_engine)
-    assert cli.main(["speak", "Hello.", "--model", "demo-voice", "--stdout"]) == 2
-    assert cli.main(["speak", "Hello.", "--model", "demo-voice", "--stdout", "--threads", "1"]) == 2
+    assert main.main(["speak", "Hello.", "--model", "demo-voice", "--stdout"]) == 2
+    assert (
+        main.main(["speak", "Hello.", "--model", "demo-voice", "--stdout", "--threads", "1"]) == 2
+    )
     assert done == ["loaded", 1, "loaded"]
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--threads", "0"])
+        main.main(["serve", "--threads", "0"])
     assert "0 is less than 1" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel import cli, doctor
+from qwen_megakernel.cli import doctor, main
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.errors import BuildError
 
@@ -27,7 +27,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str 
 
 
 def build(*arguments: str) -> int:
-    return cli.main(["build", *arguments])
+    return main.main(["build", *arguments])
 
 
 def test_every_architecture_is_built_and_its_library_named(compiled, capsys):

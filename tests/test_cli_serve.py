@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from live_server import serving
 from waiting import wait_until
 
-from qwen_megakernel import cli, options
+from qwen_megakernel.cli import main, options
 from qwen_megakernel.errors import UnknownVoice
 from qwen_megakernel.server import app
 from qwen_megakernel.server.settings import ServerSettings
@@ -28,7 +28,7 @@ def served(monkeypatch):
     monkeypatch.setattr(app, "serve", serve)
 
     def run(*words):
-        assert cli.main(["serve", *words]) == 0
+        assert main.main(["serve", *words]) == 0
         return calls[-1]
 
     return run
@@ -100,14 +100,14 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
 )
 def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, capsys, monkeypatch):
     monkeypatch.setattr(options, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    assert cli.main(["serve", *words]) == 2
+    assert main.main(["serve", *words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.main(["serve", "--port", str(port)]) == 2
+        assert main.main(["serve", "--port", str(port)]) == 2
     error = capsys.readouterr().err
     assert error == (
         f"error: Cannot listen on 127.0.0.1 port {port}: Address already in use.\n"
@@ -117,14 +117,14 @@ def test_a_port_that_is_taken_is_named(capsys):
 
 def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsys):
     words = ["serve", "--port", "0", "--model", "/no/such/folder"]
-    assert cli.main(words) == 4
+    assert main.main(words) == 4
     assert "/no/such/folder" in capsys.readouterr().err
 
 
 def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
     monkeypatch.setattr(options, "load_engine", lambda *_, **__: FakeEngine())
     assert (
-        cli.main(["serve", "--port", "0", "--voice-fallback", "nobody"]) == UnknownVoice.exit_code
+        main.main(["serve", "--port", "0", "--voice-fallback", "nobody"]) == UnknownVoice.exit_code
     )
     assert "nobody" in capsys.readouterr().err
 

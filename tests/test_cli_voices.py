@@ -16,8 +16,9 @@ import pytest
 import soundfile
 import waveforms
 
-from qwen_megakernel import Voice, options
-from qwen_megakernel.cli import main
+from qwen_megakernel import Voice
+from qwen_megakernel.cli import options
+from qwen_megakernel.cli.main import main
 from qwen_megakernel.engine import codes_file
 
 ROOT = Path(__file__).parent.parent

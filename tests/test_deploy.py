@@ -14,8 +14,8 @@ import yaml
 from fake_engine import FakeEngine
 from live_server import serving
 
-from qwen_megakernel import cli
-from qwen_megakernel.cli_build import _archs
+from qwen_megakernel.cli import main
+from qwen_megakernel.cli.build import _archs
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -39,7 +39,7 @@ def serve_options(words: list[str]) -> object:
     words = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in words]  # compose's defaults
     entrypoint = instruction("ENTRYPOINT")
     assert entrypoint[:3] == ["python", "-m", "qwen_megakernel"]
-    return cli.parser().parse_args([*entrypoint[3:], *words])
+    return main.parser().parse_args([*entrypoint[3:], *words])
 
 
 # ---- images ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from commands import ROOT, lines
 
 from benchmarks import bench_server
-from qwen_megakernel import cli
+from qwen_megakernel.cli import main
 from qwen_megakernel.server import app as server_app
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -19,11 +19,11 @@ def test_commands_have_options_that_exist() -> None:
     for command in COMMANDS:
         words = shlex.split(command)
         if words[:3] == ["python", "-m", "qwen_megakernel"]:
-            cli.parser().parse_args(words[3:])
+            main.parser().parse_args(words[3:])
         elif words[:2] == ["python", "benchmarks/bench_server.py"]:
             bench_server.parser().parse_args(words[2:])
         elif words[:2] == ["docker", "run"]:  # what follows the image's name
-            cli.parser().parse_args(["serve", *words[words.index("qwen_megakernel") + 1 :]])
+            main.parser().parse_args(["serve", *words[words.index("qwen_megakernel") + 1 :]])
         else:
             continue
         taken += 1
@@ -40,7 +40,7 @@ def test_extras_and_files_exist() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    serve = cli.parser()._subparsers._group_actions[0].choices["serve"]
+    serve = main.parser()._subparsers._group_actions[0].choices["serve"]
     known = {name for action in serve._actions for name in action.option_strings}
     known |= {n for action in bench_server.parser()._actions for n in action.option_strings}
     known |= {"--build-arg", "--stop-timeout"}  # Docker's

@@ -12,7 +12,8 @@ import waveforms
 from commands import ROOT, blocks, lines, run
 from live_server import serving
 
-from qwen_megakernel import TTSEngine, cli, options
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import main, options
 from qwen_megakernel.server import app as server_app
 from qwen_megakernel.server.schemas import SpeechBody
 
@@ -63,7 +64,7 @@ def test_every_example_runs(folder, address, block):
 
 def test_the_page_names_every_field_option_and_endpoint():
     assert all(f"`{name}`" in PAGE for name in SpeechBody.model_fields)
-    serve = cli.parser()._subparsers._group_actions[0].choices["serve"]
+    serve = main.parser()._subparsers._group_actions[0].choices["serve"]
     shared = argparse.ArgumentParser()
     options.add_model_options(shared)  # of every command that loads a model
     names = [

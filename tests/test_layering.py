@@ -90,8 +90,8 @@ FLOORS = [
         "pipecat.settings",
         "pipecat.context_speech",
         "pipecat.base",
-        "doctor",
-        "options",
+        "cli.doctor",
+        "cli.options",
         "validation.official",
         "compat",
     },
@@ -107,16 +107,16 @@ FLOORS = [
     {"server.serving"},
     {"pipecat.service", "server.app"},
     {"server.ray_serve"},
-    {"cli_build", "cli_export", "cli_serve", "cli_speak", "cli_voices"},
-    {"sheen.cli"},
-    {"cli"},
+    {"cli.build", "cli.export", "cli.serve", "cli.speak", "cli.voices"},
+    {"cli.sheen"},
+    {"cli.main"},
     {"__main__", "pipecat_tts"},
 ]
 
 # What users type, and the only modules that print.
 COMMAND_LINE = (
-    *("cli", "cli_build", "cli_export", "cli_serve", "cli_speak", "cli_voices"),
-    *("options", "sheen.cli"),
+    *("cli.main", "cli.build", "cli.export", "cli.serve", "cli.speak", "cli.voices"),
+    *("cli.options", "cli.sheen"),
 )
 
 

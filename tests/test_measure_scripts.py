@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import common, measure_first_sound, measure_peers, measure_texts
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 
 
 class OneAtATime:

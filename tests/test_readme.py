@@ -11,7 +11,8 @@ import pytest
 from commands import ROOT, blocks, lines, run
 from live_server import serving
 
-from qwen_megakernel import TTSEngine, cli
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import main
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -80,7 +81,7 @@ def test_make_demo_says_the_text_as_it_is(argument, variable, said, tmp_path):
 
 def test_the_server_answers_openais_voices():
     [command] = re.findall(r"`python -m qwen_megakernel (serve [^`]+)`", README)
-    args = cli.parser().parse_args(command.split())
+    args = main.parser().parse_args(command.split())
     with (
         TTSEngine.from_pretrained(args.model, warmup=False) as tts,
         serving(tts, voice_fallback=args.voice_fallback) as live,

@@ -15,7 +15,7 @@ import torch
 from commands import ROOT, run
 from huggingface_hub import constants
 
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.gpu import driver
 
 SHORT = ("--max-frames", "6", "--seed", "3")

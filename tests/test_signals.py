@@ -9,7 +9,8 @@ import pytest
 import soundfile
 from commands import run, start
 
-from qwen_megakernel import options, signals
+from qwen_megakernel import signals
+from qwen_megakernel.cli import options
 
 
 def test_signals_wait_for_the_end_of_the_block():

@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common, tables
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.engine import codes_file
 
 MAX_FRAMES = 200  # 16 s, where the seed's table stops

@@ -18,8 +18,8 @@ from model import Decoder  # the file beside this one
 
 from benchmarks import common
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.cli.options import at_least
 from qwen_megakernel.decoders.kernel.text_model import text_config
-from qwen_megakernel.options import at_least
 
 # Qwen/Qwen3-0.6B, config.json.
 QWEN3_06B = {

@@ -11,9 +11,10 @@ import torch
 from commands import ROOT, lines
 from tiny_speech import speak
 
-from qwen_megakernel import TTSEngine, cli_export
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import main
+from qwen_megakernel.cli import export as cli_export
+from qwen_megakernel.cli.main import main
 from qwen_megakernel.decoders import frame_decoder
 from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
 from qwen_megakernel.decoders.coreml import export as coreml_export

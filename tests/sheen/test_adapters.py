@@ -6,8 +6,8 @@ import pytest
 import soundfile
 from sheen_toys import TEXTS
 
-from qwen_megakernel import cli
 from qwen_megakernel.checkpoint import hub
+from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
 from qwen_megakernel.sheen.engine import SheenEngine
 
@@ -156,12 +156,12 @@ def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
     words = ["--seed", "11", "--max-frames", "8"]
     outputs = tmp_path / "speak.wav", tmp_path / "infer.flac"
     assert (
-        cli.main(["speak", HELLO, "--model", str(trained), "--output", str(outputs[0]), *words])
+        main.main(["speak", HELLO, "--model", str(trained), "--output", str(outputs[0]), *words])
         == 0
     )
     command = ["sheen", "infer", HELLO, "--model", str(trained), "--output", str(outputs[1])]
     assert (
-        cli.main([*command, *words, "--stream", "--dump-codes", str(tmp_path / "codes.tsv")]) == 0
+        main.main([*command, *words, "--stream", "--dump-codes", str(tmp_path / "codes.tsv")]) == 0
     )
     told = capsys.readouterr().err
     assert "backend torch" in told and "frames 0..0" in told and "seed 11" in told
@@ -173,7 +173,7 @@ def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
 
 def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
     def run(*words):
-        code = cli.main(["sheen", *map(str, words)])
+        code = main.main(["sheen", *map(str, words)])
         return code, capsys.readouterr().err
 
     assert run("infer", HELLO, "--model", tmp_path)[0] == 4
@@ -194,16 +194,16 @@ def test_a_dataset_that_is_not_there_is_told_before_anything_is_downloaded(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("asked the hub"))
-    assert cli.main(["sheen", "prepare", str(tmp_path)]) == 2
+    assert main.main(["sheen", "prepare", str(tmp_path)]) == 2
     assert "metadata.csv cannot be read: No such file" in capsys.readouterr().err
     words = ["--output", str(tmp_path / "voice")]
-    assert cli.main(["sheen", "train", str(tmp_path / "none.jsonl"), *words]) == 2
+    assert main.main(["sheen", "train", str(tmp_path / "none.jsonl"), *words]) == 2
     assert "none.jsonl cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_a_codec_that_cannot_be_had_names_its_own_option(capsys, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert cli.main(["sheen", "verify", "snac", "--snac", "nobody/nothing"]) == 4
+    assert main.main(["sheen", "verify", "snac", "--snac", "nobody/nothing"]) == 4
     told = capsys.readouterr().err
     assert "pass --snac PATH" in told and "--model" not in told
 
@@ -212,6 +212,6 @@ def test_a_model_that_cannot_be_had_is_named(dataset_file, trained, tmp_path, ca
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ["--snac", str(trained / "snac"), "--output", str(tmp_path / "voice")]
     command = ["sheen", "train", str(dataset_file), "--model", "nobody/nothing", *words]
-    assert cli.main([*command, "--local-files-only"]) == 4
+    assert main.main([*command, "--local-files-only"]) == 4
     assert "nobody/nothing cannot be loaded" in capsys.readouterr().err
     assert not (tmp_path / "voice").exists()

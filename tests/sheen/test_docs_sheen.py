@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from commands import ROOT, blocks, lines
 
-from qwen_megakernel import cli
+from qwen_megakernel.cli import main
 
 PAGE = (ROOT / "docs" / "sheen.md").read_text(encoding="utf-8")
 
@@ -49,9 +49,9 @@ def test_every_command_runs(reader, small, capsys):
         words = words[3:]
         name = " ".join(words[words[0] == "sheen" :][: 1 + (words[1] == "verify")])
         if name == "serve":  # test_adapters.py serves
-            assert cli.parser().parse_args(words).run
+            assert main.parser().parse_args(words).run
             continue
-        assert cli.main([*words, *small.get(name, [])]) == 0, capsys.readouterr()
+        assert main.main([*words, *small.get(name, [])]) == 0, capsys.readouterr()
     assert "FAIL" not in capsys.readouterr().out
     for name in ("hello.wav", "morning.wav"):
         assert soundfile.info(name).duration > 0

@@ -10,7 +10,7 @@ from sheen_toys import BY_HEART
 from sheen_toys import CODEBOOK_SIZE as SIZE
 from tokenizers import normalizers
 
-from qwen_megakernel import cli
+from qwen_megakernel.cli import main
 from qwen_megakernel.sheen import codec, model_folder
 from qwen_megakernel.sheen.noise import AddressedNoise
 from qwen_megakernel.sheen.training import sequences, verify
@@ -20,7 +20,7 @@ STEPS = ["--max-steps", "4", "--precision", "fp32", "--warmup-steps", "0", "--de
 
 def run(capsys, *words):
     """The exit code of `sheen verify`, and the names of the checks that passed and failed."""
-    code = cli.main(["sheen", "verify", *map(str, words)])
+    code = main.main(["sheen", "verify", *map(str, words)])
     outcome = {"ok  ": [], "FAIL": []}
     for line in capsys.readouterr().out.splitlines():
         if line[:4] in outcome:

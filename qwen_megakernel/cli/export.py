@@ -5,8 +5,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel import options
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import options
 
 PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
 

@@ -6,17 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel import (
-    __version__,
-    cli_build,
-    cli_export,
-    cli_serve,
-    cli_speak,
-    cli_voices,
-    options,
-)
+from qwen_megakernel import __version__
+from qwen_megakernel.cli import build, export, options, serve, speak, voices
+from qwen_megakernel.cli import sheen as sheen_cli
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.sheen import cli as sheen_cli
 
 
 def download(args: argparse.Namespace) -> int:
@@ -34,7 +27,7 @@ def download(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Say what this machine has."""
-    from qwen_megakernel.doctor import report
+    from qwen_megakernel.cli.doctor import report
 
     facts = report()
     if args.json:
@@ -100,10 +93,10 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 
-    cli_speak.add_command(commands)
-    cli_serve.add_command(commands)
+    speak.add_command(commands)
+    serve.add_command(commands)
     sheen_cli.add_commands(commands)
-    cli_voices.add_commands(commands)
+    voices.add_commands(commands)
 
     command = commands.add_parser("download", help="fetch a model", description=download.__doc__)
     command.add_argument(
@@ -120,8 +113,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_verbosity(command)
     command.set_defaults(run=doctor)
 
-    cli_build.add_command(commands)
-    cli_export.add_command(commands)
+    build.add_command(commands)
+    export.add_command(commands)
 
     codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
     command = codes.add_parser(

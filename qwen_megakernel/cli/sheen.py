@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel import cli_speak, options
+from qwen_megakernel.cli import options, speak
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -88,7 +88,7 @@ def infer(args: argparse.Namespace) -> int:
     """Say something with a trained voice."""
     from qwen_megakernel.sheen.engine import SheenEngine
 
-    text = cli_speak.read_text(args)
+    text = speak.read_text(args)
     engine = SheenEngine.from_pretrained(
         args.model,
         backend=args.backend,
@@ -101,7 +101,7 @@ def infer(args: argparse.Namespace) -> int:
     with engine as tts:
         options.tell_engine(args, tts)
         stream = tts.stream(text, **options.sampling_options(args))
-        cli_speak.write_speech(args, tts, stream, text)
+        speak.write_speech(args, tts, stream, text)
     return 0
 
 
@@ -215,7 +215,7 @@ def _add_infer(sheen: Any) -> None:
     command.add_argument("--backend", default="auto", choices=BACKENDS, help=options.BACKEND_HELP)
     command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     command.add_argument("--dtype", choices=("float32", "bfloat16"), help=options.DTYPE_HELP)
-    cli_speak.add_output_options(command)
+    speak.add_output_options(command)
     options.add_sampling_options(command)
     options.add_verbosity(command)
     command.set_defaults(run=infer)

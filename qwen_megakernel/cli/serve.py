@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import MissingPackageError, UsageError
 
 if TYPE_CHECKING:

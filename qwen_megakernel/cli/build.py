@@ -4,8 +4,8 @@ import argparse
 import logging
 from typing import Any
 
-from qwen_megakernel import options
 from qwen_megakernel.choices import DEFAULT_MODEL, INT8_STACKS, WEIGHTS
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
 EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU

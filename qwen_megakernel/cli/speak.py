@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel import options
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
