@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     _need_packages(args)
     text = options.read_speech(args.text, args.output, args.dump_codes)
     with (
-        options.load_engine(args) as engine,
+        options.engine_from_args(args) as engine,
         WavWriter(args.output, engine.sample_rate) as file,
         Speaker(engine.sample_rate, silent=not args.play) as speaker,
     ):
@@ -137,7 +137,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
     def cancel() -> None:
         asyncio.run_coroutine_threadsafe(runner.cancel("interrupted"), loop)
 
-    with signals.shielded(cancel):
+    with signals.deferred_signals(cancel):
         await runner.run()
 
 

@@ -12,7 +12,7 @@ from qwen_megakernel.cli import options
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line."""
     text = options.read_speech(args.text, args.output)
-    with options.load_engine(args) as tts:
+    with options.engine_from_args(args) as tts:
         speech = tts.synthesize(text, **options.speech_options(args, tts))
         speech.save(args.output)
     seconds = len(speech.audio) / speech.sample_rate

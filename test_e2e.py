@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         print("no GPU here; --device cpu runs the checks all the same", file=sys.stderr)
         return CANNOT_RUN
     try:
-        tts = options.load_engine(args)
+        tts = options.engine_from_args(args)
     except ModelFilesError as error:
         print(error, file=sys.stderr)
         return CANNOT_RUN

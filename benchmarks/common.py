@@ -106,7 +106,7 @@ def timed_engine(
 ) -> Iterator[tuple[TTSEngine, float]]:
     """The engine of the command line, and the seconds it took to load."""
     started = time.perf_counter()
-    with options.load_engine(args, **engine_options) as tts:
+    with options.engine_from_args(args, **engine_options) as tts:
         yield tts, time.perf_counter() - started
 
 

@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     with ThreadPoolExecutor(max_workers=1) as thread:
         # Its own thread, which ends: an OpenMP pool left behind here would slow the engine's.
         bandwidth = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
-    with options.load_engine(args) as tts:
+    with options.engine_from_args(args) as tts:
         for index in range(args.warmup):
             common.run_once(tts, args, index)
         runs = [common.run_once(tts, args, index) for index in range(args.runs)]

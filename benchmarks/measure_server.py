@@ -23,7 +23,7 @@ from benchmarks.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_ove
 from benchmarks.speech_client import Heard, SpeechClient
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options
-from qwen_megakernel.server.service import spare_what_is_loaded
+from qwen_megakernel.server.service import freeze_garbage_collector
 
 LIMITS = {  # figure -> (which of its numbers, at most)
     "first_byte_overhead_ms": ("p50", 3.0),
@@ -60,7 +60,7 @@ def _serve(pipe: Connection, engine: Any) -> None:
 
     settings = ServerSettings()
     running = app.new_server(app.create_app(engine, settings), settings)
-    spare_what_is_loaded()  # as the command `serve` does
+    freeze_garbage_collector()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])
         running.run(sockets=[listener])
@@ -152,7 +152,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, report, hold against the limits."""
-    spare_what_is_loaded()  # a pause of ours would count as one of the server's
+    freeze_garbage_collector()  # a pause of ours would count as one of the server's
     values = asyncio.run(measure(args))
     summary = common.summarize(values)
     names = ("requests", "streams", "crowd", "rtf", "frames", "model")

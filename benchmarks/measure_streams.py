@@ -39,7 +39,7 @@ def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
-    with options.load_engine(args, num_slots=args.streams) as tts:
+    with options.engine_from_args(args, num_slots=args.streams) as tts:
         for index in range(args.warmup):
             run_once(tts, args, index)
         runs = [run_once(tts, args, index) for index in range(args.runs)]

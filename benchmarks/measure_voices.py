@@ -21,7 +21,7 @@ import torch
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.cloning.voice_library import Voices
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
 
 RATE = 24000
 TRANSCRIPT_WORDS_PER_SECOND = 3
@@ -42,7 +42,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     return 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)
 
 
-def run_once(voices: Voices, seconds: float, index: int) -> dict[str, float]:
+def run_once(voices: VoiceLibrary, seconds: float, index: int) -> dict[str, float]:
     """Clone from a recording nobody has seen, then ask again."""
     generator = np.random.default_rng(index)
     samples = 0.1 * generator.standard_normal(round(seconds * RATE)).astype(np.float32)
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     torch.set_num_threads(args.threads)
     loaded = loading.load(loading.resolve(args.model))
-    voices = Voices(loaded)
+    voices = VoiceLibrary(loaded)
     for index in range(args.warmup):
         run_once(voices, args.seconds, args.runs + index)
     runs = [run_once(voices, args.seconds, index) for index in range(args.runs)]

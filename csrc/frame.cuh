@@ -161,7 +161,7 @@ class FrameLoop {
   // E(previous frame) + text, the input of the talker step of `row`. One block.
   __device__ void frame_embedding(int row) {
     const int text_row = frame_of(row) - 1;
-    const Slots& slots = c_.slots;
+    const SlotBuffers& slots = c_.slots;
     const size_t slot = stream(row).slot;
     const float* text =
         text_row < stream(row).num_text_rows

@@ -72,12 +72,12 @@ static_assert(sizeof(BlockSmem) <= SMEM_BYTES);
 // What every stage needs to know.
 struct Context {
   const Model& model;
-  const Slots& slots;
+  const SlotBuffers& slots;
   const Workspace& workspace;
   BlockSmem& smem;
   GridBarrier barrier;
 
-  __device__ Context(const Model& model_, const Slots& slots_, const Workspace& workspace_,
+  __device__ Context(const Model& model_, const SlotBuffers& slots_, const Workspace& workspace_,
                      uint64_t timeout_ns, unsigned char* smem_bytes)
       : model(model_),
         slots(slots_),

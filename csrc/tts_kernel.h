@@ -76,7 +76,7 @@ struct Model {
 };
 
 // What one stream leaves on the device between launches; index = slot.
-struct Slots {
+struct SlotBuffers {
   float* hidden;           // [num_slots, talker hidden], after the final norm, of the last position
   int32_t* codes;          // [num_slots, num_code_groups] of the last frame
   uint32_t* seen;          // [num_slots, talker vocab / 32]: code-0 tokens drawn in this part
@@ -120,7 +120,7 @@ struct Stream {
 
 struct StepParams {
   Model model;
-  Slots slots;
+  SlotBuffers slots;
   Workspace workspace;
   Stream streams[16];
   int32_t num_streams;
@@ -136,14 +136,14 @@ struct StepParams {
 // Rows through one stack, without sampling: prefill, and driving the layers one step at a time.
 struct ForwardParams {
   Model model;
-  Slots slots;
+  SlotBuffers slots;
   Workspace workspace;
   int32_t use_predictor;  // which stack
   int32_t num_layers;     // the first so many layers
   int32_t slot;
   int32_t first_position;  // of row 0 in the KV cache
   int32_t num_rows;
-  int32_t keep_last;              // 1: the last row becomes Slots::hidden of the slot
+  int32_t keep_last;              // 1: the last row becomes SlotBuffers::hidden of the slot
   const int32_t* tokens;          // [num_rows] rows of codec table 0; -1: take the row of `embeds`
   const float* embeds;            // [num_rows, hidden]
   const int32_t* rope_positions;  // [3, num_rows] time, height, width; null: the cache positions

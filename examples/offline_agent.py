@@ -305,7 +305,7 @@ def main(args: argparse.Namespace) -> int:
 
         vad = SileroVADAnalyzer()
     mode = TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
-    with options.load_engine(args) as engine, WavWriter(args.output, OUT_RATE) as file:
+    with options.engine_from_args(args) as engine, WavWriter(args.output, OUT_RATE) as file:
         tts = MegakernelTTSService(
             engine=engine,
             text_aggregation_mode=mode,

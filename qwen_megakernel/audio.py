@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
-from qwen_megakernel.signals import shielded
+from qwen_megakernel.signals import deferred_signals
 
 FULL_SCALE = 32768  # int16 sample of a float sample of 1, which is clipped to FULL_SCALE - 1
 
@@ -125,7 +125,7 @@ class WavWriter:
         Raises:
             OutputError: the disk is full or gone; nothing of the file is left.
         """
-        with shielded():
+        with deferred_signals():
             if self._file.closed:
                 return
             try:

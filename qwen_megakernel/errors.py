@@ -50,7 +50,7 @@ class TextTooLong(UsageError):
     http_status = 413
 
 
-class ReferenceError_(UsageError):  # noqa: N801 - the builtin ReferenceError means something else
+class RecordingError(UsageError):
     """Reference audio, its transcript or its codes cannot serve as a voice."""
 
 

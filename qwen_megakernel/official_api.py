@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import Recording, samples_of
 from qwen_megakernel.engine.stream import Speech, SpeechStream
-from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
+from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> ours.
@@ -272,7 +272,7 @@ def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
             with urllib.request.urlopen(source) as response:
                 return recordings.read(io.BytesIO(response.read()), name=source)
         except OSError as error:
-            raise ReferenceError_(f"{source} cannot be fetched: {error}.") from error
+            raise RecordingError(f"{source} cannot be fetched: {error}.") from error
     is_data_url = source.startswith("data:audio")
     if is_data_url or (len(source) > _BASE64_CHARS and not re.search(r"[/\\]", source)):
         data = base64.b64decode(source.split(",", 1)[1] if is_data_url else source)

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0
 
 
-class OrderlyEnd:
+class GracefulExit:
     """Inside a `with` block each of SIGNALS raises KeyboardInterrupt in the main thread.
 
     Those of the GRACE_S after one are ignored, so that what it interrupts can be closed. They are
@@ -73,7 +73,7 @@ class OrderlyEnd:
 
 
 @contextmanager
-def shielded(tell: Callable[[], object] | None = None) -> Iterator[None]:
+def deferred_signals(tell: Callable[[], object] | None = None) -> Iterator[None]:
     """In a `with` block of the main thread, SIGNALS wait until its end; elsewhere none come.
 
     One that comes GRACE_S after the first no longer waits: the block may never end.

@@ -14,7 +14,7 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
-from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, Voices
+from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend, memory_for
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
@@ -68,7 +68,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self.config, self.ignores_instruct = loaded.config, loaded.config.drops_instruct
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
-        self._voices = Voices(loaded, voices)
+        self._voices = VoiceLibrary(loaded, voices)
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
         def build() -> Stages:
@@ -152,7 +152,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Who `voice=` means: a speaker's name, a `Voice` (read from its file), or nobody.
 
         Raises:
-            UnknownVoice, VoiceMismatch, ReferenceError_: see `voices.Voices.resolve`.
+            UnknownVoice, VoiceMismatch, RecordingError: see `VoiceLibrary.resolve`.
         """
         return self.default_voice if voice is None else self._voices.resolve(voice)
 
@@ -190,7 +190,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         name: str | None = None,
         silence_tail: float = SILENCE_TAIL_SECONDS,
     ) -> Voice:
-        """Clone a voice from 1 to 60 s of one speaker; see `voices.Voices.create`.
+        """Clone a voice from 1 to 60 s of one speaker; see `VoiceLibrary.create`.
 
         With `text`, exactly what is said, the voice is used in context, else by its x-vector alone.
         The last few recordings are remembered: asking again costs a hash.

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qwen_megakernel.errors import OutputError, ReferenceError_, UnknownVoice, UsageError
+from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
 
 VOICE_SUFFIX = ".voice.safetensors"
 PRESETS_FILE = "voice_presets.bin"
@@ -66,17 +66,17 @@ class Voice:
                 "no colon, no leading dot.",
             )
         if self.x_vector is not None and np.ndim(self.x_vector) != 1:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
             )
         if (self.codes is None) != (self.transcript is None):
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {self.name!r} has {'codes' if self.transcript is None else 'a transcript'} "
                 f"but no {'transcript' if self.transcript is None else 'codes'}.",
                 "In-context cloning needs both; an x-vector alone needs neither.",
             )
         if self.codes is not None and (np.ndim(self.codes) != 2 or not len(self.codes)):
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {self.name!r}: codes have shape {np.shape(self.codes)}; "
                 "need [num_frames, num_code_groups]."
             )
@@ -122,7 +122,7 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            ReferenceError_: it is damaged, or holds something else.
+            RecordingError: it is damaged, or holds something else.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -133,7 +133,7 @@ class Voice:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
                 if metadata.get("format") != _FORMAT or "x_vector" not in names:
-                    raise ReferenceError_(f"{path} is no voice file.")
+                    raise RecordingError(f"{path} is no voice file.")
                 return Voice(
                     name=metadata["name"],
                     x_vector=file.get_tensor("x_vector"),
@@ -144,7 +144,7 @@ class Voice:
         except FileNotFoundError as error:  # it was there a moment ago
             raise UnknownVoice(f"There is no voice file {path}.") from error
         except (SafetensorError, OSError, KeyError) as error:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"{path} is damaged: {error}.",
                 cure="Make it again: qwen-megakernel voices create RECORDING -o FILE",
             ) from error
@@ -155,7 +155,7 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            ReferenceError_: it is cut short, or holds something else.
+            RecordingError: it is cut short, or holds something else.
         """
         if not Path(path).is_file():
             raise UnknownVoice(f"There is no presets file {path}.")
@@ -165,7 +165,7 @@ class Voice:
             return {}
         entry_bytes, rest = divmod(len(data) - _COUNT_BYTES, count) if count > 0 else (0, 1)
         vector_bytes = entry_bytes - _PRESET_NAME_BYTES
-        damaged = ReferenceError_(
+        damaged = RecordingError(
             f"{path} is damaged: {len(data)} bytes do not hold {count} voices.",
             "Each has a name of 64 bytes and an x-vector in float32, all of one width.",
         )

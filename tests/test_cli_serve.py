@@ -99,7 +99,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
     ],
 )
 def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(options, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     assert main.main(["serve", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsy
 
 
 def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(options, "load_engine", lambda *_, **__: FakeEngine())
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
     assert (
         main.main(["serve", "--port", "0", "--voice-fallback", "nobody"]) == UnknownVoice.exit_code
     )

@@ -93,7 +93,7 @@ def test_a_voice_that_was_there_is_told(recordings, tmp_path, capsys):
 def test_two_recordings_of_one_name_are_refused_before_a_model_is_loaded(
     tmp_path, monkeypatch, capsys, bare
 ):
-    monkeypatch.setattr(options, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     for name in ("a.flac", "a.wav", "b.wav"):
         (tmp_path / name).touch()
     assert run("voices", "create", tmp_path, *bare, *BASE) == 2

@@ -8,7 +8,7 @@ import waveforms
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 
 RATE, FRAME = 24000, 1920
 
@@ -74,5 +74,5 @@ def test_released_shapes(official_package):
 
 
 def test_nothing_is_refused(encoder):
-    with pytest.raises(ReferenceError_, match="no samples"):
+    with pytest.raises(RecordingError, match="no samples"):
         encoder.encode(np.empty(0, dtype=np.float32))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_cpu_does_the_work_every_time(notes):
 
 def test_a_download_keeps_what_is_overwritten_afterwards():
     values = torch.arange(4)
-    download = Download(values)
+    download = HostCopy(values)
     values.zero_()
     assert download.wait().tolist() == [0, 1, 2, 3]
 

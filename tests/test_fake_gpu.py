@@ -14,7 +14,7 @@ from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.stream import Speech
-from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,7 +57,7 @@ def test_another_stream_does_not_wait_unless_it_is_told_to():
 def test_uploads_and_downloads_wait_for_what_they_must():
     target = torch.zeros(2, 2, device=GPU)
     upload(target, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T)
-    download = Download(target)
+    download = HostCopy(target)
     target.zero_()
     assert download.wait().tolist() == [[1, 3], [2, 4]]
 

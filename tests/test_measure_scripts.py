@@ -51,7 +51,7 @@ def test_benchmarks_speak_with_an_engine_that_is_warm(monkeypatch):
         assert engine_options.get("warmup", True)
         raise Loaded
 
-    monkeypatch.setattr(options, "load_engine", load_engine)
+    monkeypatch.setattr(options, "engine_from_args", load_engine)
     with pytest.raises(Loaded):
         common.measure(argparse.Namespace())
 

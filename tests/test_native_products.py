@@ -5,8 +5,8 @@ import contextlib
 import pytest
 import torch
 
-from qwen_megakernel.decoders.onednn import native_products
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.onednn import without_onednn
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.records import Sampling
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def left_on():
 
 
 def test_a_second_engine_keeps_it_off_when_the_first_has_done_its_step():
-    first, second = (native_products(CPU, torch.bfloat16) for _ in range(2))
+    first, second = (without_onednn(CPU, torch.bfloat16) for _ in range(2))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -34,7 +34,7 @@ def test_a_second_engine_keeps_it_off_when_the_first_has_done_its_step():
 
 
 def test_a_step_that_fails_turns_it_on_again():
-    with contextlib.suppress(ZeroDivisionError), native_products(CPU, torch.bfloat16):
+    with contextlib.suppress(ZeroDivisionError), without_onednn(CPU, torch.bfloat16):
         assert not is_on()
         1 / 0  # noqa: B018
     assert is_on()
@@ -42,14 +42,14 @@ def test_a_step_that_fails_turns_it_on_again():
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
 def test_it_stays_on_where_that_costs_nothing(device, dtype):
-    with native_products(torch.device(device), getattr(torch, dtype)):
+    with without_onednn(torch.device(device), getattr(torch, dtype)):
         assert is_on()
 
 
 def test_a_host_that_has_it_off_keeps_it_off():
     torch._C._set_mkldnn_enabled(False)
     try:
-        with native_products(CPU, torch.bfloat16):
+        with without_onednn(CPU, torch.bfloat16):
             assert not is_on()
         assert not is_on()
     finally:
@@ -59,7 +59,7 @@ def test_a_host_that_has_it_off_keeps_it_off():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_turns_it_off_for_its_step_alone(load_checkpoint, dtype):
     sizes = {"num_slots": 1, "max_positions": 16, "max_text_rows": 4}
-    decoder = ReferenceDecoder(load_checkpoint("tiny-random"), device=CPU, dtype=dtype, **sizes)
+    decoder = PlainDecoder(load_checkpoint("tiny-random"), device=CPU, dtype=dtype, **sizes)
     seen = []
     decoder.tap = lambda name, value: seen.append((name, is_on()))
     width = decoder.embeddings.codec_table.shape[1]

@@ -12,7 +12,7 @@ from tolerances import PCM16
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.compat import FasterQwen3TTS, Qwen3TTSModel
-from qwen_megakernel.errors import ReferenceError_, TaskError, UsageError
+from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 
 GREEDY = "max_new_tokens=9, do_sample=False, subtalker_dosample=False"
 IMPORTS = {"official": "from qwen_tts import", "ours": "from qwen_megakernel.compat import"}
@@ -191,7 +191,7 @@ def test_what_the_official_package_refuses_is_refused(base, reference):
     for call in refused:
         with pytest.raises(ValueError):
             call()
-    with pytest.raises(ReferenceError_, match="base64"):
+    with pytest.raises(RecordingError, match="base64"):
         base.create_voice_clone_prompt("A" * 400, x_vector_only_mode=True)
 
 

@@ -53,8 +53,8 @@ def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(tool, mon
     checkpoint = tool.random_checkpoint(tool.replace(config, **shallow))
     options = {"num_slots": 1, "max_positions": 64, "max_text_rows": 1, "device": tool.CPU}
     mixed = tool.MixedDecoder(checkpoint, **options)
-    half = tool.ReferenceDecoder(checkpoint, **options, dtype=tool.HALF)
-    full = tool.ReferenceDecoder(checkpoint, **options, dtype=tool.FULL)
+    half = tool.PlainDecoder(checkpoint, **options, dtype=tool.HALF)
+    full = tool.PlainDecoder(checkpoint, **options, dtype=tool.FULL)
     forced = torch.randint(0, 2048, (2, 16), generator=torch.Generator().manual_seed(2))
     found = [tool.stages(decoder, 0, forced) for decoder in (mixed, half, full)]
     assert torch.equal(found[0]["talker logits"], found[1]["talker logits"])

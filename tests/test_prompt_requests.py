@@ -11,7 +11,7 @@ from prompt_toys import DIALECTS, HIDDEN_SIZE, INSTRUCT, LANGUAGES, NUM_CODE_GRO
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import (
     ModelFilesError,
-    ReferenceError_,
+    RecordingError,
     TaskError,
     UnknownLanguage,
     UnknownVoice,
@@ -142,7 +142,7 @@ def test_a_voice_of_another_width_is_refused(base_toy):
     ],
 )
 def test_a_damaged_voice_is_refused(base_toy, changes, message):
-    with pytest.raises(ReferenceError_, match=message):
+    with pytest.raises(RecordingError, match=message):
         base_toy.builder.check(SpeechRequest(text=TEXT, voice=clone(4, **changes)))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tolerances import LOGITS_F32
 
-from qwen_megakernel.decoders.plain import ReferenceDecoder, rotary
+from qwen_megakernel.decoders.plain import PlainDecoder, rotary
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation import official
 
@@ -15,7 +15,7 @@ NUM_FRAMES = 14  # past the last token of the text, with which padding begins
 
 
 def make_decoder(loaded, dtype=torch.float32, num_slots=1):
-    return ReferenceDecoder(
+    return PlainDecoder(
         loaded, num_slots=num_slots, max_positions=256, max_text_rows=64, device=CPU, dtype=dtype
     )
 

@@ -10,7 +10,7 @@ import soundfile
 import waveforms
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac", ".ogg", ".mp3"])
@@ -37,7 +37,7 @@ def test_integers_are_scaled_and_channels_averaged():
     samples = np.array([[16384, 0], [-32768, -32768]], dtype=np.int16)
     assert recordings.to_mono(samples).tolist() == [0.25, -1.0]
     for bad in (np.zeros((2, 2, 2)), np.array(["a"])):
-        with pytest.raises(ReferenceError_, match="shape"):
+        with pytest.raises(RecordingError, match="shape"):
             recordings.to_mono(bad)
 
 
@@ -45,18 +45,18 @@ def test_what_is_no_audio_is_refused(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not audio")
     for path, reason in ((text, "cannot be read"), (tmp_path / "absent.wav", "no such file")):
-        with pytest.raises(ReferenceError_, match=reason) as caught:
+        with pytest.raises(RecordingError, match=reason) as caught:
             recordings.read(path)
         assert str(path) in caught.value.what
-    with pytest.raises(ReferenceError_) as caught:
+    with pytest.raises(RecordingError) as caught:
         recordings.read(io.BytesIO(b"not audio"), name="It")
     assert caught.value.what == "It cannot be read as audio: Format not recognised."
-    with pytest.raises(ReferenceError_, match="cannot be read"):
+    with pytest.raises(RecordingError, match="cannot be read"):
         recordings.read(tmp_path)
 
 
 def test_integers_without_a_full_scale_are_refused():
-    with pytest.raises(ReferenceError_, match="int64, of which full scale is not known"):
+    with pytest.raises(RecordingError, match="int64, of which full scale is not known"):
         recordings.to_mono((20_000 * waveforms.noise(2, 24000)).astype(np.int64))
 
 
@@ -74,7 +74,7 @@ def test_integers_without_a_full_scale_are_refused():
     ],
 )
 def test_what_holds_no_voice_is_refused(samples, message):
-    with pytest.raises(ReferenceError_, match=message):
+    with pytest.raises(RecordingError, match=message):
         recordings.check(samples, 24000, "a.wav")
 
 
@@ -97,12 +97,12 @@ def test_clipping_is_told_but_taken(caplog):
     ],
 )
 def test_transcripts_of_something_else_are_refused(transcript, seconds):
-    with pytest.raises(ReferenceError_, match=r"Transcript has|empty"):
+    with pytest.raises(RecordingError, match=r"Transcript has|empty"):
         recordings.check_transcript(transcript, seconds)
 
 
 def test_the_message_is_the_catalogues():
-    with pytest.raises(ReferenceError_) as caught:
+    with pytest.raises(RecordingError) as caught:
         recordings.check_transcript("Just three words.", 12.4)
     assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
     assert caught.value.cure == "Give the full transcript or use --xvector."

@@ -167,7 +167,7 @@ def test_codes_that_cannot_be_written_and_a_dash_are_told_before_a_model_is_load
     run_here, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "load_engine", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
     for script in (SPEAK, (ROOT / "demo_pipeline.py", "--text")):
         for path in ("/no/such/dir/a.tsv", "."):
             done = run_here(*script, "Hello.", "--dump-codes", path)
@@ -191,7 +191,7 @@ def test_codes_that_cannot_be_written_and_a_dash_are_told_before_a_model_is_load
 def test_what_cannot_be_said_or_written_is_told_before_a_model_is_loaded(
     run_here, monkeypatch, script, arguments, code
 ):
-    monkeypatch.setattr(options, "load_engine", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
     done = run_here(*script, *arguments)
     assert done.returncode == code and done.stderr.startswith("error: ")
     assert "--max-chars" not in done.stderr  # which these commands do not have

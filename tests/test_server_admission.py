@@ -226,7 +226,7 @@ def load_engine(*_, **__):
     while True:
         torch.randn(300, 300) @ torch.randn(300, 300)
 
-options.load_engine = load_engine
+options.engine_from_args = load_engine
 sys.exit(cli.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
 """
     with subprocess.Popen(

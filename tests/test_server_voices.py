@@ -14,7 +14,7 @@ from live_server import assert_error, serving
 from waveforms import voice_like
 
 from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
 
 VOICES = "/v1/audio/voices"
@@ -180,7 +180,7 @@ def test_a_small_file_is_no_gigabyte_in_memory():
     tracemalloc.stop()
     assert (len(samples), rate) == (60 * 384_000, 384_000)
     assert peak < 250e6
-    with pytest.raises(ReferenceError_, match="768000 samples a second"):
+    with pytest.raises(RecordingError, match="768000 samples a second"):
         _decode(recording(1.0, 768_000))
 
 

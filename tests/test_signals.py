@@ -15,7 +15,7 @@ from qwen_megakernel.cli import options
 
 def test_signals_wait_for_the_end_of_the_block():
     done = []
-    with pytest.raises(KeyboardInterrupt), signals.shielded(lambda: done.append("told")):
+    with pytest.raises(KeyboardInterrupt), signals.deferred_signals(lambda: done.append("told")):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         done.append("finished")
@@ -27,7 +27,7 @@ def test_a_block_that_does_not_end_can_be_left(monkeypatch):
     """The demo waits for a pipeline in one, which may hang."""
     monkeypatch.setattr(signals, "GRACE_S", 0.0)
     done = []
-    with pytest.raises(KeyboardInterrupt), signals.shielded():
+    with pytest.raises(KeyboardInterrupt), signals.deferred_signals():
         signal.raise_signal(signal.SIGINT)
         done.append("first")
         signal.raise_signal(signal.SIGINT)
@@ -37,7 +37,7 @@ def test_a_block_that_does_not_end_can_be_left(monkeypatch):
 
 def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
     monkeypatch.setattr(signals.atexit, "register", lambda ignore: None)
-    before, end, done = signal.getsignal(signal.SIGTERM), signals.OrderlyEnd(), []
+    before, end, done = signal.getsignal(signal.SIGTERM), signals.GracefulExit(), []
     try:
         with pytest.raises(KeyboardInterrupt), end:
             try:

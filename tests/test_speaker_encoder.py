@@ -10,7 +10,7 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 
 RATE = 24000
 
@@ -65,6 +65,6 @@ def test_released_shapes(official_package):
 
 
 def test_too_few_samples_are_refused(encoder):
-    with pytest.raises(ReferenceError_, match="too few"):
+    with pytest.raises(RecordingError, match="too few"):
         encoder.encode(np.zeros(1000, dtype=np.float32))
     assert np.isfinite(encoder.encode(waveforms.noise(0.2, RATE))).all()

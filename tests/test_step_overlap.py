@@ -108,7 +108,7 @@ def speak(monkeypatch):
     device = Device()
     monkeypatch.setattr(
         delivery,
-        "Download",
+        "HostCopy",
         lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name)),
     )
 
@@ -278,7 +278,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
         elif stage == "vocoder":
             patch.setattr(loop._vocoder, "step", fail)
         else:
-            patch.setattr(delivery, "Download", lambda pcm: SimpleNamespace(wait=fail))
+            patch.setattr(delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=fail))
         stream = overlapping.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
             list(stream)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
-    ReferenceError_,
+    RecordingError,
     TextTooLong,
     UsageError,
 )
@@ -221,7 +221,7 @@ def test_too_long_a_text_is_refused_with_both_lengths():
 
 
 def test_a_transcript_without_words_is_refused(tokenizer):
-    with pytest.raises(ReferenceError_, match="transcript"):
+    with pytest.raises(RecordingError, match="transcript"):
         tokenizer.encode("Hi", transcript="...")
 
 

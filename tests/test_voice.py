@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from qwen_megakernel import Voice
-from qwen_megakernel.errors import OutputError, ReferenceError_, UnknownVoice, UsageError
+from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
 from qwen_megakernel.voice import save_presets
 
 
@@ -43,14 +43,14 @@ def test_a_truncated_voice_file_is_refused(tmp_path, size):
     path = tmp_path / "mario.voice.safetensors"
     make().save(path)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ReferenceError_, match="damaged"):
+    with pytest.raises(RecordingError, match="damaged"):
         Voice.load(path)
 
 
 def test_what_is_no_voice_file_is_refused(tmp_path):
     path = tmp_path / "weights.voice.safetensors"
     save_file({"x_vector": np.zeros(4, np.float32)}, path)
-    with pytest.raises(ReferenceError_, match="no voice file"):
+    with pytest.raises(RecordingError, match="no voice file"):
         Voice.load(path)
     with pytest.raises(UnknownVoice, match="no voice file"):
         Voice.load(tmp_path / "absent.voice.safetensors")
@@ -100,7 +100,7 @@ def test_damaged_presets_are_refused(tmp_path):
     nan = whole[:-4] + struct.pack("<f", float("nan"))
     for data in (whole[:-1], whole[:3], b"", whole[:-evenly], b"\xff" * 100, traversal, nan):
         path.write_bytes(data)
-        with pytest.raises(ReferenceError_, match="damaged"):
+        with pytest.raises(RecordingError, match="damaged"):
             Voice.load_presets(path)
     path.write_bytes(struct.pack("<i", 0))
     assert Voice.load_presets(path) == {}

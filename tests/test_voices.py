@@ -12,10 +12,10 @@ import waveforms
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
 from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.cloning.voice_library import ReferenceCache, Voices
+from qwen_megakernel.cloning.voice_library import ReferenceCache, VoiceLibrary
 from qwen_megakernel.errors import (
     QwenTTSError,
-    ReferenceError_,
+    RecordingError,
     TaskError,
     UnknownVoice,
     UsageError,
@@ -48,7 +48,7 @@ def engine(cache_folder):
 
 @pytest.fixture(scope="module")
 def voices(load_checkpoint):
-    return Voices(load_checkpoint("tiny-random-base"))
+    return VoiceLibrary(load_checkpoint("tiny-random-base"))
 
 
 # ---- cloning -------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
 
 def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
     with pytest.raises(TaskError, match="cannot clone") as caught:
-        Voices(load_checkpoint("tiny-random")).create(recording)
+        VoiceLibrary(load_checkpoint("tiny-random")).create(recording)
     assert "Qwen3-TTS-12Hz-0.6B-Base" in caught.value.cure
-    demo = Voices(load_checkpoint("demo-voice"))
+    demo = VoiceLibrary(load_checkpoint("demo-voice"))
     with pytest.raises(TaskError, match="cannot clone"):
         demo.create(recording)
     with pytest.raises(TaskError, match="cannot listen"):
@@ -183,7 +183,7 @@ def folder(tmp_path, voices, recording):
 
 
 def test_voices_of_a_folder_are_called_by_name(load_checkpoint, folder, voices, recording):
-    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
     assert named.presets == ["luigi", "mario"]
     made, found = voices.create(recording, TRANSCRIPT), named.resolve("mario")
     assert np.array_equal(found.x_vector, made.x_vector) and found.transcript == TRANSCRIPT
@@ -191,16 +191,16 @@ def test_voices_of_a_folder_are_called_by_name(load_checkpoint, folder, voices, 
     (folder / "mario.voice.safetensors").unlink()
     assert named.presets == ["luigi"]
     with pytest.raises(UsageError, match="no voices folder"):
-        Voices(load_checkpoint("tiny-random-base"), folder / "absent")
+        VoiceLibrary(load_checkpoint("tiny-random-base"), folder / "absent")
 
 
 @pytest.mark.parametrize("looked", ["listed", "listed and seen"])
 def test_a_voice_that_goes_while_it_is_looked_up_is_unknown(
     load_checkpoint, folder, monkeypatch, looked
 ):
-    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
     known = named.presets
-    monkeypatch.setattr(Voices, "presets", property(lambda _: list(known)))
+    monkeypatch.setattr(VoiceLibrary, "presets", property(lambda _: list(known)))
     (folder / "mario.voice.safetensors").unlink()
     if looked == "listed and seen":
         monkeypatch.setattr(Path, "is_file", lambda _: True)
@@ -227,11 +227,11 @@ def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
 def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
     (folder / "inner").mkdir()
     (folder / "inner" / "peach.voice.safetensors").touch()
-    named = Voices(load_checkpoint("tiny-random-base"), folder)
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
     with pytest.raises(UnknownVoice) as caught:
         named.resolve(name)
     assert "This model has: (none). Presets: luigi, mario." in caught.value.what
-    custom = Voices(load_checkpoint("tiny-random"))
+    custom = VoiceLibrary(load_checkpoint("tiny-random"))
     assert custom.resolve("Ryan") == "ryan"
     with pytest.raises(UnknownVoice, match=r"aiden, dylan.*Presets: \(none\)"):
         custom.resolve(name)
@@ -261,7 +261,7 @@ def test_what_is_no_recording_is_named(voices, audio, options, message):
 def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint, voices, recording):
     voice = voices.create(recording)
     with pytest.raises(VoiceMismatch, match=r"0b6-.*1b7-") as caught:
-        Voices(load_checkpoint("tiny-random-base-1.7b")).resolve(voice)
+        VoiceLibrary(load_checkpoint("tiny-random-base-1.7b")).resolve(voice)
     assert "qwen-megakernel voices create" in caught.value.cure
     preset = Voice("mario", voice.x_vector)  # of a format without fingerprint: the width tells
     with (
@@ -280,10 +280,10 @@ def test_presets_beside_the_weights_are_found(tmp_path, model_folder, load_check
         (folder / path.name).symlink_to(path)
     rng = np.random.default_rng(0)
     save_presets(folder / "voice_presets.bin", [Voice("peach", rng.standard_normal(128))])
-    assert Voices(loading.load(loading.resolve(str(folder)))).presets == ["peach"]
+    assert VoiceLibrary(loading.load(loading.resolve(str(folder)))).presets == ["peach"]
     (folder / "voice_presets.bin").write_bytes(struct.pack("<i", 7))
-    with pytest.raises(ReferenceError_, match="damaged"):
-        Voices(loading.load(loading.resolve(str(folder)))).resolve("peach")
+    with pytest.raises(RecordingError, match="damaged"):
+        VoiceLibrary(loading.load(loading.resolve(str(folder)))).resolve("peach")
 
 
 # ---- the cache -----------------------------------------------------------------------------------
@@ -317,9 +317,9 @@ def test_a_failure_is_not_remembered():
     cache = ReferenceCache()
 
     def fail():
-        raise ReferenceError_("planted")
+        raise RecordingError("planted")
 
-    with pytest.raises(ReferenceError_):
+    with pytest.raises(RecordingError):
         cache.get(np.zeros(3), 1, {"a": fail})
     assert cache.get(np.zeros(3), 1, {"a": lambda: np.ones(1)})["a"] == 1
 
@@ -356,7 +356,7 @@ def test_the_engine_remembers_recordings(engine, recording):
 
 
 def test_errors_are_the_catalogues():
-    for error in (ReferenceError_, TaskError, UnknownVoice, VoiceMismatch):
+    for error in (RecordingError, TaskError, UnknownVoice, VoiceMismatch):
         assert issubclass(error, QwenTTSError)
         assert (error.exit_code, error.http_status) == (2, 400)
 

@@ -39,7 +39,7 @@ from qwen_megakernel.decoders import int8  # noqa: E402
 from qwen_megakernel.decoders.frame_decoder import Backend  # noqa: E402
 from qwen_megakernel.decoders.kernel import build as kernel_build  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
-from qwen_megakernel.decoders.plain import ReferenceDecoder  # noqa: E402
+from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.validation import compare  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
@@ -357,7 +357,7 @@ class Steps:
     ) -> Any:
         sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
         if plain:  # on the CPU: under a sanitizer every launch is slow
-            return ReferenceDecoder(loaded, device=torch.device("cpu"), dtype=dtype, **sizes)
+            return PlainDecoder(loaded, device=torch.device("cpu"), dtype=dtype, **sizes)
         return KernelDecoder(loaded, device=self.device, dtype=dtype, **sizes)
 
 

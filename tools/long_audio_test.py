@@ -38,7 +38,7 @@ TEXTS = {
 
 def main(args: argparse.Namespace) -> int:
     """Speak every text; print the table."""
-    with options.load_engine(args) as tts:
+    with options.engine_from_args(args) as tts:
         speech_options = options.speech_options(args, tts)
         rows = [
             examine(name, text, tts.synthesize(text, split="off", **speech_options))

@@ -30,7 +30,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.decoders import int8 as int8_weights  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
-from qwen_megakernel.decoders.plain import ReferenceDecoder  # noqa: E402
+from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "precision.json"
@@ -57,12 +57,12 @@ VARIANTS = {
 }
 
 
-class MixedDecoder(ReferenceDecoder):
+class MixedDecoder(PlainDecoder):
     """The talker in bf16 and the code predictor in float32."""
 
     def __init__(self, checkpoint: Any, **options: Any):
         super().__init__(checkpoint, **options, dtype=HALF)
-        self._full = ReferenceDecoder(checkpoint, **options, dtype=FULL)
+        self._full = PlainDecoder(checkpoint, **options, dtype=FULL)
 
     def _draw_residual_codes(self, state: Any, code: int, forced: Tensor | None) -> Tensor:
         self._full.tap = self.tap
@@ -158,12 +158,12 @@ def measure() -> dict[str, Any]:
     }
     options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
     decoders = {
-        "fp32": ReferenceDecoder(checkpoint, **options, dtype=FULL),
-        "bf16": ReferenceDecoder(checkpoint, **options, dtype=HALF),
+        "fp32": PlainDecoder(checkpoint, **options, dtype=FULL),
+        "bf16": PlainDecoder(checkpoint, **options, dtype=HALF),
         "mixed": MixedDecoder(checkpoint, **options),
-        "int8_talker": ReferenceDecoder(int8["int8-talker"], **options, dtype=FULL),
-        "int8": ReferenceDecoder(int8["int8"], **options, dtype=FULL),
-        "int8_bf16": ReferenceDecoder(int8["int8"], **options, dtype=HALF),
+        "int8_talker": PlainDecoder(int8["int8-talker"], **options, dtype=FULL),
+        "int8": PlainDecoder(int8["int8"], **options, dtype=FULL),
+        "int8_bf16": PlainDecoder(int8["int8"], **options, dtype=HALF),
         "kernel_fp32": KernelDecoder(checkpoint, **options, dtype=FULL),
         "kernel_bf16": KernelDecoder(checkpoint, **options, dtype=HALF),
         "kernel_int8_talker": KernelDecoder(int8["int8-talker"], **options, dtype=HALF),

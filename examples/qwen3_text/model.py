@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from qwen_megakernel.decoders.kernel.text_model import TextStack
+from qwen_megakernel.decoders.kernel.text_model import KernelTextModel
 from qwen_megakernel.errors import ModelFilesError, UsageError
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
@@ -64,7 +64,7 @@ class Decoder:
         end_ids: set[int] | None = None,
     ):
         self.tokenizer, self.max_positions = tokenizer, max_positions
-        self._layers = TextStack(
+        self._layers = KernelTextModel(
             values,
             weights,
             max_positions=max_positions,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
-from qwen_megakernel.signals import OrderlyEnd
+from qwen_megakernel.signals import GracefulExit
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -163,7 +163,7 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
     return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
 
 
-def load_engine(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
+def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
     from qwen_megakernel import families
 
@@ -263,7 +263,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    end = OrderlyEnd()
+    end = GracefulExit()
     try:
         with end:
             # Before torch, which would import it from C++ and swallow a Ctrl-C there.

@@ -241,17 +241,17 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
-    from qwen_megakernel.server.service import spare_what_is_loaded
+    from qwen_megakernel.server.service import freeze_garbage_collector
 
     def make() -> Any:
         if not args.quiet:
             slots = f"{args.slots} slots" if args.slots > 1 else "1 slot"
             print(f"loading {args.model or 'the default model'}, {slots}", file=sys.stderr)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
-        engine = options.load_engine(args, num_slots=args.slots, **limits)
+        engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
             engine.find_voice(settings.voice_fallback)  # refuses an unknown one now
-        spare_what_is_loaded()
+        freeze_garbage_collector()
         if not args.quiet:
             print("ready", file=sys.stderr)
         return engine

@@ -76,7 +76,7 @@ def write_speech(
 def speak(args: argparse.Namespace) -> int:
     """Say something: to a file, or as raw samples to standard output."""
     text = read_text(args)
-    with options.load_engine(args) as tts:
+    with options.engine_from_args(args) as tts:
         write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options
-from qwen_megakernel.errors import QwenTTSError, ReferenceError_, UnknownVoice, UsageError
+from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
 
 if TYPE_CHECKING:
     from qwen_megakernel.tts_engine import TTSEngine
@@ -80,7 +80,7 @@ def create(args: argparse.Namespace) -> int:
     if not (is_file or output.is_dir()):
         raise UsageError(f"There is no folder {output}.")
     made, failed = [], 0
-    with options.load_engine(args, warmup=False) as tts:
+    with options.engine_from_args(args, warmup=False) as tts:
         for recording in recordings:
             try:
                 voice = _clone(tts, recording, args)
@@ -184,7 +184,7 @@ def _clone(tts: "TTSEngine", recording: Path, args: argparse.Namespace) -> "Voic
         try:
             text = beside.read_text(encoding="utf-8").strip()
         except UnicodeDecodeError as error:
-            raise ReferenceError_(f"{beside} is not UTF-8 text: {error.reason}.") from error
+            raise RecordingError(f"{beside} is not UTF-8 text: {error.reason}.") from error
     return tts.create_voice(recording, None if without_text else text)
 
 

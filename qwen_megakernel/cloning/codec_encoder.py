@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
 # Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s in one go, because
@@ -70,10 +70,10 @@ class CodecEncoder:
         Returns:
             [ceil(num_samples / samples_per_frame), num_code_groups] int32.
         Raises:
-            ReferenceError_: there are no samples.
+            RecordingError: there are no samples.
         """
         if not len(samples):
-            raise ReferenceError_("The reference has no samples.")
+            raise RecordingError("The reference has no samples.")
         x = self._convolutions(torch.from_numpy(np.asarray(samples, dtype=np.float32))[None, None])
         x = self._transformer(x.transpose(1, 2)).transpose(1, 2)
         x = self._downsample(x)

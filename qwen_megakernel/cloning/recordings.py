@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     Returns:
         [num_samples] float32 mono, and samples a second as in the file.
     Raises:
-        ReferenceError_: no such file, or nothing libsndfile can read as audio.
+        RecordingError: no such file, or nothing libsndfile can read as audio.
     """
     import soundfile
 
@@ -54,7 +54,7 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     except (OSError, RuntimeError, TypeError) as error:
         is_absent = isinstance(path, str | Path) and not Path(path).exists()
         reason = "no such file" if is_absent else why_unreadable(error)
-        raise ReferenceError_(
+        raise RecordingError(
             f"{name or path} cannot be read as audio: {reason}.",
             cure="Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
@@ -72,17 +72,17 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
     Integers of 8 to 32 bits are scaled to full scale at 1; floats are taken as they are.
 
     Raises:
-        ReferenceError_: another shape, values that are not numbers, or wider integers: nobody
+        RecordingError: another shape, values that are not numbers, or wider integers: nobody
             records those, so what full scale is cannot be known.
     """
     samples = np.asarray(samples)
     if samples.dtype in (np.int64, np.uint64):
-        raise ReferenceError_(
+        raise RecordingError(
             f"Reference samples are {samples.dtype}, of which full scale is not known.",
             cure="Give float32 in [-1, 1], or the file's own int16.",
         )
     if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.number):
-        raise ReferenceError_(
+        raise RecordingError(
             f"Reference samples have shape {samples.shape} and dtype {samples.dtype}; need "
             "[num_samples] or [num_samples, num_channels] numbers."
         )
@@ -111,13 +111,13 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
         rate: samples a second.
         name: of the recording, for messages.
     Raises:
-        ReferenceError_: see above.
+        RecordingError: see above.
     """
     if rate <= 0:
-        raise ReferenceError_(f"{name} has a sample rate of {rate}.")
+        raise RecordingError(f"{name} has a sample rate of {rate}.")
     seconds = len(samples) / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise ReferenceError_(
+        raise RecordingError(
             f"{name} is {seconds:.1f} s long; a reference has {MIN_SECONDS:.0f} to "
             f"{MAX_SECONDS:.0f} s.",
             "5 to 15 s of one speaker work best.",
@@ -131,15 +131,15 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
         samples: [num_samples] float32 mono.
         rate, name: as in `check_duration`.
     Raises:
-        ReferenceError_: as there; silent; or not finite everywhere.
+        RecordingError: as there; silent; or not finite everywhere.
     """
     check_duration(samples, rate, name)
     if not np.isfinite(samples).all():
         first = np.flatnonzero(~np.isfinite(samples))[0]
-        raise ReferenceError_(f"{name}: sample {first} is NaN or infinite.")
+        raise RecordingError(f"{name}: sample {first} is NaN or infinite.")
     peak = np.abs(samples).max()
     if peak < 10 ** (SILENT_DBFS / 20):
-        raise ReferenceError_(f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.")
+        raise RecordingError(f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.")
     clipped = np.mean(np.abs(samples) >= FULL_SCALE)
     if clipped > MAX_CLIPPED_SHARE:
         logger.warning(
@@ -153,13 +153,13 @@ def check_transcript(transcript: str, seconds: float) -> None:
     """Compare a transcript's length with the recording's.
 
     Raises:
-        ReferenceError_: empty, or it cannot be what is said in that time.
+        RecordingError: empty, or it cannot be what is said in that time.
     """
     num_syllables = len(_SYLLABLES.findall(transcript))
     num_words = len(_WORD.findall(_SYLLABLES.sub(" ", transcript)))
     num_words += math.ceil(num_syllables / _SYLLABLES_PER_WORD)
     if not num_words:
-        raise ReferenceError_(
+        raise RecordingError(
             "The transcript of the reference is empty.",
             cure="Give what is said in the recording, or none at all (x-vector only).",
         )
@@ -167,7 +167,7 @@ def check_transcript(transcript: str, seconds: float) -> None:
     found = f"Transcript has {num_words} {words} for {seconds:.1f} s of speech"
     slowest, fastest = WORDS_PER_SECOND_REFUSED
     if not slowest <= num_words / seconds <= fastest:
-        raise ReferenceError_(
+        raise RecordingError(
             f"{found}; cloning in context will fail.",
             "The model continues from transcript and recording together; they must match.",
             "Give the full transcript or use --xvector.",

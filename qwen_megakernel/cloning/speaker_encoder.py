@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
-from qwen_megakernel.errors import ReferenceError_
+from qwen_megakernel.errors import RecordingError
 
 # The spectrogram's figures are literals of the official extract_speaker_embedding.
 FFT_SIZE = 1024  # window and transform
@@ -58,7 +58,7 @@ class SpeakerEncoder:
         Returns:
             [enc_dim] float32.
         Raises:
-            ReferenceError_: fewer samples than the network looks across (some 0.06 s).
+            RecordingError: fewer samples than the network looks across (some 0.06 s).
         """
         config = self.config
         reach = max(
@@ -66,7 +66,7 @@ class SpeakerEncoder:
             for kernel, dilation in zip(config.kernel_sizes, config.dilations, strict=True)
         )
         if len(samples) // HOP_SIZE <= reach:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"{len(samples)} samples are too few to tell a voice; "
                 f"need {(reach + 1) * HOP_SIZE}."
             )

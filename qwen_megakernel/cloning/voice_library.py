@@ -87,7 +87,7 @@ class ReferenceCache:
         return len(self._references)
 
 
-class Voices:
+class VoiceLibrary:
     """Makes voices for a checkpoint and finds the ones it can speak with.
 
     Args:
@@ -133,7 +133,7 @@ class Voices:
         Raises:
             UnknownVoice: nothing of that name; lists what there is.
             VoiceMismatch: it was made with other encoders than this checkpoint's.
-            ReferenceError_: its file is damaged.
+            RecordingError: its file is damaged.
         """
         if isinstance(voice, str) and voice.lower() in self._speakers:
             return self._speakers[voice.lower()]
@@ -189,7 +189,7 @@ class Voices:
             silence_tail: seconds of silence put after the recording, in context only.
         Raises:
             TaskError: the checkpoint cannot clone, or its codec cannot listen.
-            ReferenceError_: the recording or its transcript cannot serve.
+            RecordingError: the recording or its transcript cannot serve.
         """
         self._require_cloning(text is not None)
         check_text(text=text, name=name)
@@ -226,7 +226,7 @@ class Voices:
 
         Raises:
             TaskError: the codec cannot listen.
-            ReferenceError_: not audio, or empty.
+            RecordingError: not audio, or empty.
         """
         self._require_codec()
         return self._codes(*samples_of(audio, rate), silence_tail=0)
@@ -296,7 +296,7 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
 
     Raises:
         UsageError: this is no recording, or its rate is missing, or given twice.
-        ReferenceError_: nothing that can be read as audio.
+        RecordingError: nothing that can be read as audio.
     """
     if isinstance(audio, tuple) and len(audio) == 2 and rate is None:
         audio, rate = audio

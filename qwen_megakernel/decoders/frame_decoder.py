@@ -136,7 +136,7 @@ def make_decoder(
     dtype: torch.dtype,
     weights: str | None = None,
 ):
-    """The decoder of `backend`: ReferenceDecoder, GraphDecoder, KernelDecoder or CoreMLDecoder, of
+    """The decoder of `backend`: PlainDecoder, GraphDecoder, KernelDecoder or CoreMLDecoder, of
     one face."""
     options: dict[str, Any] = {}
     if backend.name == "coreml":  # which has 8-bit weights of its own
@@ -144,7 +144,7 @@ def make_decoder(
     elif weights:
         checkpoint = replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
     if backend.name == "torch":
-        from qwen_megakernel.decoders.plain import ReferenceDecoder as Decoder
+        from qwen_megakernel.decoders.plain import PlainDecoder as Decoder
     elif backend.name == "graph":
         from qwen_megakernel.decoders.graph.decoder import GraphDecoder as Decoder
     elif backend.name == "coreml":

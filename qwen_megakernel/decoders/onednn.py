@@ -20,7 +20,7 @@ class _Switch:
 
 
 @contextmanager
-def native_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def without_onednn(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Without oneDNN where that helps: in bf16 on a CPU.
 
     Threads may overlap. If it was off before, it stays off.

@@ -20,7 +20,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.int8 import Int8Matrix
-from qwen_megakernel.decoders.onednn import native_products
+from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.records import Sampling, StepResult
 
 # Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.
@@ -176,7 +176,7 @@ class _Slot:
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
-class ReferenceDecoder:
+class PlainDecoder:
     """Talker and code predictor over `num_slots` independent streams.
 
     Args:
@@ -268,7 +268,7 @@ class ReferenceDecoder:
         groups = self.config.talker.num_code_groups
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
-        with native_products(self.embeddings.device, self.embeddings.dtype):
+        with without_onednn(self.embeddings.device, self.embeddings.dtype):
             for index in range(num_frames):
                 if self._cancelled:
                     break

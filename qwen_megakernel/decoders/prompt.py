@@ -33,7 +33,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
-    ReferenceError_,
+    RecordingError,
     TaskError,
     UsageError,
     VoiceMismatch,
@@ -118,7 +118,7 @@ class PromptBuilder:
             TaskError: the kind of voice, `instruct`, or open text (`request.text` None) does not
                 fit the model or the voice.
             VoiceMismatch: the voice was made for a model of another width.
-            ReferenceError_: the voice's codes or x-vector cannot be of this codec.
+            RecordingError: the voice's codes or x-vector cannot be of this codec.
             UsageError: an open text is to be fed in full.
         """
         self._plan(request, text_open=request.text is None)
@@ -292,7 +292,7 @@ class PromptBuilder:
     def _check_clone(self, voice: Voice) -> None:
         hidden_size = self._config.talker.stack.hidden_size
         if voice.x_vector is None:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {voice.name!r} has codes but no x-vector.",
                 "The speaker row of the prompt is the x-vector, in context too.",
             )
@@ -303,16 +303,16 @@ class PromptBuilder:
                 cure="Re-create it: qwen-megakernel voices create RECORDING -o FILE --model ...",
             )
         if not np.isfinite(voice.x_vector).all():
-            raise ReferenceError_(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")
+            raise RecordingError(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")
         if voice.codes is not None:
             self._check_codes(voice.name, np.asarray(voice.codes))
 
     def _check_codes(self, name: str, codes: np.ndarray) -> None:
         num_groups = self._config.talker.num_code_groups
         if not np.issubdtype(codes.dtype, np.integer):
-            raise ReferenceError_(f"Voice {name!r}: codes are {codes.dtype}; need integers.")
+            raise RecordingError(f"Voice {name!r}: codes are {codes.dtype}; need integers.")
         if codes.shape[1] != num_groups:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {name!r}: codes have {codes.shape[1]} groups; this model has {num_groups}."
             )
         limits = np.full(num_groups, self._config.predictor.vocab_size)
@@ -320,7 +320,7 @@ class PromptBuilder:
         outside = (codes < 0) | (codes >= limits)
         if outside.any():
             frame, group = np.argwhere(outside)[0]
-            raise ReferenceError_(
+            raise RecordingError(
                 f"Voice {name!r}: code {codes[frame, group]} in frame {frame}, group {group}; "
                 f"this codec has 0 .. {limits[group] - 1}."
             )

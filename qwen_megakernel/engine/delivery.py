@@ -14,8 +14,8 @@ import torch
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.active_stream import Slot
 from qwen_megakernel.engine.slots import SlotTable
-from qwen_megakernel.engine.stages import FrameVocoder, SpentTime
-from qwen_megakernel.gpu.cuda_graphs import Download
+from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
+from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Chunk:
 
     slots: list[Slot]
     codes: list[list[np.ndarray]]  # by slot
-    samples: Download  # [num_slots, num_samples] float32
+    samples: HostCopy  # [num_slots, num_samples] float32
     spent_ms: float  # on starting it
 
 
@@ -37,7 +37,7 @@ class ChunkDelivery:
         spent: where the vocoder's time is added.
     """
 
-    def __init__(self, vocoder: FrameVocoder, table: SlotTable, spent: SpentTime):
+    def __init__(self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes):
         self._vocoder, self._table, self._spent = vocoder, table, spent
         self._under_way: list[Chunk] = []
 
@@ -68,7 +68,7 @@ class ChunkDelivery:
         codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
         states = [slot.vocoder for slot in slots]
-        samples = Download(self._vocoder.step(codes[:, :num_ready], states, *ahead))
+        samples = HostCopy(self._vocoder.step(codes[:, :num_ready], states, *ahead))
         codes_by_slot = [slot.pending[:num_ready] for slot in slots]
         spent = self._spent.add("vocoder", started)
         self._under_way.append(Chunk(slots, codes_by_slot, samples, spent))

@@ -101,7 +101,7 @@ class Stages:
     overlaps: bool = False
 
 
-class SpentTime:
+class StageTimes:
     """Milliseconds of device work by stage, of all streams together."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from qwen_megakernel.engine.active_stream import Slot
 from qwen_megakernel.engine.delivery import ChunkDelivery
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.engine.slots import SlotTable
-from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, SpentTime, Stages
+from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
 from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
@@ -56,7 +56,7 @@ class StepLoop:
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
-        self._spent = SpentTime()
+        self._spent = StageTimes()
         self._errands: deque[tuple[Future, Callable[[], Any]]] = deque()
         stages: Future[Stages] = Future()
         self._thread = threading.Thread(

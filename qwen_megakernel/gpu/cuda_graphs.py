@@ -77,7 +77,7 @@ def upload(target: Tensor, values: Tensor) -> None:
     target.copy_(values, non_blocking=True)
 
 
-class Download:
+class HostCopy:
     """A copy to the host that was asked for and may still be under way.
 
     Args:

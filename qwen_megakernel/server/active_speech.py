@@ -18,7 +18,7 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
 
 
-class Speaking:
+class ActiveSpeech:
     """One admitted request, being spoken; its chunks wait here for the client.
 
     Whoever sends them does so in a `with` block, whose end stops the speech; a server that drains

@@ -21,12 +21,12 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
-from qwen_megakernel.errors import NotReady, ReferenceError_, UsageError
-from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.errors import NotReady, RecordingError, UsageError
+from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server.metrics import CONTENT_TYPE
-from qwen_megakernel.server.middleware import Guard
+from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import (
     EVENT_STREAM,
     SpeechResponse,
@@ -85,7 +85,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     bodies = {SPEECH: "application/json"}
     if settings.allow_upload:
         bodies[VOICES] = "multipart/form-data"
-    app.add_middleware(Guard, settings=settings, metrics=service.metrics, bodies=bodies)
+    app.add_middleware(RequestGuard, settings=settings, metrics=service.metrics, bodies=bodies)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -149,13 +149,13 @@ def _add_speech(app: FastAPI, service: Service) -> None:
     async def stream(websocket: WebSocket) -> None:
         session_id, count = websocket.state.request_id, iter(range(2**63))
 
-        def speak(text: str | None, options: dict[str, Any]) -> Speaking:
+        def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
             return service.speak(text, options, request_id=f"{session_id}-{next(count)}")
 
         await Session(websocket, settings, configure=service.configure, speak=speak).run()
 
 
-def _headers(speaking: Speaking, warnings: list[str]) -> dict[str, str]:
+def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
     headers = {
         "X-Seed": str(speaking.stream.seed),
         "X-Sample-Rate": str(speaking.record.sample_rate),
@@ -198,7 +198,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         service.voices.check_size(len(recording))
         try:
             voice = await service.voices.upload(recording, name, ref_text or None)
-        except ReferenceError_ as error:  # of a speech request it would be `ref_audio`
+        except RecordingError as error:  # of a speech request it would be `ref_audio`
             raise ApiError.about("audio_sample", error) from error
         return {"success": True, "voice": voice}
 

@@ -21,7 +21,7 @@ from qwen_megakernel.errors import (
     EngineBusy,
     MissingPackageError,
     QwenTTSError,
-    ReferenceError_,
+    RecordingError,
     TextTooLong,
     UnknownLanguage,
     UnknownVoice,
@@ -39,7 +39,7 @@ _PARAMS = {
     UnknownVoice: "voice",
     VoiceMismatch: "voice",
     UnknownLanguage: "language",
-    ReferenceError_: "ref_audio",
+    RecordingError: "ref_audio",
 }
 _CURES = {
     ("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false.",

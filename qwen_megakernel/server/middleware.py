@@ -33,7 +33,7 @@ _MAX_PATH_CHARS = 200  # of a line of the access log
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # for what a client that was refused still sends
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware.
 
     Args:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import DeadlineExceeded
-from qwen_megakernel.server.active_speech import Speaking, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
@@ -23,7 +23,7 @@ EVENT_STREAM = "text/event-stream"
 ABORT = "abort_connection"  # key of scope["state"], put there by server_protocol
 
 
-async def audio_bytes(speaking: Speaking, encoder: Encoder) -> AsyncIterator[bytes]:
+async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator[bytes]:
     """The speech as one file, in pieces; a piece is empty where the encoder holds samples back."""
     async for chunk in speaking.chunks():
         yield await encoded(encoder, chunk.samples)
@@ -31,7 +31,7 @@ async def audio_bytes(speaking: Speaking, encoder: Encoder) -> AsyncIterator[byt
 
 
 async def events(
-    speaking: Speaking, encoder: Encoder, *, include_codes: bool, max_steps: int | None
+    speaking: ActiveSpeech, encoder: Encoder, *, include_codes: bool, max_steps: int | None
 ) -> AsyncIterator[bytes]:
     """The speech as server-sent events.
 
@@ -104,7 +104,7 @@ class SpeechResponse(Response):
 
     def __init__(
         self,
-        speaking: Speaking,
+        speaking: ActiveSpeech,
         body: AsyncIterator[bytes],
         *,
         media_type: str,
@@ -173,7 +173,7 @@ class _Stalled(TimeoutError):
 
 
 async def buffered(
-    speaking: Speaking, response_format: str, receive: Receive, settings: ServerSettings
+    speaking: ActiveSpeech, response_format: str, receive: Receive, settings: ServerSettings
 ) -> Response:
     """The whole speech in one answer, with its length and how it ended.
 
@@ -200,7 +200,7 @@ async def buffered(
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 
 
-async def _close_when_gone(speaking: Speaking, receive: Receive) -> None:
+async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     speaking.close()

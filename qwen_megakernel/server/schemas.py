@@ -17,7 +17,7 @@ from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.server.voices import VoiceDesk
+from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.text.tokenizer import MAX_CHARS
 from qwen_megakernel.voice import Voice
 
@@ -103,7 +103,7 @@ class SessionConfig(SpeechSettings):
 
 
 async def engine_options(
-    body: SpeechSettings, voices: VoiceDesk, model_name: str
+    body: SpeechSettings, voices: VoiceStore, model_name: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments for `TTSEngine.stream`, and warnings.
 
@@ -181,7 +181,7 @@ def check_model(name: str, loaded: str) -> None:
         )
 
 
-async def _clone(body: SpeechSettings, voices: VoiceDesk) -> Voice:
+async def _clone(body: SpeechSettings, voices: VoiceStore) -> Voice:
     if body.x_vector_only_mode is False and body.ref_text is None:
         error = UsageError(
             "x_vector_only_mode is false, but there is no ref_text.",

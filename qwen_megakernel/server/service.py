@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.errors import NotReady, QwenTTSError
-from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.admission import Admission, FinishedRequests
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 from qwen_megakernel.server.schemas import SpeechSettings, engine_options
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.server.voices import VoiceDesk
+from qwen_megakernel.server.voices import VoiceStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Service:
         self.metrics = Metrics(self.admission, self._cache_hits)
         self.failure: Exception | None = None  # why there is no engine and will not be
         self._engine: Any = None
-        self._voices: VoiceDesk | None = None
+        self._voices: VoiceStore | None = None
         self._closed = False
         self._loader: threading.Thread | None = None
         self._make: Callable[[], Any] | None = engine if callable(engine) else None
@@ -54,7 +54,7 @@ class Service:
         return self._engine
 
     @property
-    def voices(self) -> VoiceDesk:
+    def voices(self) -> VoiceStore:
         """The engine's voices.
 
         Raises:
@@ -92,7 +92,7 @@ class Service:
         *,
         request_id: str,
         arrived: float | None = None,
-    ) -> Speaking:
+    ) -> ActiveSpeech:
         """Let a request in and start it.
 
         Args:
@@ -113,7 +113,7 @@ class Service:
         record = SpeechRecord(
             self.metrics, engine.sample_rate, time.perf_counter() if arrived is None else arrived
         )
-        return Speaking(
+        return ActiveSpeech(
             stream,
             ticket,
             record,
@@ -158,14 +158,14 @@ class Service:
             engine.close()
             return
         self.admission.num_slots = engine.num_slots
-        self._voices = VoiceDesk(engine, self.settings)
+        self._voices = VoiceStore(engine, self.settings)
         self._engine = engine
 
     def _cache_hits(self) -> int:
         return 0 if self._engine is None else self._engine.reference_cache_hits
 
 
-def spare_what_is_loaded() -> None:
+def freeze_garbage_collector() -> None:
     """Take everything there is now out of the garbage collector's sight.
 
     For a process that serves, once its model is loaded: a full collection looks at every object of

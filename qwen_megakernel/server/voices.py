@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import EngineBusy, ReferenceError_, UnknownVoice, UsageError
+from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, UsageError
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
@@ -34,7 +34,7 @@ _MAX_CHANNELS = 8
 _MAX_RATE = 384_000  # the highest of studio equipment; Ogg could claim any
 
 
-class VoiceDesk:
+class VoiceStore:
     """The voices of one engine, as its clients may use them.
 
     Args:
@@ -103,7 +103,7 @@ class VoiceDesk:
         """Make a voice of a recording a client sent.
 
         Raises:
-            ReferenceError_, TaskError: see `Voices.create`; or not a recording we take.
+            RecordingError, TaskError: see `VoiceLibrary.create`; or not a recording we take.
             EngineBusy: too many wait for theirs.
         """
         limit = self._settings.max_queue
@@ -123,14 +123,14 @@ class VoiceDesk:
         """The recording in `ref_audio`: base64, with or without a "data:" head.
 
         Raises:
-            ReferenceError_: a URL, no base64, or too long.
+            RecordingError: a URL, no base64, or too long.
         """
         head, comma, body = ref_audio.partition(",")
         if comma and head.startswith("data:"):
             if not head.endswith(";base64"):
-                raise ReferenceError_("ref_audio is a data URL without base64.")
+                raise RecordingError("ref_audio is a data URL without base64.")
         elif "://" in ref_audio[:16]:
-            raise ReferenceError_(
+            raise RecordingError(
                 f"ref_audio is a URL ({ref_audio[:80]}).",
                 "This server fetches nothing on behalf of others.",
                 "Send the recording itself, as base64.",
@@ -140,7 +140,7 @@ class VoiceDesk:
         try:
             recording = base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ReferenceError_(f"ref_audio is not base64: {error}.") from error
+            raise RecordingError(f"ref_audio is not base64: {error}.") from error
         self.check_size(len(recording))
         return recording
 
@@ -222,26 +222,26 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
         with soundfile.SoundFile(io.BytesIO(recording)) as file:
             container, rate, channels = file.format, file.samplerate, file.channels
             if container not in _CONTAINERS or not 1 <= channels <= _MAX_CHANNELS:
-                raise ReferenceError_(
+                raise RecordingError(
                     f"The recording is {container} with {channels} channels.",
                     cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
                 )
             limit = int(recordings.MAX_SECONDS * rate)
             if file.frames > limit:
-                raise ReferenceError_(
+                raise RecordingError(
                     f"The recording is {file.frames / rate:.0f} s long; the limit is "
                     f"{recordings.MAX_SECONDS:.0f} s."
                 )
             if rate > _MAX_RATE:
-                raise ReferenceError_(
+                raise RecordingError(
                     f"The recording has {rate} samples a second; the limit is {_MAX_RATE}."
                 )
             seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
             samples = [recordings.to_mono(each) for each in seconds]
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        if isinstance(error, ReferenceError_):
+        if isinstance(error, RecordingError):
             raise
-        raise ReferenceError_(
+        raise RecordingError(
             f"The recording cannot be read as audio: {recordings.why_unreadable(error)}.",
             cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error

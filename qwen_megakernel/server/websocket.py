@@ -25,7 +25,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from qwen_megakernel.errors import DeadlineExceeded, EmptyText, QwenTTSError, TaskError, UsageError
-from qwen_megakernel.server.active_speech import Speaking, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import abort
@@ -53,7 +53,7 @@ class Utterance:
     num_chars: int = 0
     ended: bool = False
     cancelled: bool = False
-    speaking: Speaking | None = None
+    speaking: ActiveSpeech | None = None
     takes_text: bool = False  # its stream is open and takes text as it comes
     over: bool = False  # nothing more will be spoken of it
     # It and those after it that came when too many were waiting: of these there may be any number,
@@ -108,7 +108,7 @@ class Session:
         settings: ServerSettings,
         *,
         configure: Callable[..., Any],
-        speak: Callable[..., Speaking],
+        speak: Callable[..., ActiveSpeech],
     ):
         self._socket, self._settings = websocket, settings
         self._configure, self._speak = configure, speak
@@ -310,7 +310,7 @@ class Session:
         if utterance.ended:
             utterance.speaking.stream.end_text()
 
-    async def _relay(self, utterance: Utterance, speaking: Speaking) -> None:
+    async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
         encoder = new_encoder(response_format, rate)

@@ -29,7 +29,7 @@ from wyoming.tts import (
 )
 
 from qwen_megakernel.errors import DeadlineExceeded, QwenTTSError, TaskError, UsageError
-from qwen_megakernel.server.active_speech import Speaking
+from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.schemas import SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 
@@ -58,7 +58,7 @@ class Session:
         self._service, self._settings, self._info = service, service.settings, info
         self._reader, self._writer = _BoundedReader(reader), writer
         self._idle: asyncio.Timeout | None = None
-        self._speaking: Speaking | None = None
+        self._speaking: ActiveSpeech | None = None
         self._sending: asyncio.Task[None] | None = None  # the audio of `_speaking`
         self._options: dict[str, Any] | None = None  # of the text that is arriving
         self._takes_text = False  # `_speaking` takes that text as it comes
@@ -207,7 +207,7 @@ class Session:
         self._sending = asyncio.create_task(self._send_speech(self._speaking, is_streamed))
         self._sending.add_done_callback(self._sent)
 
-    async def _send_speech(self, speaking: Speaking, is_streamed: bool) -> None:
+    async def _send_speech(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
         """Send the audio of a speech; a failure ends the connection."""
         try:
             with speaking:
@@ -221,7 +221,7 @@ class Session:
         except ConnectionError as error:
             logger.debug("A Wyoming client does not hear its speech out: %s", error)
 
-    async def _relay(self, speaking: Speaking, is_streamed: bool) -> None:
+    async def _relay(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
         rate = speaking.record.sample_rate
         sound = {"rate": rate, "width": 2, "channels": 1}
         num_samples = 0

@@ -88,12 +88,12 @@ class KernelLanguageModel(LanguageModel):
 
     def __init__(self, model: PreTrainedModel, num_slots: int, max_positions: int):
         from qwen_megakernel.decoders.kernel.text_model import (
-            TextStack,  # brings the kernel's build
+            KernelTextModel,  # brings the kernel's build
         )
 
         super().__init__(model)
         self._embedding = model.get_input_embeddings().weight
-        self._layers = TextStack(
+        self._layers = KernelTextModel(
             model.config.to_dict(),
             model.state_dict(),
             num_slots=num_slots,

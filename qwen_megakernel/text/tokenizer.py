@@ -24,7 +24,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig, read_json
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
-    ReferenceError_,
+    RecordingError,
     TextTooLong,
     UsageError,
 )
@@ -128,7 +128,7 @@ class TextTokenizer:
             The ids, equal to those of the official templates for the clean texts.
         Raises:
             EmptyText: nothing in `text` can be spoken.
-            ReferenceError_: nothing in `transcript` can be spoken.
+            RecordingError: nothing in `transcript` can be spoken.
         Source: QwenLM/Qwen3-TTS, qwen3_tts_model.py, `_build_*_text` and the slices in `generate`.
         """
         body = clean(text)
@@ -189,7 +189,7 @@ class TextTokenizer:
             return None
         transcript = clean(transcript)
         if unspeakable(transcript):
-            raise ReferenceError_(
+            raise RecordingError(
                 f'The transcript of the reference is "{_excerpt(transcript)}".',
                 "In-context cloning needs what the recording says, word for word.",
                 "Give the full transcript, or clone by x-vector alone.",

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
@@ -88,7 +88,7 @@ def official_cases(loaded: Checkpoint, num_steps: int) -> list[Case]:
     return cases
 
 
-def plain_cases(loaded: Checkpoint, decoder: ReferenceDecoder, num_steps: int) -> list[Case]:
+def plain_cases(loaded: Checkpoint, decoder: PlainDecoder, num_steps: int) -> list[Case]:
     """The same from the plain decoder, in whatever precision it computes."""
     prompts = PromptBuilder(loaded.config, decoder.embeddings)
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
@@ -158,7 +158,7 @@ def forced_logits(decoder: Any, case: Case) -> tuple[Tensor, Tensor]:
     """Talker [num_frames, vocab_size] and predictor [num_frames, groups - 1, codebook_size] logits
     of a decoder that is led along the codes of `case`."""
     begin(decoder, case)
-    if not isinstance(decoder, ReferenceDecoder):
+    if not isinstance(decoder, PlainDecoder):
         taps: dict[str, Tensor] = {}
         decoder.step([0], len(case.codes), case.codes[None], taps)
         return taps["talker"][0].cpu(), taps["predictor"][0].cpu()
@@ -182,7 +182,7 @@ def forced_logits(decoder: Any, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def plain_prompts(
-    loaded: Checkpoint, decoder: ReferenceDecoder, count: int
+    loaded: Checkpoint, decoder: PlainDecoder, count: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Embeds and trailing text of the first `count` texts."""
     prompts = PromptBuilder(loaded.config, decoder.embeddings)

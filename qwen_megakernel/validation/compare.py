@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation.cases import Case, begin, forced_logits, plain_prompts
 
@@ -83,7 +83,7 @@ class Row:
         return self.tolerance is None or self.value <= self.tolerance
 
 
-def compare_prompts(loaded: Checkpoint, decoder: ReferenceDecoder, cases: list[Case]) -> Row:
+def compare_prompts(loaded: Checkpoint, decoder: PlainDecoder, cases: list[Case]) -> Row:
     """Our prompts against the input embeddings of official cases."""
     worst, count = 0.0, 0
     for ours, theirs in zip(plain_prompts(loaded, decoder, len(cases)), cases, strict=True):
@@ -163,7 +163,7 @@ def compare_free(decoder: Any, cases: list[Case], *, exact: bool) -> list[Row]:
     ]
 
 
-def compare_layers(kernel: Any, plain: ReferenceDecoder, case: Case, tolerance: float) -> list[Row]:
+def compare_layers(kernel: Any, plain: PlainDecoder, case: Case, tolerance: float) -> list[Row]:
     """Hidden states of a prompt after 1, 2, ... layers and the final norm, which makes their
     root mean square about one: kernel against plain."""
     n = len(case.embeds)
@@ -188,7 +188,7 @@ def compare_layers(kernel: Any, plain: ReferenceDecoder, case: Case, tolerance: 
 
 
 def compare_sampling(
-    kernel: Any, plain: ReferenceDecoder, case: Case, num_seeds: int = MAX_SEEDS
+    kernel: Any, plain: PlainDecoder, case: Case, num_seeds: int = MAX_SEEDS
 ) -> list[Row]:
     """Sampled first frames of two decoders under `num_seeds` seeds.
 

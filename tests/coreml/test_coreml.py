@@ -20,7 +20,7 @@ from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
 from qwen_megakernel.decoders.coreml import export as coreml_export
 from qwen_megakernel.decoders.coreml.export import MANIFEST, MODELS, ExportOptions, export
 from qwen_megakernel.decoders.int8 import Int8Matrix
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.stream import Speech
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
@@ -46,7 +46,7 @@ def converted(load_checkpoint, tmp_path_factory):
 
 def plain_decoder(loaded):
     sizes = {"num_slots": 1, "max_positions": NUM_POSITIONS, "max_text_rows": 8}
-    return ReferenceDecoder(loaded, **sizes, device=CPU, dtype=torch.float32)
+    return PlainDecoder(loaded, **sizes, device=CPU, dtype=torch.float32)
 
 
 def number(value):

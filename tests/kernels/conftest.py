@@ -13,7 +13,7 @@ import torch
 
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from tools.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
@@ -102,12 +102,12 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def both(make_decoder: Callable[..., Any]) -> Callable[..., tuple[KernelDecoder, ReferenceDecoder]]:
+def both(make_decoder: Callable[..., Any]) -> Callable[..., tuple[KernelDecoder, PlainDecoder]]:
     """both(checkpoint, **options): the kernel and the reference on the same weights."""
     return lambda checkpoint, **options: (
         make_decoder(KernelDecoder, checkpoint, **options),
         make_decoder(
-            ReferenceDecoder,
+            PlainDecoder,
             checkpoint,
             **{name: value for name, value in options.items() if name != "num_blocks"},
         ),

@@ -107,7 +107,7 @@ int run_frames() {
   model.codec_eos_id = 140;
   model.suppressed_from = 128;
   model.min_frames = 2;
-  const Slots slots{zeros<float>(kSlots * hidden),
+  const SlotBuffers slots{zeros<float>(kSlots * hidden),
                     zeros<int32_t>(kSlots * groups),
                     zeros<uint32_t>(kSlots * kTalkerVocab / 32),
                     random_values<float>(kSlots * 4 * hidden, 0.3f),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 
 MAX_POSITIONS = 320
 # As in test_frame.py, of hidden states whose root mean square is about one.
@@ -23,12 +23,12 @@ LENGTHS = [2, 17, 110, 129, 300]  # 128 rows are a pass, on eight blocks and mor
     ],
     ids=["f32", "wide", "bf16", "int8"],
 )
-def decoders(request, make_decoder) -> tuple[KernelDecoder, ReferenceDecoder]:
+def decoders(request, make_decoder) -> tuple[KernelDecoder, PlainDecoder]:
     shape, dtype, weights = request.param
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
     if weights:
         checkpoint = k.with_int8(checkpoint, weights)
-    kinds = (KernelDecoder, ReferenceDecoder)
+    kinds = (KernelDecoder, PlainDecoder)
     kernel, plain = (
         make_decoder(kind, checkpoint, dtype, max_positions=MAX_POSITIONS) for kind in kinds
     )

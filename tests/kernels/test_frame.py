@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.records import Sampling
 
 GREEDY = Sampling.greedy()
@@ -109,7 +109,7 @@ def test_logits_agree_under_teacher_forcing(make_decoder, dtype, weights, tolera
     if weights:
         checkpoint = k.with_int8(checkpoint, weights)
     kernel = make_decoder(KernelDecoder, checkpoint, dtype)
-    reference = make_decoder(ReferenceDecoder, checkpoint, dtype)
+    reference = make_decoder(PlainDecoder, checkpoint, dtype)
     forced = torch.randint(0, 128, (1, 5, 4), generator=torch.Generator().manual_seed(9))
     for decoder in (kernel, reference):
         k.start(decoder, 1, GREEDY, seed=4)

@@ -19,7 +19,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders.graph import model
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import GenerationError, UsageError
 from qwen_megakernel.records import Sampling
 
@@ -36,7 +36,7 @@ FLOAT32_LOGITS = 1e-4
 def pair(make_decoder):
     """pair(checkpoint, **options): the graph decoder and the plain one on the same weights."""
     return lambda checkpoint, **options: [
-        make_decoder(kind, checkpoint, **options) for kind in (GraphDecoder, ReferenceDecoder)
+        make_decoder(kind, checkpoint, **options) for kind in (GraphDecoder, PlainDecoder)
     ]
 
 
@@ -307,8 +307,8 @@ def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeyp
 
     decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
     waits, uploads, replays = [], [], []
-    wait, upload, run = graph_decoder.Download.wait, graph_decoder.upload, decoder._graphs.run
-    monkeypatch.setattr(graph_decoder.Download, "wait", lambda self: waits.append(1) or wait(self))
+    wait, upload, run = graph_decoder.HostCopy.wait, graph_decoder.upload, decoder._graphs.run
+    monkeypatch.setattr(graph_decoder.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
     monkeypatch.setattr(graph_decoder, "upload", lambda *pair: uploads.append(1) or upload(*pair))
     monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
     begin([decoder], [0, 1, 3], [SAMPLED] * 3)

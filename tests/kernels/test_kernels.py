@@ -13,7 +13,7 @@ from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.decoders.kernel import launcher
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.kernel.library import check_tensor
-from qwen_megakernel.decoders.plain import ReferenceDecoder, rotary
+from qwen_megakernel.decoders.plain import PlainDecoder, rotary
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -205,7 +205,7 @@ def test_cancel_at_any_moment_loses_no_frame(decoder, uncancelled):
     assert len(counts) > 2  # some came at once, some too late
 
 
-@pytest.mark.parametrize("kind", [KernelDecoder, ReferenceDecoder])
+@pytest.mark.parametrize("kind", [KernelDecoder, PlainDecoder])
 def test_cancel_between_steps_empties_the_next_one(make_decoder, checkpoint, kind, uncancelled):
     decoder = make_decoder(kind, checkpoint)
     k.start(decoder, 0, GREEDY, seed=1)
@@ -215,7 +215,7 @@ def test_cancel_between_steps_empties_the_next_one(make_decoder, checkpoint, kin
     assert_goes_on(decoder, first, uncancelled)
 
 
-@pytest.mark.parametrize("kind", [KernelDecoder, ReferenceDecoder])
+@pytest.mark.parametrize("kind", [KernelDecoder, PlainDecoder])
 def test_cancel_from_another_thread_ends_a_long_step(make_decoder, checkpoint, kind, uncancelled):
     # No end but the cancel. A GPU draws a frame of this model in some tenths of a millisecond.
     frames = 16_000
@@ -257,7 +257,7 @@ def test_the_number_of_layers_is_chosen_at_run_time(make_decoder):
         stack = replace(checkpoint.config.talker.stack, num_layers=layers)
         config = replace(checkpoint.config, talker=replace(checkpoint.config.talker, stack=stack))
         shallow = make_decoder(
-            ReferenceDecoder, type(checkpoint)(config=config, talker=checkpoint.talker)
+            PlainDecoder, type(checkpoint)(config=config, talker=checkpoint.talker)
         )
         x = prompt(decoder, 6)
         expected = shallow.talker.forward(x, shallow.talker.new_cache(8), 0)
@@ -311,7 +311,7 @@ def test_the_time_position_alone_turns_the_predictor(decoder, n):
 
 
 def test_three_different_positions_turn_their_sections(decoder, make_decoder, checkpoint):
-    reference = make_decoder(ReferenceDecoder, checkpoint)
+    reference = make_decoder(PlainDecoder, checkpoint)
     x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 9], [7, 3, 3, 3, 1, 0]])
     stack = reference.talker

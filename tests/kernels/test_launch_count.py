@@ -56,12 +56,12 @@ def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     decoder, _ = counted
     copies = []
 
-    class Counted(launcher.Download):
+    class Counted(launcher.HostCopy):
         def __init__(self, values):
             copies.append(values.numel())
             super().__init__(values)
 
-    monkeypatch.setattr(launcher, "Download", Counted)
+    monkeypatch.setattr(launcher, "HostCopy", Counted)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
     decoder.step([0, 1, 2], 4)

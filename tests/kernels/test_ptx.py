@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.decoders.plain import ReferenceDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import Sampling
 from tools.ptx.build import assemble, build, instead_of_emulation
@@ -340,7 +340,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     sizes = {"num_slots": 1, "max_positions": 96, "max_text_rows": 8}
     ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
     ptx.launcher.timeout_seconds = 3600  # of one barrier: 67,584 threads share a core
-    reference = ReferenceDecoder(checkpoint, device=CPU, dtype=torch.float32, **sizes)
+    reference = PlainDecoder(checkpoint, device=CPU, dtype=torch.float32, **sizes)
     forced = torch.randint(0, 2048, (1, 1, 16), generator=torch.Generator().manual_seed(9))
     for decoder in (ptx, reference):
         k.start(decoder, 0, Sampling.greedy(), seed=5, positions=90)

@@ -6,7 +6,7 @@ from test_engine import GREEDY, HELLO
 
 from qwen_megakernel.decoders.frame_decoder import Backend
 from qwen_megakernel.decoders.kernel import build, text_model
-from qwen_megakernel.decoders.kernel.text_model import TextStack
+from qwen_megakernel.decoders.kernel.text_model import KernelTextModel
 from qwen_megakernel.errors import BuildError, UnsupportedModel, UsageError
 from qwen_megakernel.sheen import engine as engine_module
 from qwen_megakernel.sheen.engine import SheenEngine
@@ -45,7 +45,7 @@ def oracle():
 
 @pytest.fixture(scope="module")
 def stack(oracle):
-    return TextStack(
+    return KernelTextModel(
         oracle.config.to_dict(),
         oracle.state_dict(),
         max_positions=MAX_POSITIONS,
@@ -120,7 +120,7 @@ def test_where_the_kernel_cannot_be_built_auto_takes_torch(trained, monkeypatch,
         monkeypatch.setattr(engine_module, "choose_backend", lambda *args: backend)
         return SheenEngine.from_pretrained(str(trained), warmup=False)
 
-    monkeypatch.setattr(text_model, "TextStack", no_compiler)
+    monkeypatch.setattr(text_model, "KernelTextModel", no_compiler)
     with load("kernel", may_change=True) as engine:
         assert (engine.backend, engine.why) == ("torch", "the kernel cannot run here: no compiler")
         assert "no compiler" in caplog.text

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.coreml.export import ExportOptions, coremltools, exported
-from qwen_megakernel.decoders.plain import ReferenceDecoder, Tap
+from qwen_megakernel.decoders.plain import PlainDecoder, Tap
 from qwen_megakernel.errors import EnvironmentError_
 
 MODELS = ("CodeDecoder", "MultiCodeDecoder")
@@ -35,7 +35,7 @@ def load_model(path: Path) -> Any:
 
 
 class CoreMLStack:
-    """The face of `reference.DecoderStack` on a converted model; a cache is a state of it."""
+    """The face of `plain.DecoderStack` on a converted model; a cache is a state of it."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -61,8 +61,8 @@ class CoreMLStack:
         return self.run(x, cache, start)["hidden"].flatten()[None]
 
 
-class CoreMLDecoder(ReferenceDecoder):
-    """`ReferenceDecoder` whose layers Core ML computes.
+class CoreMLDecoder(PlainDecoder):
+    """`PlainDecoder` whose layers Core ML computes.
 
     Args:
         checkpoint: weights and config.

@@ -6,7 +6,7 @@ A pass has one position, which is data, not shape: keys and values go to their p
 fixed size through a mask, and rotation angles come from a table by the same mask. The caches are
 states of the model, float16 in Core ML whatever it computes in.
 
-The same network as `reference.DecoderStack`, for speech: the three axes of M-RoPE are equal, which
+The same network as `plain.DecoderStack`, for speech: the three axes of M-RoPE are equal, which
 is plain RoPE.
 """
 

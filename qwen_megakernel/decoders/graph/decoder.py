@@ -16,7 +16,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.decoders.slots import SlotDecoder
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.gpu.cuda_graphs import Download, Graphs, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this times a power of two
@@ -146,10 +146,10 @@ class GraphDecoder(SlotDecoder):
                 self._graphs.run(key, lambda key=key: self.model.run_frame(*key))
             else:
                 logits.append(self.model.run_frame(*key))
-        download = Download(self.model.result)
+        download = HostCopy(self.model.result)
         return lambda: self._collect(slots, num_frames, download)
 
-    def _collect(self, slots: Sequence[int], num_frames: int, download: Download) -> StepResult:
+    def _collect(self, slots: Sequence[int], num_frames: int, download: HostCopy) -> StepResult:
         codes, (counts, ended, bad) = self.model.split_result(download.wait())
         at = list(slots)
         if bad[at].any():

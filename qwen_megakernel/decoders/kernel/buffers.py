@@ -19,7 +19,7 @@ from qwen_megakernel.decoders.kernel.library import (
     Control,
     Description,
     Model,
-    Slots,
+    SlotBuffers,
     Stack,
     Workspace,
     check_tensor,
@@ -156,7 +156,7 @@ class KernelBuffers:
             config.rms_norm_eps,
         )
 
-    def _allocate_slots(self, num_slots: int) -> Slots:
+    def _allocate_slots(self, num_slots: int) -> SlotBuffers:
         talker = self.config.talker
         width = talker.stack.hidden_size
         self.seen = self._zeros(num_slots, talker.vocab_size // 32, dtype=torch.int32)
@@ -164,7 +164,7 @@ class KernelBuffers:
         self.pad_embed = self._zeros(num_slots, width)
         codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
         buffers = (self._zeros(num_slots, width), codes, self.seen, self.text_rows)
-        return Slots(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
+        return SlotBuffers(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
 
     def _allocate_workspace(self, description: Description) -> Workspace:
         rows, splits = description.max_rows, description.max_splits

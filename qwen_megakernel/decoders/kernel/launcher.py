@@ -1,6 +1,6 @@
 """One launch of the kernel: its parameters, the wait for it, and what it reports.
 
-Slots and their accounts are the decoder's (kernels.py); a launch knows rows.
+Slots and their accounts are the decoder's (decoder.py); a launch knows rows.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from qwen_megakernel.decoders.kernel.library import (
     Stream,
 )
 from qwen_megakernel.errors import GenerationError, KernelTimeout
-from qwen_megakernel.gpu.cuda_graphs import Download
+from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
 BARRIER_TIMEOUT_SECONDS = 2.0
 # LaunchStatus of csrc/tts_kernel.h.
@@ -119,7 +119,7 @@ class Launcher:
         with current(buffers.device):
             self._library.step(params, self.num_blocks, self._stream())
         result[size:] = buffers.control
-        download = Download(result)
+        download = HostCopy(result)
 
         def wait() -> Drawn:
             found = download.wait()

@@ -54,7 +54,7 @@ class Model(ctypes.Structure):
     ]
 
 
-class Slots(ctypes.Structure):
+class SlotBuffers(ctypes.Structure):
     _fields_ = [
         *fields(c_void_p, "hidden codes seen text_rows pad_embed"),
         ("max_text_rows", c_int32),
@@ -87,7 +87,7 @@ class Stream(ctypes.Structure):
 class StepParams(ctypes.Structure):
     _fields_ = [
         ("model", Model),
-        ("slots", Slots),
+        ("slots", SlotBuffers),
         ("workspace", Workspace),
         ("streams", Stream * MAX_STREAMS),
         *fields(c_int32, "num_streams num_frames"),
@@ -100,7 +100,7 @@ class StepParams(ctypes.Structure):
 class ForwardParams(ctypes.Structure):
     _fields_ = [
         ("model", Model),
-        ("slots", Slots),
+        ("slots", SlotBuffers),
         ("workspace", Workspace),
         *fields(c_int32, "use_predictor num_layers slot first_position"),
         *fields(c_int32, "num_rows keep_last"),

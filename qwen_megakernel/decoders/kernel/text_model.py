@@ -107,7 +107,7 @@ def _stack(values: dict[str, Any]) -> StackConfig:
     )
 
 
-class TextStack:
+class KernelTextModel:
     """The layers and the final norm.
 
     Args:

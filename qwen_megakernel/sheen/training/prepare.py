@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import DatasetError, OutputError, ReferenceError_
+from qwen_megakernel.errors import DatasetError, OutputError, RecordingError
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.dataset import Sample
@@ -150,7 +150,7 @@ def _encode(folder: Path, row: Row, codec: SnacCodec, espeak: str | None) -> Sam
     try:
         samples, rate = recordings.read(_recording(folder, row.id))
         return Sample(row.id, text, codec.encode(samples, rate), espeak)
-    except (DatasetError, ReferenceError_) as error:
+    except (DatasetError, RecordingError) as error:
         raise DatasetError(f"{row.id}: {error.what}") from error
 
 
