@@ -13,6 +13,7 @@ from waiting import wait_until
 
 from qwen_megakernel.server import app
 from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.serving import new_server
 from qwen_megakernel.server.settings import ServerSettings
 
 SPEECH = "/v1/audio/speech"
@@ -88,7 +89,7 @@ def serving(
         settings: `ServerSettings`.
     """
     chosen = ServerSettings(**settings)
-    running = app.new_server(app.create_app(engine, chosen), chosen)
+    running = new_server(app.create_app(engine, chosen), chosen)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         if send_buffer is not None:  # connections inherit it
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from qwen_megakernel.cli import main, options
 from qwen_megakernel.errors import UnknownVoice
-from qwen_megakernel.server import app
+from qwen_megakernel.server import serving as server_serving
 from qwen_megakernel.server.settings import ServerSettings
 
 
@@ -25,7 +25,7 @@ def served(monkeypatch):
     def serve(engine, settings, **address):
         calls.append((engine, settings, address))
 
-    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(server_serving, "serve", serve)
 
     def run(*words):
         assert main.main(["serve", *words]) == 0
@@ -141,16 +141,16 @@ def test_ipv6_is_listened_on_where_it_is_asked_for():
         pytest.skip("no IPv6 here")
     said = []
     running = []
-    new_server = app.new_server
+    new_server = server_serving.new_server
 
     def remember(*arguments, **named):
         running.append(new_server(*arguments, **named))
         return running[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "new_server", remember)
+        patch.setattr(server_serving, "new_server", remember)
         thread = threading.Thread(
-            target=app.serve,
+            target=server_serving.serve,
             args=(FakeEngine(), ServerSettings()),
             kwargs={"host": "::1", "port": 0, "on_listening": said.append},
         )

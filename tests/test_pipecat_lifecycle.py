@@ -25,7 +25,7 @@ from pipecat.frames.frames import (
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import BOTH, SENTENCE, TOKEN, Run, WavOutput, sent, service
 
-from qwen_megakernel.pipecat.context_speech import ContextSpeech
+from qwen_megakernel.pipecat.contexts import ContextSpeech
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.tts_engine import TTSEngine
 

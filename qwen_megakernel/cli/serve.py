@@ -102,7 +102,7 @@ def add_command(commands: Any) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve speech over HTTP, with OpenAI's endpoints; see docs/serving.md."""
     with _packages_of("server"):
-        from qwen_megakernel.server import app
+        from qwen_megakernel.server import serving
     if args.wyoming_port is not None and find_spec("wyoming") is None:
         raise MissingPackageError(
             "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
@@ -123,7 +123,7 @@ def serve(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if args.access_log:
         _log_accesses()
-    is_loading = app.serve(
+    is_loading = serving.serve(
         _engine_maker(args, settings),
         settings,
         host=args.host,

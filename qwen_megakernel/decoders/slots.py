@@ -17,7 +17,7 @@ from qwen_megakernel.records import Sampling, StepResult
 
 
 @dataclass(slots=True)
-class Slot:
+class SlotState:
     """One stream; its keys, values and codes are on the device."""
 
     sampling: Sampling
@@ -41,10 +41,10 @@ class SlotBook:
 
     def __init__(self, config: ModelConfig, num_slots: int, max_positions: int, max_text_rows: int):
         self._config = config
-        self._slots: list[Slot | None] = [None] * num_slots
+        self._slots: list[SlotState | None] = [None] * num_slots
         self._max_positions, self._max_text_rows = max_positions, max_text_rows
 
-    def __getitem__(self, slot: int) -> Slot:
+    def __getitem__(self, slot: int) -> SlotState:
         state = self._slots[slot]
         if state is None:
             raise UsageError(f"Slot {slot} has no stream; call begin first.")
@@ -52,7 +52,7 @@ class SlotBook:
 
     def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
         """Make `slot` as new."""
-        self._slots[slot] = Slot(sampling, seed, part)
+        self._slots[slot] = SlotState(sampling, seed, part)
 
     def fill(self, slot: int, num_positions: int) -> None:
         """A prompt goes into `slot`.

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.audio import to_int16
-from qwen_megakernel.engine.active_stream import Slot
-from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
@@ -22,7 +21,7 @@ from qwen_megakernel.gpu.cuda_graphs import HostCopy
 class Chunk:
     """Frames of some slots on their way through the vocoder, all of the same number."""
 
-    slots: list[Slot]
+    slots: list[ActiveStream]
     codes: list[list[np.ndarray]]  # by slot
     samples: HostCopy  # [num_slots, num_samples] float32
     spent_ms: float  # on starting it
@@ -49,7 +48,7 @@ class ChunkDelivery:
     def start_due(self) -> None:
         """Start the vocoder on due frames, slots of equal chunk length in one batch."""
 
-        def length(slot: Slot) -> tuple[int, int]:
+        def length(slot: ActiveStream) -> tuple[int, int]:
             return slot.num_ready, len(slot.pending)
 
         due = [slot for slot in self._table.active() if slot.frames_until_due <= 0]
@@ -63,7 +62,7 @@ class ChunkDelivery:
                 if slot.part_end:
                     self._table.end_part(slot)
 
-    def _start(self, slots: list[Slot], num_ready: int) -> None:
+    def _start(self, slots: list[ActiveStream], num_ready: int) -> None:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
@@ -103,7 +102,7 @@ class ChunkDelivery:
                     break
             self._send(slot, codes[: len(frames)], frames)
 
-    def _send(self, slot: Slot, codes: list[np.ndarray], frames: np.ndarray) -> None:
+    def _send(self, slot: ActiveStream, codes: list[np.ndarray], frames: np.ndarray) -> None:
         """Deliver [num_frames, samples_per_frame] audio of `codes`."""
         state = slot.state
         first = len(state.codes)

@@ -3,12 +3,14 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.engine.active_stream import Slot
+from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.engine.stages import FrameVocoder
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.records import AudioChunk, FinishReason
@@ -16,6 +18,38 @@ from qwen_megakernel.records import AudioChunk, FinishReason
 logger = logging.getLogger(__name__)
 
 MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
+
+
+@dataclass(slots=True, eq=False)
+class ActiveStream:
+    """One stream being spoken: what only the worker thread knows about it."""
+
+    index: int
+    state: StreamState
+    vocoder: Any  # its state in the vocoder
+    lookahead: int  # frames the vocoder must see behind those it turns into audio
+    chunk_frames: int  # of the chunk being filled; doubles up to the request's
+    part: TextPart | None = None  # None: between parts
+    part_open: bool = False  # its text goes on
+    guard: RunawayGuard | None = None
+    pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
+    part_end: FinishReason | None = None  # the part is over; pending frames are its last
+    finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of this utterance so far, delivered or pending."""
+        return len(self.state.codes) + len(self.pending)
+
+    @property
+    def frames_until_due(self) -> int:
+        """Frames missing until the next chunk can leave."""
+        return 0 if self.part_end else self.chunk_frames + self.lookahead - len(self.pending)
+
+    @property
+    def num_ready(self) -> int:
+        """Pending frames that can be turned into audio."""
+        return len(self.pending) - (0 if self.part_end else self.lookahead)
 
 
 class SlotTable:
@@ -40,7 +74,7 @@ class SlotTable:
         self._on_finished = on_finished
         self._look_again = look_again
         self.waiting: deque[StreamState] = deque()  # any thread may append
-        self._slots: list[Slot | None] = [None] * num_slots
+        self._slots: list[ActiveStream | None] = [None] * num_slots
         self.failure: QwenTTSError | None = None  # why no stream is taken any more
         self._num_timeouts = 0  # launches in a row that hung
 
@@ -49,11 +83,11 @@ class SlotTable:
         """Streams that hold a slot or wait for one."""
         return len(self.waiting) + len(self.active())
 
-    def active(self) -> list[Slot]:
+    def active(self) -> list[ActiveStream]:
         """The slots in use."""
         return [slot for slot in self._slots if slot]
 
-    def is_alive(self, slot: Slot) -> bool:
+    def is_alive(self, slot: ActiveStream) -> bool:
         """Whether the slot's stream has not ended."""
         return self._slots[slot.index] is slot
 
@@ -62,7 +96,7 @@ class SlotTable:
         for index, slot in enumerate(self._slots):
             if slot is None and self.waiting:
                 state = self.waiting.popleft()
-                self._slots[index] = Slot(
+                self._slots[index] = ActiveStream(
                     index,
                     state,
                     vocoder.new_state(),
@@ -90,7 +124,7 @@ class SlotTable:
 
     # ---- ends ------------------------------------------------------------------------------------
 
-    def end_part(self, slot: Slot) -> None:
+    def end_part(self, slot: ActiveStream) -> None:
         """Let a stream whose part is over go on to the next part, or end it."""
         if slot.finish == "eos":
             slot.finish = slot.part_end
@@ -102,7 +136,9 @@ class SlotTable:
         if over or exhausted:
             self.release(slot, slot.finish)
 
-    def release(self, slot: Slot, reason: FinishReason, error: Exception | None = None) -> None:
+    def release(
+        self, slot: ActiveStream, reason: FinishReason, error: Exception | None = None
+    ) -> None:
         """End a stream and free its slot."""
         self._slots[slot.index] = None
         self._look_again()
@@ -142,7 +178,7 @@ class SlotTable:
 
     # ---- faults ----------------------------------------------------------------------------------
 
-    def protect(self, slots: list[Slot], work: Callable, *args: object):
+    def protect(self, slots: list[ActiveStream], work: Callable, *args: object):
         """Run `work`; if it fails, the streams of `slots` end with the error, the others go on."""
         try:
             return work(*args)

@@ -13,10 +13,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from qwen_megakernel.engine.active_stream import Slot
 from qwen_megakernel.engine.delivery import ChunkDelivery
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
-from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
 from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
@@ -202,7 +201,7 @@ class StepLoop:
         for slot in between:
             self._table.protect([slot], self._begin_part, slot)
 
-    def _begin_part(self, slot: Slot) -> None:
+    def _begin_part(self, slot: ActiveStream) -> None:
         state, request = slot.state, slot.state.request
         # `closed` before `ids`, here and below: a writer appends its last ids, then closes.
         while state.parts and state.parts[0].closed and not state.parts[0].ids:
@@ -247,7 +246,7 @@ class StepLoop:
             if slot.part and slot.part_open:
                 self._table.protect([slot], self._feed_part, slot)
 
-    def _feed_part(self, slot: Slot) -> None:
+    def _feed_part(self, slot: ActiveStream) -> None:
         closed = slot.part.closed
         ids = slot.part.take()
         if len(ids):
@@ -259,7 +258,7 @@ class StepLoop:
             self._decoder.close_text(slot.index)
             slot.part_open = False
 
-    def _runnable(self) -> list[Slot]:
+    def _runnable(self) -> list[ActiveStream]:
         """Slots that can draw a frame: text in hand, and a reader that keeps up."""
         return [
             slot
@@ -270,7 +269,7 @@ class StepLoop:
             and self._decoder.frames_ready(slot.index) > 0
         ]
 
-    def _start_step(self, slots: list[Slot]) -> Callable[[], None] | None:
+    def _start_step(self, slots: list[ActiveStream]) -> Callable[[], None] | None:
         """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every slot in one launch.
 
         Returns:
@@ -304,7 +303,11 @@ class StepLoop:
         return lambda: result
 
     def _take_frames(
-        self, slots: list[Slot], parts: list[TextPart | None], result: StepResult, spent: float
+        self,
+        slots: list[ActiveStream],
+        parts: list[TextPart | None],
+        result: StepResult,
+        spent: float,
     ) -> None:
         """Account for drawn frames; those of a part that ended meanwhile are dropped."""
         for row, (slot, part) in enumerate(zip(slots, parts, strict=True)):

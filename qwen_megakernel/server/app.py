@@ -8,20 +8,17 @@ The wire is described in docs/serving.md, and by the server itself at /openapi.j
 
 import asyncio
 import contextlib
-import errno
 import functools
-import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
-from qwen_megakernel.errors import NotReady, RecordingError, UsageError
+from qwen_megakernel.errors import NotReady, RecordingError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
@@ -37,14 +34,12 @@ from qwen_megakernel.server.responses import (
 )
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server.service import Service
-from qwen_megakernel.server.serving import DrainingServer, guarded_protocol
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.server.websocket import Session
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
-_BACKLOG = 2048  # connections the kernel holds until we take them
 _EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")
 _ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -264,87 +259,3 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         if not PAGE.is_file():
             raise ApiError(404, "This build has no web page.", code="not_found")
         return FileResponse(PAGE, headers={"Cache-Control": "no-cache"})
-
-
-def serve(
-    engine: Any,
-    settings: ServerSettings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8090,
-    wyoming_port: int | None = None,
-    on_listening: Callable[[str], None] | None = None,
-) -> bool:
-    """Serve until SIGTERM or Ctrl-C; running streams are finished first.
-
-    Args:
-        engine: see `create_app`.
-        settings: limits.
-        host, port: where to listen; port 0 takes any that is free.
-        wyoming_port: for Wyoming clients, on the same host; None: not spoken.
-        on_listening: is told each address.
-    Returns:
-        The engine is still being made, in a thread that nothing can stop: the signal came early.
-    Raises:
-        UsageError: an address cannot be had.
-        Whatever kept the engine from being made.
-    """
-    ports = {"http": port} | ({} if wyoming_port is None else {"tcp": wyoming_port})
-    with contextlib.ExitStack() as stack:
-        listeners = {}
-        for scheme, each in ports.items():
-            listener = listeners[scheme] = stack.enter_context(listen(host, each))
-            if on_listening:
-                shown = f"[{host}]" if ":" in host else host
-                on_listening(f"{scheme}://{shown}:{listener.getsockname()[1]}")
-        app = create_app(engine, settings)
-        server = new_server(app, settings, wyoming=listeners.get("tcp"))
-        server.run(sockets=[listeners["http"]])
-    if server.service.failure:
-        raise server.service.failure
-    return server.service.is_loading
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        UsageError: the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        # create_server repeats the address in its own words, behind what is wrong with it.
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
-        raise UsageError(
-            f"Cannot listen on {host} port {port}: {reason.rstrip('.')}.",
-            cure="Choose another port; 0 takes any free one."
-            if getattr(error, "errno", None) == errno.EADDRINUSE
-            else "",
-        ) from error
-
-
-def new_server(
-    app: FastAPI, settings: ServerSettings, *, wyoming: socket.socket | None = None
-) -> DrainingServer:
-    """uvicorn for `app`, with its limits; `run(sockets=[...])` serves.
-
-    Args:
-        wyoming: a listening socket for Wyoming clients.
-    """
-    service, companion = app.state.service, None
-    if wyoming is not None:
-        from qwen_megakernel.server.wyoming_server import WyomingServer  # the extra [wyoming]
-
-        companion = WyomingServer(service, wyoming)
-    config = uvicorn.Config(
-        app,
-        http=guarded_protocol(settings.body_timeout_s),
-        ws_max_size=settings.max_body_bytes,
-        ws_per_message_deflate=False,  # audio does not get smaller, only later
-        timeout_graceful_shutdown=1,  # what drains has drained by then
-        log_config=None,
-        access_log=False,
-    )
-    return DrainingServer(config, service, settings, companion)

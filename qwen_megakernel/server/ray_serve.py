@@ -21,7 +21,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.errors import EnvironmentError_, ResourceError, UsageError
-from qwen_megakernel.server.app import create_app, listen
+from qwen_megakernel.server.app import create_app
+from qwen_megakernel.server.serving import listen
 from qwen_megakernel.server.settings import ServerSettings
 
 NAME = "qwen_megakernel"  # of the application and of its deployment

@@ -21,7 +21,7 @@ from qwen_megakernel.decoders.graph import sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
 from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
-from qwen_megakernel.decoders.slots import Slot
+from qwen_megakernel.decoders.slots import SlotState
 
 MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 
@@ -154,7 +154,7 @@ class GraphModel:
 
     # ---- the host's side of the tensors
 
-    def control_of(self, slots: dict[int, Slot]) -> Tensor:
+    def control_of(self, slots: dict[int, SlotState]) -> Tensor:
         """The control of a launch, on the host: slots that are not in it are inactive rows."""
         rows = np.zeros(self.control_rows.shape, dtype=np.int32)
         floats = rows[len(INTEGERS) :].view(np.float32)

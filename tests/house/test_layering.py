@@ -1,0 +1,120 @@
+"""The house: a room imports only rooms on lower floors, and importing the package costs nothing."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
+
+# From the ground up. A room, or a module of the top, may import what stands above it in this list.
+FLOORS = """
+    errors  choices
+    gpu  native  voice  signals
+    records  audio
+    checkpoint
+    text  vocoder
+    cloning  decoders  engine
+    official_api  validation
+    tts_engine  sheen
+    families  compat  build_tts  model_tts
+    pipecat  server
+    cli  pipecat_tts
+    __main__
+"""
+FLOOR_OF = {room: floor for floor, line in enumerate(FLOORS.split("\n")) for room in line.split()}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "__init__.py"
+}
+
+
+def imports(module: str) -> Iterator[str]:
+    """Our modules that a module imports, at its top or inside its functions."""
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from {name.removeprefix(f"{PACKAGE.name}.") for name in names} & MODULES.keys()
+
+
+def calls(module: str, name: str) -> list[ast.Call]:
+    """Calls of a function, by its own name or as an attribute."""
+    nodes = [node for node in ast.walk(MODULES[module]) if isinstance(node, ast.Call)]
+    return [
+        node for node in nodes if name in (getattr(node.func, key, "") for key in ("id", "attr"))
+    ]
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def test_a_room_imports_only_lower_floors():
+    assert {room_of(module) for module in MODULES} == FLOOR_OF.keys()
+    climbing = [
+        f"{module} -> {other}"
+        for module in MODULES
+        for other in imports(module)
+        if room_of(other) != room_of(module)
+        and FLOOR_OF[room_of(other)] >= FLOOR_OF[room_of(module)]
+    ]
+    assert not climbing
+
+
+def test_no_string_hides_an_import_of_ours():
+    for module in MODULES:
+        for call in calls(module, "import_module") + calls(module, "__import__"):
+            name = call.args[0]
+            is_other = isinstance(name, ast.Constant) and not name.value.startswith(PACKAGE.name)
+            assert is_other or module == "validation.official", f"{module}: line {call.lineno}"
+
+
+@pytest.mark.parametrize("room", FLOOR_OF)
+def test_no_circle_inside_a_room(room: str):
+    graph = {module: set(imports(module)) for module in MODULES if room_of(module) == room}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_face_of_a_room_is_its_docstring_alone():
+    for path in PACKAGE.glob("*/**/__init__.py"):
+        body = ast.parse(path.read_text("utf-8")).body
+        assert len(body) == 1 and ast.get_docstring(ast.Module(body, [])), path
+
+
+def test_torch_is_imported_where_it_is_needed():
+    for module in MODULES:
+        if room_of(module) in ("cli", "server", "pipecat"):
+            names = {
+                alias.name.split(".")[0]
+                for node in MODULES[module].body
+                if isinstance(node, ast.Import)
+                for alias in node.names
+            }
+            assert "torch" not in names, module
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, qwen_megakernel; "
+        "print([m for m in ('torch', 'transformers', 'numpy', 'soundfile') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_the_commands_print():
+    for module in MODULES:
+        if room_of(module) != "cli":
+            assert not calls(module, "print"), module
