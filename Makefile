@@ -57,7 +57,7 @@ REHEARSED := truth endurance int8 listeners
 
 rehearse-gpu: $(REHEARSAL)/.ready
 	set -e; export PATH="$(CURDIR)/$(REHEARSAL)/bin:$$PATH" PYTHON=python; \
-	python tools/fake_gpu/run.py python -m pytest tests/test_fake_gpu.py; \
+	python tools/fake_gpu/run.py python -m pytest tests/tools/test_fake_gpu.py; \
 	for set in $(REHEARSED); do \
 	    python tools/fake_gpu/run.py tools/gpu_check.sh --toy --set $$set --seconds 1500 --out build/rehearsal/$$set; \
 	done

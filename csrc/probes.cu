@@ -1,4 +1,4 @@
-// Every stage alone, for tests/kernels. Each probe launches one small kernel; arguments are the
+// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel; arguments are the
 // stage's own, in global memory. Test builds only.
 #include "frame.cuh"
 

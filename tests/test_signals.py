@@ -106,8 +106,8 @@ class Interrupt:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.argv = sys.argv[1:]
 sys.meta_path.insert(0, Interrupt())
-from qwen_megakernel import cli
-sys.exit(cli.main(sys.argv[1:]))
+from qwen_megakernel.cli import main
+sys.exit(main.main(sys.argv[1:]))
 """
 
 

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernels")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import kernel_models  # noqa: E402 - toy models of the kernel's tests
 import torch  # noqa: E402
@@ -87,7 +87,7 @@ class Steps:
             for name, dtype in product(configs, dtypes)
         }
         for (weights, stacks), dtype in product(INT8_STACKS.items(), dtypes):
-            if not self.toy:  # what tests/kernels takes with int8 layers
+            if not self.toy:  # what tests/decoders/kernel takes with int8 layers
                 target = kernel_build.Target(self.arch, dtype, int8=stacks)
                 jobs[f"projected {weights} {dtype}"] = configs["projected"], target
         return self._build(names, jobs)
@@ -117,12 +117,18 @@ class Steps:
             return {"status": "skipped", "why": "no pytest here; the validations are what is left"}
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["-k", "test_eos_ends"] if self.emulation else ["-m", "gpu"]
-        # The libraries of the build step, not those of tests/kernels/conftest.py.
+        # The libraries of the build step, not those of tests/decoders/conftest.py.
         cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(kernel_build.build_cache())}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             done = subprocess.run(
-                [*command, f"--junitxml={report}", "tests/kernels", "tests/test_graph_vocoder.py"],
+                [
+                    *command,
+                    f"--junitxml={report}",
+                    "tests/decoders/kernel",
+                    "tests/decoders/graph",
+                    "tests/vocoder/test_graph_vocoder.py",
+                ],
                 cwd=ROOT,
                 env=os.environ | cache,
                 check=False,
@@ -140,7 +146,7 @@ class Steps:
     def sanitizer(self) -> dict[str, Any]:
         """A few toy frames under each tool of compute-sanitizer; some hosts refuse it."""
         program = [sys.executable, __file__, "toy_frames", "--json", os.devnull]
-        if self.emulation:  # the emulated counterpart is tests/kernels/test_sanitizers.py
+        if self.emulation:  # the emulated counterpart is tests/decoders/kernel/test_sanitizers.py
             subprocess.run([*program, "--emulation"], check=True)
             return {"status": "skipped", "why": "no compute-sanitizer without a GPU"}
         tool = compute_sanitizer.find()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Remove each synchronisation of csrc/ in turn and see who notices: docs/kernel_mutations.md.
 
-Every mutant runs tests/kernels/sanitized.cu twice over: plain, where its codes must differ or the
-launch must fail, and under ThreadSanitizer. Needs g++; a quarter of a minute for each mutant.
+Every mutant runs tests/decoders/kernel/sanitized.cu twice over: plain, where its codes must differ
+or the launch must fail, and under ThreadSanitizer. Needs g++; a quarter of a minute for each.
 Exit 1 when a mutant goes unnoticed that JUSTIFIED does not explain.
 """
 
@@ -67,14 +67,14 @@ def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
 
 def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> None:
     """sanitized.cu on the sources in `csrc`."""
-    sys.path.insert(0, str(ROOT / "tests" / "kernels"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import kernel_models
 
     config = kernel_models.sanitized_config()
     target = build.Target(None, "float32")
     values = build.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]
-    source = ROOT / "tests" / "kernels" / "sanitized.cu"
+    source = ROOT / "tests" / "decoders" / "kernel" / "sanitized.cu"
     command = [build.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
     command += [f"-I{csrc}", *flags, *definitions, "-x", "c++", str(source), "-x", "none"]
     subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)

@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 import soundfile
-from sheen_toys import TEXTS
+from sheen_toys import HELLO, MORNING, TEXTS
 
 from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
 from qwen_megakernel.sheen.engine import SheenEngine
 
-HELLO, MORNING = TEXTS.values()
 OPTIONS = {"seed": 11, "max_frames": 8}
 
 

@@ -9,15 +9,12 @@ import torch
 import waveforms
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import SNAC_CHUNKS_F32
 
 from qwen_megakernel.errors import DatasetError, ModelFilesError, UnsupportedModel, UsageError
 from qwen_megakernel.sheen import codes
 from qwen_megakernel.sheen.codec import SnacCodec, find_snac
 from qwen_megakernel.sheen.noise import normals
-
-# Float32 convolutions over windows of other lengths: sums of at most some hundred products of
-# order 1, so some hundred roundings of 6e-8.
-CHUNK_TOLERANCE = 1e-5
 
 RATE = 24000
 
@@ -72,7 +69,7 @@ def test_samples_are_those_of_the_package_given_the_same_noise(
     monkeypatch.setattr(snac.layers.torch, "randn", planted)
     with torch.inference_mode():
         sound = theirs.decode(layers)[0, 0].numpy()
-    assert np.abs(sound - codec.decode(frames)).max() < CHUNK_TOLERANCE
+    assert np.abs(sound - codec.decode(frames)).max() < SNAC_CHUNKS_F32
     assert next(blocks, None) is None
 
 
@@ -84,17 +81,17 @@ def test_the_same_codes_sound_the_same(codec, frames):
 @settings(max_examples=8, deadline=None)
 def test_chunks_equal_the_whole(codec, frames, sizes):
     pieces = in_chunks(codec, frames, sizes)
-    assert np.abs(pieces - codec.decode(frames)).max() < CHUNK_TOLERANCE
+    assert np.abs(pieces - codec.decode(frames)).max() < SNAC_CHUNKS_F32
 
 
 def test_less_context_would_be_heard(codec, frames):
     """The window is no larger than it must be."""
     whole = codec.decode(frames)
     few = in_chunks(codec, frames, [2] * 9, lookahead=codec.lookahead - 1)
-    assert np.abs(few - whole).max() > 10 * CHUNK_TOLERANCE
+    assert np.abs(few - whole).max() > 10 * SNAC_CHUNKS_F32
     lookback, codec.lookback = codec.lookback, codec.lookback - 1
     try:
-        assert np.abs(in_chunks(codec, frames, [2] * 9) - whole).max() > 10 * CHUNK_TOLERANCE
+        assert np.abs(in_chunks(codec, frames, [2] * 9) - whole).max() > 10 * SNAC_CHUNKS_F32
     finally:
         codec.lookback = lookback
 
@@ -122,7 +119,7 @@ def test_a_warmed_stream_goes_on(codec, frames):
     state = codec.new_state()
     codec.warm(frames[:9], state)
     pcm = codec.step(torch.from_numpy(frames[9:])[None], [state])[0].numpy()
-    assert np.abs(pcm - codec.decode(frames)[9 * 2048 :]).max() < CHUNK_TOLERANCE
+    assert np.abs(pcm - codec.decode(frames)[9 * 2048 :]).max() < SNAC_CHUNKS_F32
 
 
 def test_noise_is_normal_and_addressed():

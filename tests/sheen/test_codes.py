@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sheen_toys import EXAMPLE_LAYERS
 
 from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen import codes
 
-# The worked example of the description this family was built from.
-EXAMPLE_LAYERS = [[100, 200], [10, 11, 20, 21], [1, 2, 3, 4, 5, 6, 7, 8]]
 EXAMPLE_FRAMES = [[100, 10, 11, 1, 2, 3, 4], [200, 20, 21, 5, 6, 7, 8]]
 
 code = st.integers(0, 4095)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from sheen_toys import CODEBOOK_SIZE, TEXTS, needs_espeak
-from test_codec import CHUNK_TOLERANCE
+from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak
+from tolerances import SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
 from qwen_megakernel.errors import (
@@ -29,11 +29,9 @@ from qwen_megakernel.sheen.tokens import text_ids
 from qwen_megakernel.tts_engine import TTSEngine
 from qwen_megakernel.voice import Voice
 
-GREEDY = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
 # Makes anything likely that is offered.
 HOT = {"temperature": 100.0, "subtalker_temperature": 100.0, "top_k": 0, "subtalker_top_k": 0}
 WARM = {"temperature": 2.0, "subtalker_temperature": 2.0}
-HELLO, MORNING = TEXTS.values()
 # More than one int16 step, where chunks are rounded after windows of other lengths.
 INT16_STEP = 1.5 / 32768
 
@@ -324,4 +322,4 @@ def test_dropped_streams_are_cancelled(engine):
 
 
 def test_chunk_tolerance_is_below_what_int16_keeps():
-    assert CHUNK_TOLERANCE < 1 / 32768
+    assert SNAC_CHUNKS_F32 < 1 / 32768

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_engine import GREEDY, HELLO
+from sheen_toys import GREEDY, HELLO
 
 from qwen_megakernel.decoders.frame_decoder import Backend
 from qwen_megakernel.decoders.kernel import build, text_model

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
-from test_codes import EXAMPLE_LAYERS
+from sheen_toys import EXAMPLE_LAYERS
 
 from qwen_megakernel.errors import ModelFilesError, TokenOrderError
 from qwen_megakernel.sheen import codes, model_folder, tokens

@@ -245,5 +245,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests" / "sheen"))
     sys.exit(main())

@@ -1,0 +1,61 @@
+"""benchmarks/measure_server.py: what it takes for a chunk, and a small run from end to end."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import measure_server
+from benchmarks.paced_engine import FRAME_SAMPLES, handed_over
+from benchmarks.speech_client import Heard
+
+ROOT = Path(__file__).parents[2]
+
+
+def chunk(num_frames, handed_over_s):
+    samples = np.zeros(num_frames * FRAME_SAMPLES, np.int16)
+    samples[:4] = np.array([int(handed_over_s * 1e9)]).view(np.int16)
+    return samples.tobytes()
+
+
+def test_a_chunk_has_arrived_when_its_last_byte_has():
+    """Chunks of 1, 2, 4, 8, 10, 10 and 3 frames, cut anywhere on the way."""
+    sizes = [1, 2, 4, 8, 10, 10, 3]
+    data = b"".join(chunk(size, 100 + index) for index, size in enumerate(sizes))
+    cuts = [0, 10, 2 * FRAME_SAMPLES, 5 * FRAME_SAMPLES, 30 * FRAME_SAMPLES + 1, len(data)]
+    heard = Heard(planned=0.0)
+    for index, (start, end) in enumerate(pairwise(cuts)):
+        heard.pieces.append(data[start:end])
+        heard.arrivals.append(200.0 + index)
+    found = list(measure_server.chunks_of(heard))
+    assert [given for given, _, _ in found] == pytest.approx([100 + i for i in range(7)])
+    # In frames the cuts lie at 1, 2.5, 15 and a bit; the chunks end at 1, 3, 7, 15, 25, 35, 38.
+    assert [at for _, at, _ in found] == [201, 203, 203, 203, 204, 204, 204]
+    assert [ms for _, _, ms in found] == [80.0 * size for size in sizes]
+    assert handed_over(data) == 100
+
+
+def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path):
+    result = tmp_path / "result.json"
+    amount = ["--requests", "4", "--streams", "2", "--crowd", "4", "--frames", "20"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "measure_server.py", *amount, "--json", result],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(result.read_text())
+    summary, limits = found["summary"], found["limits"]
+    assert found["schema"] == 1
+    assert summary["first_byte_overhead_ms"]["count"] == 4
+    assert summary["chunk_overhead_ms"]["count"] == 2 * 5  # chunks of 1, 2, 4, 8 and 5 frames
+    assert summary["underruns_added"]["count"] == 4
+    assert all(figures["p50"] >= 0 for figures in summary.values())
+    missed = [name for name, (key, most) in limits.items() if summary[name][key] > most]
+    assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)

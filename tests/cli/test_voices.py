@@ -1,0 +1,212 @@
+"""The command `voices`, and cloning from the command line."""
+
+import fcntl
+import json
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import waveforms
+
+from qwen_megakernel import Voice
+from qwen_megakernel.cli import options
+from qwen_megakernel.cli.main import main
+from qwen_megakernel.engine import codes_file
+
+ROOT = Path(__file__).parents[2]
+BASE = ("--model", "tiny-random-base", "--backend", "torch", "--dtype", "float32", "--quiet")
+TRANSCRIPT = "It is cold today, and we are late."
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """mario.wav with its transcript, luigi.flac without."""
+    folder = tmp_path_factory.mktemp("recordings")
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000, 1), 16000)
+    soundfile.write(folder / "luigi.flac", waveforms.voice_like(2, 44100, 2), 44100)
+    (folder / "mario.txt").write_text(f"{TRANSCRIPT}\n", encoding="utf-8")
+    return folder
+
+
+def run(*arguments):
+    return main([str(argument) for argument in arguments])
+
+
+def speak(tmp_path, *arguments):
+    """Codes that `speak` dumps, greedy."""
+    dump = tmp_path / "codes.tsv"
+    options = ("--output", tmp_path / "a.wav", "--dump-codes", dump, "--max-frames", 5, "--greedy")
+    assert run("speak", "Hello there.", *BASE, *options, *arguments) == 0
+    return codes_file.read(dump)
+
+
+def test_a_folder_becomes_voices(recordings, tmp_path, capsys):
+    assert run("voices", "create", recordings, "-o", tmp_path, *BASE) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "luigi.voice.safetensors",
+        "mario.voice.safetensors",
+    ]
+    assert Voice.load(tmp_path / "mario.voice.safetensors").transcript == TRANSCRIPT
+    assert not Voice.load(tmp_path / "luigi.voice.safetensors").in_context
+    capsys.readouterr()
+    assert run("voices", "list", tmp_path, "--json") == 0
+    luigi, mario = json.loads(capsys.readouterr().out)
+    assert (luigi["mode"], mario["mode"], mario["frames"]) == ("x-vector", "in context", 44)
+    assert run("voices", "list", tmp_path) == 0
+    assert f'"{TRANSCRIPT}"' in capsys.readouterr().out
+    assert run("voices", "show", "mario", "--voices", tmp_path) == 0
+    assert run("voices", "show", tmp_path / "luigi.voice.safetensors", "--json") == 0
+    shown, told = capsys.readouterr().out.split("{")
+    assert TRANSCRIPT in shown and json.loads("{" + told)["dim"] == 128
+    assert run("voices", "delete", "mario", "--voices", tmp_path) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["luigi.voice.safetensors"]
+
+
+def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
+    out = tmp_path / "hero.voice.safetensors"
+    source = recordings / "mario.wav"
+    assert run("voices", "create", source, "-o", out, "--ref-text", "It is warm today.", *BASE) == 0
+    assert Voice.load(out).transcript == "It is warm today."
+    assert run("voices", "create", source, "-o", out, "--xvector", *BASE) == 0
+    assert not Voice.load(out).in_context
+
+
+def test_a_voice_that_was_there_is_told(recordings, tmp_path, capsys):
+    command = ("voices", "create", recordings / "luigi.flac", "-o", tmp_path, *BASE)
+    for bare in ((), ("--legacy-bin",)):
+        told = []
+        for _ in range(2):
+            assert run(*command, *bare) == 0
+            told.append(capsys.readouterr().out)
+        assert [line.endswith("(replaced)\n") for line in told] == [False, True]
+
+
+@pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
+def test_two_recordings_of_one_name_are_refused_before_a_model_is_loaded(
+    tmp_path, monkeypatch, capsys, bare
+):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
+    for name in ("a.flac", "a.wav", "b.wav"):
+        (tmp_path / name).touch()
+    assert run("voices", "create", tmp_path, *bare, *BASE) == 2
+    assert "a.flac and a.wav would both become the voice 'a'" in capsys.readouterr().err
+
+
+def test_the_old_presets_are_written_listed_and_thinned(recordings, tmp_path, capsys):
+    assert run("voices", "create", recordings, "--legacy-bin", "-o", tmp_path, *BASE) == 0
+    presets = tmp_path / "voice_presets.bin"
+    assert presets.stat().st_size == 4 + 2 * (64 + 4 * 128)
+    capsys.readouterr()
+    assert run("voices", "list", presets) == 0
+    assert capsys.readouterr().out.split()[0] == "luigi"
+    assert run("voices", "delete", "luigi", "--voices", tmp_path) == 0
+    assert list(Voice.load_presets(presets)) == ["mario"]
+
+
+def test_one_bad_recording_does_not_stop_the_others(recordings, tmp_path, capsys):
+    folder = tmp_path / "recordings"
+    shutil.copytree(recordings, folder)
+    (folder / "noise.wav").write_text("not audio")
+    assert run("voices", "create", folder, "-o", tmp_path, *BASE) == 2
+    assert "noise.wav" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("*.voice.safetensors"))) == 2
+
+
+def test_a_damaged_file_does_not_hide_the_others(recordings, tmp_path, capsys):
+    assert run("voices", "create", recordings / "luigi.flac", "-o", tmp_path, *BASE) == 0
+    (tmp_path / "bad.voice.safetensors").write_bytes(b"\0" * 9)
+    capsys.readouterr()
+    assert run("voices", "list", tmp_path) == 2
+    found = capsys.readouterr()
+    assert "luigi" in found.out and "bad.voice.safetensors is damaged" in found.err
+
+
+def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
+    recordings, tmp_path, capsys
+):
+    shutil.copy(recordings / "mario.wav", tmp_path)
+    (tmp_path / "mario.txt").write_bytes("Il fait froid, mon frère.".encode("latin-1"))
+    command = ("voices", "create", tmp_path / "mario.wav", "-o", tmp_path, *BASE)
+    assert run(*command) == 2
+    assert "mario.txt is not UTF-8 text" in capsys.readouterr().err
+    assert run(*command, "--xvector") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("voices", "list", "/no/such"), "/no/such"),
+        (("voices", "show", "peach"), "Unknown voice"),
+        (("voices", "delete", "peach"), "Unknown voice"),
+        (("voices", "delete", "../peach"), "name of a voice"),
+        (("voices", "create", "{recordings}", "--ref-text", "Hi."), "one recording"),
+        (("voices", "create", "{recordings}", "-o", "a.voice.safetensors"), "does not fit"),
+        (("voices", "create", "{recordings}", "-o", "a.voice.safetensors", "--legacy-bin"), "fit"),
+        (("voices", "create", "{recordings}", "-o", "/no/such"), "/no/such"),
+        (("voices", "create", "{empty}"), "no recording"),
+        (("voices", "create", "absent.wav", *BASE), "no such file"),
+        (("voices", "create", "{recordings}/mario.wav", "--model", "tiny-random"), "cannot clone"),
+        (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "exclude"),
+        (("speak", "Hi.", "--xvector", *BASE), "--voice-sample"),
+        (("speak", "Hi.", "--voice-sample", "{recordings}/mario.txt", *BASE), "cannot be read"),
+        (("speak", "Hi.", "--voice", "../mario", *BASE), "Presets: (none)"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_message(
+    recordings, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    names = {"{recordings}": str(recordings), "{empty}": str(empty)}
+    for name, path in names.items():
+        arguments = tuple(argument.replace(name, path) for argument in arguments)
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_speaking_with_a_sample_a_file_and_a_name_is_the_same(recordings, tmp_path):
+    sample = ("--voice-sample", recordings / "mario.wav")
+    in_context = speak(tmp_path, *sample, "--ref-text", TRANSCRIPT)
+    x_vector = speak(tmp_path, *sample)
+    assert np.array_equal(x_vector, speak(tmp_path, *sample, "--ref-text", TRANSCRIPT, "--xvector"))
+    assert not np.array_equal(in_context, x_vector)
+    folder = tmp_path / "voices"
+    folder.mkdir()
+    assert run("voices", "create", recordings / "mario.wav", "-o", folder, *BASE) == 0
+    file = folder / "mario.voice.safetensors"
+    assert np.array_equal(in_context, speak(tmp_path, "--voice", file))
+    assert np.array_equal(in_context, speak(tmp_path, "--voice", "mario", "--voices", folder))
+
+
+@pytest.mark.parametrize("script", ["demo_tts.py", "demo_pipeline.py"])
+def test_the_demos_clone_too(run_here, recordings, tmp_path, script):
+    if script == "demo_pipeline.py":
+        pytest.importorskip("pipecat")
+    text = ["--text"] if script == "demo_pipeline.py" else []
+    sample = ("--voice-sample", recordings / "mario.wav", "--ref-text", TRANSCRIPT)
+    output = ("--output", tmp_path / "a.wav")
+    done = run_here(script, *text, "Hello.", "--max-frames", 3, *BASE[:-1], *sample, *output)
+    assert done.returncode == 0, done.stderr
+    assert len(soundfile.read(tmp_path / "a.wav")[0]) > 0
+
+
+def test_a_terminal_sees_a_bar(tmp_path):
+    command = [
+        *(sys.executable, "-m", "qwen_megakernel", "speak", "Hello there, you.", "--seed", "1"),
+        *("--model", "tiny-random", "--max-frames", "10", "--output", str(tmp_path / "a.wav")),
+    ]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, timeout=120)
+    os.close(theirs)
+    assert "s of speech in" in os.read(ours, 100_000).decode()

@@ -1,0 +1,114 @@
+"""Both decoders on the same weights.
+
+Tests that drive a whole decoder run three times: the kernel by emulation, what nvcc makes of it on
+this CPU (`ptx`, slow), and on a GPU (marker `gpu`, skipped where there is none). Tests of one stage
+(probes.cu) run by emulation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
+from tools.ptx.build import instead_of_emulation
+
+CPU = torch.device("cpu")
+
+# What only the emulation can do to a launch.
+EMULATION_ONLY = {
+    "test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang": "sets the number of SMs",
+    "test_cancel_at_any_moment_loses_no_frame": "chooses the moment",
+    "test_the_order_of_threads_and_blocks_does_not_matter": "chooses the order",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without one.
+
+    And the variant on PTX of tests that have nothing of it.
+    """
+    has_gpu = torch.cuda.is_available()
+    kept = []
+    for item in items:
+        if item.get_closest_marker("gpu") and "[gpu" in item.name:
+            if item.originalname in EMULATION_ONLY:
+                continue
+            if not has_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch sees none"))
+        if "[ptx" in item.name and item.path.parent.name == "graph":
+            continue
+        kept.append(item)
+    items[:] = kept
+
+
+class _TapsOnCpu:
+    """A decoder on the GPU with its logits on the CPU, where the tests compare them."""
+
+    def step(self, slots, num_frames, forced=None, taps=None):
+        result = super().step(slots, num_frames, forced, taps)
+        for name in taps or ():
+            taps[name] = taps[name].cpu()
+        return result
+
+
+class KernelOnGpu(_TapsOnCpu, KernelDecoder):
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        return super().forward(*args, **options).cpu()
+
+
+class GraphsOnGpu(_TapsOnCpu, GraphDecoder):
+    pass
+
+
+class KernelOfPtx(KernelDecoder):
+    """The kernel as it is compiled for an H100 or H200, instruction by instruction on the CPU."""
+
+    def __init__(self, *args: Any, **options: Any):
+        with instead_of_emulation("sm_90a"):
+            super().__init__(*args, **options)
+
+
+ON_GPU = {KernelDecoder: KernelOnGpu, GraphDecoder: GraphsOnGpu}
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "emulation",
+        pytest.param("ptx", marks=pytest.mark.slow),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ],
+)
+def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """make_decoder(kind, checkpoint, dtype, **options): one of the decoders.
+
+    The kernel and the graphs run where the variant of the test says, the plain decoder on the CPU.
+    """
+
+    def make(kind: type, checkpoint: Any, dtype: torch.dtype = torch.float32, **options: Any):
+        options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
+        device = CPU
+        if request.param == "gpu" and kind in ON_GPU:
+            kind, device = ON_GPU[kind], torch.device("cuda")
+        if request.param == "ptx" and kind is KernelDecoder:
+            kind = KernelOfPtx
+        return kind(checkpoint, device=device, dtype=dtype, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def both(make_decoder: Callable[..., Any]) -> Callable[..., tuple[KernelDecoder, PlainDecoder]]:
+    """both(checkpoint, **options): the kernel and the reference on the same weights."""
+    return lambda checkpoint, **options: (
+        make_decoder(KernelDecoder, checkpoint, **options),
+        make_decoder(
+            PlainDecoder,
+            checkpoint,
+            **{name: value for name, value in options.items() if name != "num_blocks"},
+        ),
+    )

@@ -1,0 +1,336 @@
+"""The static-shaped decoder (graph_decoder.py) against the plain one, and as oracle of the kernel.
+
+On a CPU its functions run directly; on a GPU (marker `gpu`) they are recorded graphs.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import kernel_models as k
+import numpy as np
+import pytest
+import torch
+from host_watch import NoHostMode
+from tolerances import KERNEL_LOGITS_F32
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.decoders.graph import model
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.errors import GenerationError, UsageError
+from qwen_megakernel.records import Sampling
+
+GREEDY, SAMPLED = Sampling.greedy(), Sampling()
+NARROW = Sampling(
+    top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
+)
+LOVES_REPEATS = Sampling.greedy().override(repetition_penalty=0.4)
+
+
+@pytest.fixture(scope="module")
+def pair(make_decoder):
+    """pair(checkpoint, **options): the graph decoder and the plain one on the same weights."""
+    return lambda checkpoint, **options: [
+        make_decoder(kind, checkpoint, **options) for kind in (GraphDecoder, PlainDecoder)
+    ]
+
+
+def begin(decoders, slots, samplings, seed=5):
+    for index, (slot, sampling) in enumerate(zip(slots, samplings, strict=True)):
+        for decoder in decoders:
+            k.start(decoder, slot, sampling, seed=seed + index, positions=7 + 5 * index)
+
+
+def assert_same(decoders, slots, num_frames):
+    ours, theirs = (decoder.step(slots, num_frames) for decoder in decoders)
+    assert ours.num_frames == theirs.num_frames
+    assert ours.ended == theirs.ended
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+    return ours
+
+
+@pytest.mark.parametrize("shape", k.SHAPES)
+@pytest.mark.parametrize("eos_gain", [1.0, 2.5])
+def test_codes_equal_the_plain_decoders_however_each_slot_draws(pair, shape, eos_gain):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]), eos_gain=eos_gain)
+    decoders = pair(checkpoint, num_slots=6)
+    slots = [4, 0, 2, 5]
+    begin(decoders, slots, [GREEDY, SAMPLED, NARROW, LOVES_REPEATS])
+    result = assert_same(decoders, slots, 13)
+    assert len(np.unique(result.codes)) > 20
+    if eos_gain > 1 and shape != "projected":
+        assert any(result.ended) and len(set(result.num_frames)) > 2
+
+
+@pytest.mark.parametrize("name", ["tiny-random", "tiny-random-base-1.7b"])
+def test_codes_equal_the_plain_decoders_on_a_checkpoint(pair, load_checkpoint, name):
+    decoders = pair(load_checkpoint(name))
+    begin(decoders, [1, 3], [SAMPLED, GREEDY])
+    assert_same(decoders, [1, 3], 6)
+
+
+def test_codes_equal_the_kernels(make_decoder):
+    """Two decoders that share no code between the embedding and the codes."""
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    decoders = [make_decoder(kind, checkpoint) for kind in (GraphDecoder, KernelDecoder)]
+    begin(decoders, [0, 2, 3], [SAMPLED, NARROW, GREEDY])
+    assert_same(decoders, [0, 2, 3], 6)
+
+
+def test_eos_is_not_drawn_in_the_first_two_frames(pair):
+    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint.talker["codec_head.weight"][:] = 0
+    checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
+    decoders = pair(checkpoint)
+    begin(decoders, [0, 1, 2, 3], [GREEDY] * 4, seed=2)
+    result = assert_same(decoders, [0, 1, 2, 3], 5)
+    # EOS has the best logit or the worst one, by the sign of the sum over the hidden state.
+    assert min(result.num_frames) == 2 and any(result.ended)
+
+
+def logits_of(decoder, slot, neighbours=(), num_frames=5):
+    for index, each in enumerate((slot, *neighbours)):
+        k.start(decoder, each, SAMPLED, seed=3 + 10 * index, positions=5 + 60 * index)
+    taps = {}
+    result = decoder.step([slot, *neighbours], num_frames, taps=taps)
+    return torch.from_numpy(result.codes[0]), taps["talker"][0], taps["predictor"][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neighbours_and_the_slot_do_not_change_a_bit(make_decoder, dtype):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    decoder = make_decoder(GraphDecoder, checkpoint, dtype, max_positions=600)
+    alone = logits_of(decoder, 1)
+    # The second neighbour's context is longer than what attention looks at for the others.
+    for slot, neighbours in ((3, ()), (1, (0,)), (2, (1, 3, 0))):
+        for ours, expected in zip(logits_of(decoder, slot, neighbours), alone, strict=True):
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("num_positions", [15, 16, 17, 250, 300])
+def test_padded_prompts_and_longer_contexts_change_nothing(pair, num_positions):
+    decoders = pair(k.random_checkpoint(k.small_config()), max_positions=512)
+    for decoder in decoders:
+        k.start(decoder, 0, GREEDY, seed=9, positions=400)  # what it leaves behind is not seen
+        k.start(decoder, 0, GREEDY, seed=1, positions=num_positions)
+    assert_same(decoders, [0], 9)
+
+
+def test_streams_may_pause_join_and_be_cut_anywhere(pair):
+    decoders = pair(k.random_checkpoint(k.small_config()))
+    begin(decoders, [0, 3], [SAMPLED, NARROW])
+    assert_same(decoders, [0, 3], 3)
+    begin(decoders, [1], [SAMPLED], seed=8)
+    assert_same(decoders, [1, 3], 2)
+    assert_same(decoders, [0], 5)
+    assert_same(decoders, [1, 0, 3], 7)
+
+
+def test_text_rows_past_the_ring_wrap(pair):
+    checkpoint = k.random_checkpoint(k.small_config())
+    decoders = pair(checkpoint, max_text_rows=5)
+    begin(decoders, [0], [GREEDY])
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
+    for first, count in ((0, 2), (2, 1), (3, 2), (5, 2), (7, 2)):
+        for decoder in decoders:
+            decoder.write_text(0, rows[first : first + count].to(decoder.embeddings.device))
+        assert_same(decoders, [0], count + (first == 0))
+
+
+def test_logits_agree_under_teacher_forcing(pair):
+    decoders = pair(k.random_checkpoint(k.small_config(**k.SHAPES["wide"]), eos_gain=9.0))
+    forced = torch.randint(0, 128, (1, 6, 4), generator=torch.Generator().manual_seed(9))
+    begin(decoders, [2], [GREEDY])
+    seen, taps = {}, {}
+    decoders[1].tap = lambda name, value: seen.setdefault(name, []).append(value)
+    ours = decoders[0].step([2], 6, forced, taps)
+    theirs = decoders[1].step([2], 6, forced)
+    assert ours.num_frames == theirs.num_frames == (6,) and not any(ours.ended)
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+    talker = torch.stack(seen["talker.logits"])
+    predictor = [torch.stack(seen[f"predictor.logits.{group}"]) for group in range(1, 4)]
+    assert (taps["talker"][0] - talker).abs().max() < KERNEL_LOGITS_F32
+    assert (taps["predictor"][0] - torch.stack(predictor, dim=1)).abs().max() < KERNEL_LOGITS_F32
+
+
+def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder):
+    checkpoint = k.random_checkpoint(k.small_config())
+    decoder = make_decoder(GraphDecoder, checkpoint)
+    begin([decoder], [0, 1, 2], [SAMPLED] * 3)
+    expected = decoder.step([2], 6).codes
+    begin([decoder], [0, 1, 2], [SAMPLED] * 3)
+    decoder.model.hidden[1] = torch.nan
+    with pytest.raises(GenerationError, match="codebook 0 are not finite"):
+        decoder.step([0, 1], 2)
+    with pytest.raises(UsageError, match="no stream"):
+        decoder.step([0], 1)
+    np.testing.assert_array_equal(decoder.step([2], 6).codes, expected)
+    k.start(decoder, 1, SAMPLED, seed=7, positions=17)
+    np.testing.assert_array_equal(decoder.step([1], 6).codes, expected)
+
+
+def test_cancel_ends_a_step_between_frames_and_loses_none(make_decoder, monkeypatch):
+    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    begin([decoder], [0], [SAMPLED])
+    expected = decoder.step([0], 7).codes
+    begin([decoder], [0], [SAMPLED])
+    run, calls = decoder._graphs.run, []
+
+    def cancelling(key, work):
+        calls.append(key)
+        run(key, work)
+        if len(calls) == 2:
+            decoder.cancel()
+
+    monkeypatch.setattr(decoder._graphs, "run", cancelling)
+    first = decoder.step([0], 7)
+    assert first.num_frames == (2,) and not first.ended[0]
+    monkeypatch.setattr(decoder._graphs, "run", run)
+    decoder.cancel()
+    assert decoder.step([0], 5).num_frames == (0,)
+    rest = decoder.step([0], 5)
+    np.testing.assert_array_equal(np.hstack((first.codes[:, :2], rest.codes)), expected)
+
+
+def test_what_cannot_work_is_refused_before_any_work(make_decoder):
+    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    with pytest.raises(UsageError, match="no stream"):
+        decoder.step([0], 1)
+    decoder.begin(0, GREEDY, 0, 0)
+    with pytest.raises(UsageError, match="no prompt"):
+        decoder.step([0], 1)
+    with pytest.raises(UsageError, match="161 positions"):
+        decoder.prefill(0, torch.zeros(161, 64), torch.zeros(64))
+    begin([decoder], [0], [GREEDY])
+    with pytest.raises(UsageError, match="do not fit its 160 positions"):
+        decoder.step([0], 155)
+    with pytest.raises(UsageError, match="ring holds 16"):
+        decoder.write_text(0, torch.zeros(14, 64))
+    with pytest.raises(UsageError, match="outside the vocabularies"):
+        decoder.step([0], 1, torch.full((1, 1, 4), 128))
+    with pytest.raises(UsageError, match="float16"):
+        make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()), torch.float16)
+
+
+# ---- on a CPU: what makes it fit for a graph
+
+
+def hollow_decoder(config):
+    """A decoder whose tensors have no values at all: whoever reads one fails."""
+    with torch.device("meta"):
+        weights = {
+            name.removeprefix(TALKER_PREFIX): torch.empty(shape)
+            for name, shape in model_tensors(config).items()
+        }
+    return GraphDecoder(
+        SimpleNamespace(config=config, talker=weights),
+        num_slots=3,
+        max_positions=160,
+        max_text_rows=16,
+        device=torch.device("meta"),
+        dtype=torch.bfloat16,
+    )
+
+
+@pytest.fixture(scope="module")
+def hollow():
+    return hollow_decoder(k.small_config(**k.SHAPES["projected"]))
+
+
+@pytest.mark.parametrize("key", [(0, False, False), (128, False, True), (160, True, True)])
+def test_a_frame_never_waits_for_the_device(hollow, key):
+    with NoHostMode("meta") as mode, torch.inference_mode():
+        hollow.model.run_frame(*key)
+    assert mode.counts["index_copy_"] == 1 and sum(mode.counts.values()) > 200
+
+
+def test_a_prompt_never_waits_for_the_device(hollow):
+    with NoHostMode("meta"), torch.inference_mode():
+        hollow.model.run_prompt(32)
+
+
+def test_attention_is_never_cudnns(hollow, monkeypatch):
+    attend, allowed = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watching(*args, **options):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watching)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with torch.inference_mode():
+        hollow.model.run_prompt(32)
+        hollow.model.run_frame(128, False, False)
+    assert len(allowed) > 2 and not any(allowed)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # others may like it
+
+
+def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
+    turned = []
+    choose = model.sdpa_kernel
+    monkeypatch.setattr(model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
+    decoder = pair(k.random_checkpoint(k.small_config()))[0]
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.step([0], 1)
+    assert bool(turned) == (decoder.device.type == "cuda")
+
+
+def test_the_operations_of_a_frame_are_those_the_documentation_tells():
+    decoder = hollow_decoder(parse_model_config(model_config("random-0.6b")))
+    with NoHostMode("meta") as mode, torch.inference_mode():
+        decoder.model.run_frame(128, False, False)
+    page = (Path(__file__).parents[3] / "docs" / "kernel.md").read_text(encoding="utf-8")
+    assert f"{sum(mode.counts.values()):,} PyTorch operations a frame" in page
+
+
+@pytest.mark.parametrize("planted", ["item", "mask", "host"])
+def test_the_watch_notices_what_a_graph_cannot_hold(hollow, monkeypatch, planted):
+    def draw(logits, *_, **__):
+        if planted == "item":
+            return int(logits.argmax())
+        if planted == "mask":
+            return logits[logits > 0]
+        return torch.zeros(3).to(logits.device)
+
+    monkeypatch.setattr("qwen_megakernel.decoders.graph.sampling.draw", draw)
+    with pytest.raises((AssertionError, RuntimeError)), NoHostMode("meta"), torch.inference_mode():
+        hollow.model.run_frame(0, False, False)
+
+
+def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeypatch):
+    from qwen_megakernel.decoders.graph import decoder as graph_decoder
+
+    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    waits, uploads, replays = [], [], []
+    wait, upload, run = graph_decoder.HostCopy.wait, graph_decoder.upload, decoder._graphs.run
+    monkeypatch.setattr(graph_decoder.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
+    monkeypatch.setattr(graph_decoder, "upload", lambda *pair: uploads.append(1) or upload(*pair))
+    monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
+    begin([decoder], [0, 1, 3], [SAMPLED] * 3)
+    assert not waits and len(uploads) == len(replays) == 3  # a prompt each
+    decoder.step([0, 1, 3], 4)
+    assert len(waits) == 1 and len(uploads) == 4 and len(replays) == 7
+
+
+TASKS = {
+    "tiny-random": {"voice": "vivian"},
+    "tiny-random-1.7b": {"voice": "vivian", "text_feed": "full"},
+    "tiny-random-base": {},
+    "tiny-random-design-1.7b": {"instruct": "Speak slowly."},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_speaks_as_with_the_plain_decoder(name):
+    spoken = []
+    for backend in ("graph", "torch"):
+        with TTSEngine.from_pretrained(name, backend=backend, device="cpu", warmup=False) as tts:
+            assert tts.backend == backend
+            speech = tts.synthesize("Hello there, you.", seed=3, max_frames=10, **TASKS[name])
+            spoken.append(speech.codes)
+    assert len(spoken[0]) > 1
+    np.testing.assert_array_equal(*spoken)

@@ -1,0 +1,128 @@
+"""Whole frames of the kernel (csrc/frame.cuh) against the plain decoder."""
+
+import kernel_models as k
+import numpy as np
+import pytest
+import torch
+from tolerances import KERNEL_LOGITS_F32
+
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.records import Sampling
+
+GREEDY = Sampling.greedy()
+SAMPLED = Sampling()
+NARROW = Sampling(
+    top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
+)
+
+# bf16 weights on both sides; the reference also rounds activations to 2^-9 at some fifteen places
+# per layer, the kernel does not: 2^-9 * sqrt(15 * 2) relative to logits of standard deviation 3.
+BF16_LOGITS = 0.15
+
+
+def assert_same(kernel, reference, slots, num_frames, sampling, seeds=(5, 6, 7)):
+    for slot, seed in zip(slots, seeds, strict=False):
+        for decoder in (kernel, reference):
+            k.start(decoder, slot, sampling, seed=seed, positions=7 + seed)
+    ours, theirs = kernel.step(slots, num_frames), reference.step(slots, num_frames)
+    assert ours.num_frames == theirs.num_frames
+    assert ours.ended == theirs.ended
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+    return ours
+
+
+@pytest.mark.parametrize("shape", k.SHAPES)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
+def test_codes_equal_the_reference(both, shape, sampling):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
+    result = assert_same(*both(checkpoint), [2, 0, 3], 6, sampling)
+    assert len(np.unique(result.codes)) > 20  # not stuck
+
+
+@pytest.mark.parametrize("weights", ["int8", pytest.param("int8-talker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
+def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    assert_same(*both(k.with_int8(checkpoint, weights)), [2, 0, 3], 6, sampling)
+
+
+@pytest.mark.parametrize("name", ["tiny-random", "tiny-random-1.7b"])
+def test_codes_equal_the_reference_on_a_checkpoint(both, load_checkpoint, name):
+    assert_same(*both(load_checkpoint(name)), [1, 3], 4, SAMPLED)
+
+
+def test_eos_ends_a_stream_and_leaves_its_neighbours(both):
+    checkpoint = k.random_checkpoint(k.small_config(), eos_gain=2.5)
+    kernel, reference = both(checkpoint, num_slots=6)
+    result = assert_same(kernel, reference, [4, 1, 5, 0], 12, SAMPLED, seeds=(1, 2, 3, 4))
+    assert any(result.ended) and not all(result.ended)
+    assert min(result.num_frames) < 12
+
+
+def test_eos_is_not_drawn_in_the_first_two_frames(both):
+    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint.talker["codec_head.weight"][:] = 0
+    checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
+    result = assert_same(*both(checkpoint), [0, 1], 5, GREEDY)
+    # EOS has the best logit or the worst one, by the sign of the sum over the hidden state.
+    assert result.num_frames == tuple(2 if ended else 5 for ended in result.ended)
+
+
+def test_a_long_context_is_split_and_merged(both):
+    checkpoint = k.random_checkpoint(k.small_config())
+    kernel, reference = both(checkpoint, max_positions=512, num_blocks=2)
+    for decoder in (kernel, reference):
+        k.start(decoder, 0, GREEDY, seed=1, positions=150)
+    ours, theirs = kernel.step([0], 3), reference.step([0], 3)
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+
+
+def test_text_rows_past_the_ring_wrap(both):
+    checkpoint = k.random_checkpoint(k.small_config())
+    kernel, reference = both(checkpoint, max_text_rows=5)
+    width = checkpoint.config.talker.stack.hidden_size
+    rows = torch.randn(9, width, generator=torch.Generator().manual_seed(3))
+    for decoder in (kernel, reference):
+        k.start(decoder, 0, GREEDY, seed=1)
+    for row in rows:
+        for decoder in (kernel, reference):
+            decoder.write_text(0, row[None])
+        ours, theirs = kernel.step([0], 1), reference.step([0], 1)
+        np.testing.assert_array_equal(ours.codes, theirs.codes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "tolerance"),
+    [
+        (torch.float32, None, KERNEL_LOGITS_F32),
+        (torch.float32, "int8", KERNEL_LOGITS_F32),
+        (torch.bfloat16, None, BF16_LOGITS),
+        pytest.param(torch.bfloat16, "int8", BF16_LOGITS, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, "int8-talker", BF16_LOGITS, marks=pytest.mark.slow),
+    ],
+)
+def test_logits_agree_under_teacher_forcing(make_decoder, dtype, weights, tolerance):
+    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    if weights:
+        checkpoint = k.with_int8(checkpoint, weights)
+    kernel = make_decoder(KernelDecoder, checkpoint, dtype)
+    reference = make_decoder(PlainDecoder, checkpoint, dtype)
+    forced = torch.randint(0, 128, (1, 5, 4), generator=torch.Generator().manual_seed(9))
+    for decoder in (kernel, reference):
+        k.start(decoder, 1, GREEDY, seed=4)
+    seen: dict[str, list[torch.Tensor]] = {}
+    reference.tap = lambda name, value: seen.setdefault(name, []).append(value.float())
+    taps: dict[str, torch.Tensor] = {}
+    ours = kernel.step([1], 5, forced, taps)
+    theirs = reference.step([1], 5, forced)
+    assert ours.num_frames == theirs.num_frames == (5,)
+    errors = [(taps["talker"][0, f] - seen["talker.logits"][f]).abs().max() for f in range(5)]
+    for group in range(1, 4):
+        errors += [
+            (taps["predictor"][0, f, group - 1] - seen[f"predictor.logits.{group}"][f]).abs().max()
+            for f in range(5)
+        ]
+    assert max(errors) < tolerance
+    if dtype == torch.float32:
+        np.testing.assert_array_equal(ours.codes, theirs.codes)

@@ -1,0 +1,132 @@
+"""examples/qwen3_text: a Qwen3 text checkpoint through the speech kernel, against transformers."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen_megakernel.decoders.kernel.text_model import text_config
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "qwen3_text"
+PROMPT = [7, 201, 33, 90, 5, 118, 64, 250, 12, 77, 3, 150, 9, 181, 42, 66, 20, 211, 99]
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("qwen3_text_model", EXAMPLE / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def build_cache():
+    """Shared with tests/decoders/kernel: compiled once, not once a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
+            patch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(ROOT / "build" / "kernels"))
+        yield
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def oracle(request):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=256,
+        rope_theta=1000000.0,
+        max_position_embeddings=512,
+        tie_word_embeddings=request.param,
+        initializer_range=0.3,  # else every token repeats itself
+        eos_token_id=255,
+        pad_token_id=255,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(1)
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(oracle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    oracle.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoder(example, folder):
+    return example.Decoder.from_pretrained(str(folder), max_positions=128)
+
+
+def greedy(oracle, ids: list[int], count: int) -> list[int]:
+    with torch.inference_mode():
+        made = oracle.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    return made[0, len(ids) :].tolist()
+
+
+def test_greedy_tokens_equal_those_of_transformers(oracle, decoder):
+    theirs = greedy(oracle, PROMPT, NUM_TOKENS)
+    assert len(theirs) == NUM_TOKENS and len(set(theirs)) > 8  # neither ended nor stuck
+    assert decoder.generate_ids(PROMPT, NUM_TOKENS) == theirs
+
+
+def test_hidden_states_equal_those_of_transformers(oracle, decoder):
+    ours = decoder.forward(PROMPT, 0)
+    theirs = oracle.model(torch.tensor([PROMPT])).last_hidden_state[0]
+    # 3 layers of float32 sums of at most 96 products in another order.
+    assert (ours - theirs).abs().max() < 2e-5
+
+
+def test_an_end_token_ends_the_answer_and_is_not_in_it(oracle, example, folder):
+    theirs = greedy(oracle, PROMPT, NUM_TOKENS)
+    end = theirs[10]
+    decoder = example.Decoder.from_pretrained(str(folder), max_positions=128, end_ids={end})
+    assert decoder.generate_ids(PROMPT, NUM_TOKENS) == theirs[: theirs.index(end)]
+
+
+def test_text_goes_through_the_tokenizer(oracle, example, folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {f"w{index}": index for index in range(256)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    decoder = example.Decoder.from_pretrained(str(folder), max_positions=128)
+    answer = decoder.generate(" ".join(f"w{token}" for token in PROMPT), 5)
+    assert answer.split() == [f"w{token}" for token in greedy(oracle, PROMPT, 5)]
+
+
+def test_what_does_not_fit_is_refused(example, decoder, folder):
+    with pytest.raises(UsageError, match="19 prompt and 120 new tokens; 128 positions"):
+        decoder.generate_ids(PROMPT, 120)
+    values = json.loads((folder / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match="'llama' is not qwen2 or qwen3"):
+        text_config(values | {"model_type": "llama"})
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        text_config(values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    with pytest.raises(ModelFilesError, match=r"tensors are missing: model\.layers\.0"):
+        example.Decoder(values, {})
+
+
+def test_the_benchmark_and_the_build_run(oracle, folder, tmp_path):
+    out = tmp_path / "result.json"
+    command = [sys.executable, EXAMPLE / "bench.py", "--model", folder, "--dtype", "float32"]
+    command += ["--tokens", "3", "--runs", "2", "--device", "cpu", "--json", out]
+    subprocess.run(command, check=True, timeout=200)
+    assert json.loads(out.read_text())["summary"]["tokens_per_s"]["p50"] > 0
+    command = [sys.executable, EXAMPLE / "build.py", folder, "--dtype", "float32"]
+    done = subprocess.run(command, check=True, timeout=200, capture_output=True, text=True)
+    assert Path(done.stdout.strip()).is_file()

@@ -1,0 +1,73 @@
+"""The whole loop: ears, turns, barge-in, voice, loudspeaker and memory, in real time."""
+
+import asyncio
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from pipecat.services.tts_service import TextAggregationMode
+from waiting import lateness
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.audio import playback_gaps
+from qwen_megakernel.pipecat.service import MegakernelTTSService
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_agent.py"
+
+
+@pytest.fixture(scope="module")
+def agent() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
+
+
+def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
+    """What holds of every conversation of the script on a machine that is late by that much."""
+    roles = [message["role"] for message in said.messages]
+    texts = [message["content"] for message in said.messages]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    assert (texts[0], texts[2]) == agent.QUESTIONS
+    assert agent.ANSWERS[0].startswith(texts[1]) and 3 < len(texts[1]) < len(agent.ANSWERS[0])
+    assert texts[3] == agent.ANSWERS[1]
+    assert said.talked_over_s(1) < 0.3 + late_s
+    for begin, until in said.spoken:  # silence once it was heard that the user speaks
+        assert not any(begin + 0.3 + late_s < at < until for at, _ in said.played)
+    for question in range(2):
+        assert 0 < said.answer_after_s(question) < 2 + 5 * late_s
+
+
+async def test_the_agent_answers_and_lets_itself_be_interrupted(agent: SimpleNamespace) -> None:
+    async with asyncio.TaskGroup() as group:
+        for mode in TextAggregationMode:
+            group.create_task(_converse(agent, mode))
+
+
+async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
+    engine = FakeEngine(rtf=0.3)
+    tts = MegakernelTTSService(engine=engine, text_aggregation_mode=mode)
+    async with lateness() as late_s:
+        said = await asyncio.wait_for(agent.converse(tts, patience_s=1.0), 20)
+    check(agent, said, late_s())
+    assert not engine.speaking
+    last = [entry for entry in said.played if entry[0] > said.spoken[1][1]]
+    begins_ms = [1000 * (at - last[0][0]) for at, _ in last]
+    durations_ms = [1000 * len(pcm) / agent.OUT_RATE for _, pcm in last]
+    gaps_ms = playback_gaps(begins_ms, durations_ms, 0)
+    assert [gap for gap in gaps_ms if gap > 80 + 1000 * late_s()] == []  # a hole lasts a frame
+    spoken = np.concatenate([pcm for _, pcm in last]).tobytes()
+    assert spoken.startswith(engine.streams[-1].sent)  # all of the second answer, and padding
+    timeline = said.timeline()
+    assert len(timeline) / agent.OUT_RATE > 2 and timeline.any()
+
+
+async def test_the_agent_speaks_with_the_demo_voice(agent: SimpleNamespace) -> None:
+    with TTSEngine.from_pretrained("demo-voice", num_slots=1) as engine:
+        tts = MegakernelTTSService(
+            engine=engine, settings=MegakernelTTSService.Settings(seed=3, max_frames=60)
+        )
+        async with lateness() as late_s:
+            said = await asyncio.wait_for(agent.converse(tts, patience_s=1.2), 40)
+        check(agent, said, late_s())
+        assert engine.num_active == 0

@@ -1,0 +1,239 @@
+"""The queue in front of the engine, warming up and going down."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+from live_server import SPEECH, assert_error, http_post, serving
+from waiting import wait_until
+
+from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelTimeout
+from qwen_megakernel.server.admission import Admission
+from qwen_megakernel.server.error_responses import error_facts
+
+SHORT = "Hello there."
+LONG = "A sentence with some forty letters in it. " * 40
+
+
+# ---- the queue -----------------------------------------------------------------------------------
+
+
+def test_one_too_many_is_answered_429_at_once():
+    engine = FakeEngine(num_slots=2, stall_after=1)
+    with serving(engine, max_queue=1) as live:
+        held = [live.send_speech() for _ in range(3)]
+        wait_until(lambda: len(live.service.admission.running) == 3)
+        answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
+        facts = assert_error(answer, 429, "engine_busy")
+        assert facts["message"].startswith("1 requests waiting (limit 1).")
+        assert facts["type"] == "rate_limit_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        for connection in held:
+            connection.close()
+        live.settle()
+        engine.stall_after = None
+        assert live.speak(SHORT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("held_s", "num_slots", "max_queue", "expected"),
+    [
+        ((), 1, 2, 4),  # nothing has ended: as long as the oldest has run
+        ((5.0, 5.0), 1, 2, 15),
+        ((5.0, 5.0), 3, 2, 5),
+        ((5.0, 10.0), 1, 0, 6),  # the mean follows
+        ((0.01,), 1, 2, 1),
+        ((60.0,), 2, 8, 60),  # no client waits longer
+    ],
+)
+def test_whoever_is_refused_is_told_how_long_the_queue_will_take(
+    monkeypatch, held_s, num_slots, max_queue, expected
+):
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    admission = Admission(num_slots, max_queue)
+    for seconds in held_s:
+        ticket = admission.admit()
+        now += seconds
+        ticket.release()
+        ticket.release()  # again: counts once
+    for _ in range(num_slots + max_queue):
+        admission.admit()
+    now += 1.2
+    with pytest.raises(EngineBusy) as caught:
+        admission.admit()
+    assert error_facts(caught.value)[2] == {"Retry-After": str(expected)}
+    assert str(caught.value).endswith(f"Try again in {expected} s.")
+
+
+def test_the_time_in_the_queue_is_no_time_on_a_slot(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    admission = Admission(num_slots=1, max_queue=2)
+    first, second, third = (admission.admit() for _ in range(3))
+    third.release()  # it left before its turn
+    assert admission._mean_s is None
+    for ticket in (first, second):
+        now += 7
+        ticket.release()
+    assert admission._mean_s == pytest.approx(7)
+    assert admission.idle
+
+
+def test_connections_are_counted():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, max_connections=2) as live:
+        held = [live.send_speech() for _ in range(2)]
+        wait_until(lambda: len(engine.streams) == 2)
+        answer = live.client.get("/health")
+        assert_error(answer, 503, "too_many_connections")
+        assert answer.headers["retry-after"]
+        for connection in held:
+            connection.close()
+        wait_until(lambda: live.client.get("/health").status_code == 200)
+
+
+def test_requests_are_spoken_in_the_order_they_came():
+    engine = FakeEngine(num_slots=1, rtf=0.01)
+    with serving(engine, max_queue=10) as live:
+        threads = []
+        for index in range(5):
+            request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
+            threads.append(
+                threading.Thread(target=live.client.post, args=(SPEECH,), kwargs=request)
+            )
+            threads[-1].start()
+            wait_until(lambda index=index: len(engine.streams) > index)
+        for thread in threads:
+            thread.join()
+        assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
+
+
+# ---- warming up and going down -------------------------------------------------------------------
+
+
+def test_an_engine_that_gave_up_is_told_to_whoever_asks():
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine) as live:
+        assert live.client.get("/health").json() == {"status": "ok"}
+        engine.failure = engine.refusal = KernelTimeout("3 launches in a row hung.", "planted")
+        answer = live.client.get("/health")
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "failed", "why": "3 launches in a row hung.\nplanted"}
+        assert_error(live.client.get("/ready"), 503)
+        assert_error(live.speak(SHORT), 503)
+
+
+def test_ready_is_told_apart_from_alive():
+    release = threading.Event()
+    engine = FakeEngine(rtf=0.001)
+
+    def make():
+        assert release.wait(20)
+        return engine
+
+    with serving(make) as live:
+        assert live.client.get("/health").json() == {"status": "ok"}
+        assert_error(live.client.get("/ready"), 503, "not_ready")
+        answer = live.speak(SHORT)
+        assert_error(answer, 503, "not_ready")
+        assert answer.headers["retry-after"]
+        release.set()
+        wait_until(lambda: live.client.get("/ready").status_code == 200)
+        assert live.speak(SHORT).status_code == 200
+    assert engine.closed  # it was made for the server
+
+
+def test_an_engine_that_cannot_be_made_ends_the_server():
+    def make():
+        raise EngineClosed("no such thing")
+
+    with serving(make) as live:
+        wait_until(lambda: live.running.should_exit)
+        assert str(live.service.failure) == "no such thing"
+
+
+def test_draining_finishes_what_runs_and_refuses_what_is_new():
+    engine = FakeEngine(rtf=1.5)
+    with serving(engine) as live:
+        answers = []
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                live.speak("It takes about a second to say.", stream=True)
+            )
+        )
+        thread.start()
+        wait_until(lambda: engine.streams and engine.streams[0].num_frames)
+        live.running.handle_exit(signal.SIGTERM, None)
+        answer = live.speak(SHORT)
+        assert_error(answer, 503, "draining")
+        assert answer.headers["retry-after"]
+        assert live.client.get("/health").json() == {"status": "draining"}
+        assert_error(live.client.get("/ready"), 503)
+        thread.join()
+        assert answers[0].text.endswith("data: [DONE]\n\n")
+        wait_until(lambda: live.running.should_exit)
+
+
+def test_draining_does_not_wait_for_ever():
+    engine = FakeEngine(stall_after=1)
+    with serving(engine, drain_timeout_s=0.3) as live, live.send_speech() as connection:
+        assert connection.recv(15)
+        live.running.handle_exit(signal.SIGTERM, None)
+        wait_until(lambda: live.running.should_exit)
+    assert engine.streams[0].cancelled
+
+
+def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
+    environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
+    with subprocess.Popen(
+        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        line = process.stderr.readline()
+        port = int(line.rpartition(":")[2])
+        assert line.startswith("listening on http://127.0.0.1:")
+        ready = f"http://127.0.0.1:{port}/ready"
+        wait_until(lambda: httpx.get(ready, timeout=30).status_code == 200, 60)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            body = {"input": LONG, "max_new_tokens": 100, "stream": True}
+            connection.sendall(http_post(json.dumps(body).encode()))
+            data = connection.recv(4096)
+            process.send_signal(signal.SIGTERM)
+            while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                piece = connection.recv(1 << 16)
+                assert piece, data[-200:]
+                data += piece
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
+    """Loading is a thread that is inside PyTorch nearly all the time."""
+    code = """
+import sys
+import torch
+from qwen_megakernel.cli import main, options
+
+def load_engine(*_, **__):
+    while True:
+        torch.randn(300, 300) @ torch.randn(300, 300)
+
+options.engine_from_args = load_engine
+sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline().startswith("listening on")
+        assert process.stderr.readline() == "loading tiny-random, 3 slots\n"
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""

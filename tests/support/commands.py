@@ -1,0 +1,76 @@
+"""Commands, as users type them and pages tell them: in a process of their own, or sooner, here."""
+
+import io
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a Markdown page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def lines(page: str) -> list[str]:
+    """The commands in a page's bash blocks."""
+    return [line for block in blocks(page, "bash") for line in block.splitlines()]
+
+
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python command`, in any folder, with the package of this checkout."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+
+
+def start(*command: object) -> subprocess.Popen[str]:
+    """The same, to be interrupted while it runs."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+class CommandsHere:
+    """The same without a new process and the seconds in which it imports torch.
+
+    Messages of `logging` are pytest's here: where they matter, a test uses `run`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *command: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """command: a script of the checkout or `-m` and a module, then its arguments."""
+        name, *arguments = map(str, command)
+        if is_module := name == "-m":
+            name = arguments.pop(0)
+        self._monkeypatch.setattr(sys, "argv", [name, *arguments])
+        self._monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            if is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / name), run_name="__main__")
+        code = ended.value.code or 0
+        return subprocess.CompletedProcess(command, code, *self._capsys.readouterr())

@@ -1,0 +1,45 @@
+"""Dimensions and data of the second family at toy size.
+
+Codebooks have their real 4096 codes, so token counts are the real ones.
+"""
+
+import shutil
+
+import pytest
+
+from qwen_megakernel.sheen import phonemes
+from qwen_megakernel.sheen.training.trainer import TrainOptions
+
+CODEBOOK_SIZE = 4096
+
+# Enough for two sentences at this size, on one core in seconds.
+BY_HEART = TrainOptions(
+    learning_rate=2e-2,
+    precision="fp32",
+    batch_size=1,
+    gradient_accumulation=1,
+    epochs=120,
+    warmup_steps=5,
+    weight_decay=0.0,
+)
+needs_espeak = pytest.mark.skipif(
+    shutil.which(phonemes.PROGRAM) is None, reason="espeak-ng is not installed"
+)
+GREEDY = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
+TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
+HELLO, MORNING = TEXTS.values()
+# The worked example of the description this family was built from.
+EXAMPLE_LAYERS = [[100, 200], [10, 11, 20, 21], [1, 2, 3, 4, 5, 6, 7, 8]]
+SNAC_CONFIG = {
+    "sampling_rate": 24000,
+    "encoder_dim": 4,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 32,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": CODEBOOK_SIZE,
+    "codebook_dim": 8,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}  # as the published 24 kHz one, but for the two widths (48 and 1024)

@@ -1,0 +1,230 @@
+"""The demonstration voice says what it is given: words, end, length, on every way through."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from pipecat.frames.frames import TTSStoppedFrame
+from pipecat.services.tts_service import TextAggregationMode
+from pipelines import Run
+from tolerances import LOGITS_F32, PCM16
+from torch import Tensor
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.pipecat.service import MegakernelTTSService
+from qwen_megakernel.records import Sampling
+from qwen_megakernel.validation import official
+from tools.demo_voice import samples, shards
+from tools.demo_voice.evaluate import FEEDS, REFERENCES, Reader, summary
+from tools.demo_voice.package import MAX_BYTES
+
+# Bars somewhat under the measured figures (benchmarks/results/demo_voice.json); the few sentences
+# of the default run scatter more. A voice that rambles or stops short is broken whatever its words.
+MIN_WORD_ACCURACY, MIN_WORD_ACCURACY_OF_FEW = 0.92, 0.85
+MIN_ENDED = 0.99
+MIN_LENGTH_RIGHT = 0.98
+
+ROOT = Path(__file__).parents[2]
+TEXT = "Your table for two is ready."
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return Reader(DEMO_VOICE)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained(
+        DEMO_VOICE, backend="torch", device="cpu", num_slots=2, warmup=False
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def references() -> list[shards.Utterance]:
+    return shards.read(REFERENCES)
+
+
+def check(
+    reader: Reader, some: list[shards.Utterance], feed: str, min_word_accuracy: float
+) -> None:
+    found = summary([reader.read(u, text_feed=feed, seed=i) for i, u in enumerate(some)])
+    assert found["ended"] >= MIN_ENDED, found
+    assert found["length_right"] >= min(MIN_LENGTH_RIGHT, 1 - 1 / len(some)), found
+    assert found["word_accuracy"] >= min_word_accuracy, found
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_unseen_sentences_end_in_time_with_their_words_said(
+    reader: Reader, references: list[shards.Utterance], feed: str
+) -> None:
+    check(reader, references[::25], feed, MIN_WORD_ACCURACY_OF_FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("feed", FEEDS)
+def test_all_unseen_sentences_end_in_time_with_their_words_said(
+    reader: Reader, references: list[shards.Utterance], feed: str
+) -> None:
+    assert len(references) == 300
+    check(reader, references, feed, MIN_WORD_ACCURACY)
+
+
+def test_another_sentence_is_told_apart(reader: Reader, references: list[shards.Utterance]) -> None:
+    """The measure that the bars rest on sees a sentence that was not asked for."""
+    right, wrong = references[0], references[1]
+    codes, _ = reader.codes(wrong.text, 200, text_feed="stepwise")
+    swapped = shards.Utterance(right.kind, wrong.text, right.ids, right.codes, right.words)
+    assert reader.read(swapped, text_feed="stepwise").num_right <= 1
+    assert reader.read(wrong, text_feed="stepwise").codes.shape == codes.shape
+
+
+def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
+    emulated = Reader(DEMO_VOICE, backend="emulation", max_frames=100)
+    for sampling in (Sampling.greedy(), reader.checkpoint.sampling):
+        request = {"sampling": sampling, "seed": 4}
+        expected, ended = reader.codes("Good morning.", 60, **request)
+        codes, _ = emulated.codes("Good morning.", len(expected) + 1, **request)
+        assert ended and len(expected) > 5
+        np.testing.assert_array_equal(codes, expected)
+
+
+def test_an_instruction_is_ignored_not_read_aloud(
+    engine: TTSEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = engine.synthesize(TEXT, seed=3)
+    told = engine.synthesize(TEXT, seed=3, instruct="Speak slowly and sadly, please.")
+    np.testing.assert_array_equal(told.codes, plain.codes)
+    assert "instruct is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_the_official_classes_say_the_same(
+    engine: TTSEngine, official_model: Callable[[str], Any], feed: str
+) -> None:
+    model = official_model(DEMO_VOICE)
+    wavs, rate = model.generate_custom_voice(
+        TEXT,
+        speaker="demo",
+        language="english",
+        non_streaming_mode=feed == "full",
+        do_sample=False,
+        subtalker_dosample=False,
+    )
+    ours = engine.synthesize(
+        TEXT,
+        voice="demo",
+        language="english",
+        text_feed=feed,
+        do_sample=False,
+        subtalker_do_sample=False,
+    )
+    assert rate == engine.sample_rate and ours.finish_reason == "eos"
+    assert len(wavs[0]) == len(ours.audio)
+    assert np.abs(wavs[0] - ours.audio).max() <= PCM16
+
+
+def test_the_official_logits_are_ours(
+    reader: Reader, official_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along the whole sentence: the stored bf16 weights mean the same to both."""
+    taps: list[np.ndarray] = []
+
+    def tap(name: str, value: Tensor) -> None:
+        if name == "talker.logits":
+            taps.append(value.numpy().copy())
+
+    sampling = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._decoder._decoder, "tap", tap)
+        codes, _ = reader.codes(TEXT, 80, sampling=sampling)
+    model = official_model(DEMO_VOICE)
+    template = f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
+    run = official.generate(
+        model,
+        sampling,
+        80,
+        input_ids=model._tokenize_texts([template]),
+        languages=["Auto"],
+        speakers=[None],
+        non_streaming_mode=True,
+    )
+    np.testing.assert_array_equal(run.codes, codes)
+    scale = np.abs(taps).max()
+    assert np.abs(np.array(taps) - np.array(run.talker_logits)).max() <= scale * LOGITS_F32
+
+
+def test_streamed_in_any_chunks_it_is_the_whole(engine: TTSEngine) -> None:
+    whole = engine.synthesize(TEXT, seed=5)
+    for first, most in ((1, 1), (1, 7), (3, 10)):
+        stream = engine.stream(TEXT, seed=5, first_chunk_frames=first, chunk_frames=most)
+        pieces = np.concatenate([chunk.samples for chunk in stream])
+        np.testing.assert_array_equal(stream.codes, whole.codes)
+        assert np.abs(pieces / 32768 - engine.decode(whole.codes)).max() <= PCM16
+
+
+def test_fed_by_the_word_it_is_the_whole_text_stepwise(engine: TTSEngine) -> None:
+    whole = engine.synthesize(TEXT, seed=6, text_feed="stepwise")
+    stream = engine.stream(text_open=True, seed=6)
+    for word in TEXT.split(" "):
+        stream.feed(word if word == "Your" else f" {word}")
+    stream.end_text()
+    for _ in stream:
+        pass
+    np.testing.assert_array_equal(stream.codes, whole.codes)
+    assert stream.finish_reason == "eos"
+
+
+@pytest.mark.parametrize("mode", list(TextAggregationMode))
+async def test_a_pipeline_speaks_the_sentence_it_is_given(
+    engine: TTSEngine, references: list[shards.Utterance], mode: TextAggregationMode
+) -> None:
+    recogniser = pytest.importorskip("tools.demo_voice.recogniser").Recogniser()
+    sentences = [u.text for u in references if u.kind == "written" and recogniser.knows(u.text)]
+    wanted = sentences.index(TEXT)
+    tts = MegakernelTTSService(
+        engine=engine,
+        text_aggregation_mode=mode,
+        settings=MegakernelTTSService.Settings(seed=7),
+    )
+    async with Run(tts) as run:
+        await run.turn(*(f"{word} " for word in TEXT.split()))
+        await run.until(TTSStoppedFrame, timeout_s=60)
+    assert run.errors == []
+    samples = np.frombuffer(run.pcm, np.int16) / 32768
+    assert recogniser.choose(samples, engine.sample_rate, sentences) == wanted
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(i, marks=[pytest.mark.slow] if i > 1 else [])
+        for i in range(len(samples.SENTENCES))
+    ],
+)
+def test_the_committed_sample_is_what_it_says(engine: TTSEngine, index: int) -> None:
+    committed, rate = soundfile.read(samples.FOLDER / samples.file_name(index), dtype="int16")
+    spoken = samples.speak(engine, index)
+    assert rate == engine.sample_rate and len(committed) == len(spoken)
+    assert np.abs(committed.astype(int) - spoken).max() <= 1  # rounding on another CPU
+
+
+def test_the_page_of_samples_is_written_by_its_script() -> None:
+    assert (samples.FOLDER / "README.md").read_text(encoding="utf-8") == samples.page()
+    assert (samples.FOLDER / samples.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_is_small_and_its_card_has_the_measured_figures() -> None:
+    size = sum(path.stat().st_size for path in DEMO_VOICE_FOLDER.rglob("*") if path.is_file())
+    assert size <= MAX_BYTES
+    command = [sys.executable, "-m", "tools.demo_voice.card", "--check"]
+    done = subprocess.run(command, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0, "run python -m tools.demo_voice.card"

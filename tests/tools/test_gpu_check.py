@@ -1,0 +1,394 @@
+"""tools/gpu_check.py: steps that fail or hang do not stop the others; a bare machine is enough."""
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import validate_kernel
+from benchmarks import load, performance
+from benchmarks.measure_open_loop import LEAD_SECONDS
+from qwen_megakernel.decoders import int8
+from tools import compute_sanitizer, gpu_silicon, kernel_timer
+
+ROOT = Path(__file__).parents[2]
+
+# What the machines that have a GPU do not have.
+ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
+
+SILICON = ("endurance", "int8", "listeners")  # sets whose steps are in gpu_silicon.py
+
+ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
+ENGINE_SECONDS = 20  # to start a script and load an engine of 256 slots
+
+PLANTED = """
+import json, subprocess, sys, time
+step, output = sys.argv[1], sys.argv[3]
+print(step, "says something")
+if step == "tests":
+    sys.exit("planted failure")
+if step == "endurance":
+    subprocess.Popen(["sleep", "321"])
+    json.dump({"so far": 1}, open(output, "w"))
+    time.sleep(60)
+if step == "sanitizer":
+    json.dump({"status": "refused", "why": "planted"}, open(output, "w"))
+else:
+    json.dump({"step": step}, open(output, "w"))
+"""
+
+
+@pytest.fixture
+def gpu_check(monkeypatch):
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools" / "gpu_check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "query", lambda fields: None)
+    return module
+
+
+def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
+    steps = tmp_path / "steps.py"
+    steps.write_text(PLANTED)
+    monkeypatch.setattr(gpu_check, "STEPS", steps)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "out"), *arguments])
+    code = gpu_check.main()
+    return code, json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def test_one_failing_and_one_hanging_step_leave_the_others(
+    gpu_check, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(gpu_check.BUDGETS, "endurance", 6)
+    started = time.monotonic()
+    names = ("build", "tests", "endurance", "sanitizer", "benchmark")
+    code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", ",".join(names))
+    statuses = {name: step["status"] for name, step in result["steps"].items()}
+    expected = ("ok", "failed", "timeout", "refused", "ok")
+    assert code == 1 and statuses == dict(zip(names, expected, strict=True))
+    assert time.monotonic() - started < 20
+    assert result["steps"]["benchmark"]["result"] == {"step": "benchmark"}
+    assert result["steps"]["endurance"]["result"] == {"so far": 1}
+    assert "planted failure" in capsys.readouterr().out
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 321" not in processes  # what a step started ends with it
+
+
+def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, last):
+            return 1.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("busy"))
+    timer = kernel_timer.KernelTimer(torch.device("cuda"))
+    assert timer._timed(lambda: log.append("launch")) == 1.5
+    assert log == ["busy", "record", "launch", "record", "wait"]
+
+
+def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp_path):
+    monkeypatch.setitem(gpu_check.BUDGETS, "build", 30)
+    told = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
+    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
+    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
+    left = float((tmp_path / "out" / "log.txt").read_text().split()[-1])
+    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports are in it, whatever they take
+
+
+def test_a_step_and_what_it_starts_know_the_commit(gpu_check, monkeypatch, tmp_path):
+    program = "import sys; sys.path.insert(0, '.'); from benchmarks import common"
+    told = f"""
+subprocess.run([sys.executable, "-c", "{program}; print(common.commit())"], check=True)"""
+    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
+    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build", "--commit", "abc123")
+    assert (tmp_path / "out" / "log.txt").read_text().split()[-1] == "abc123"
+
+
+def test_clocks_are_those_of_the_busy_gpu(gpu_check, monkeypatch, tmp_path):
+    clocks = itertools.chain(["345", "1755"], itertools.repeat("1980"))
+
+    def query(fields):
+        if not fields.startswith("utilization"):
+            return None
+        sm = next(clocks)
+        busy = "0 %" if sm == "345" else "97 %"
+        values = (busy, f"{sm} MHz", "3201 MHz", "[N/A]", "40")
+        return dict(zip(fields.split(","), values, strict=True))
+
+    monkeypatch.setattr(gpu_check, "query", query)
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_check, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + "time.sleep(0.5)")
+    _, result = run(gpu_check, monkeypatch, tmp_path, "--steps", "build")
+    found = result["steps"]["build"]["clocks"]
+    assert found["clocks.sm"] == [1755, 1980] and found["clocks.mem"] == [3201, 3201]
+    assert "power.draw" not in found and found["samples"] == found["busy"] + 1 > 5
+
+
+def test_without_nvidia_smi_there_are_no_clocks(gpu_check, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
+    code, result = run(gpu_check, monkeypatch, tmp_path, "--steps", "build")
+    assert code == 0 and "clocks" not in result["steps"]["build"]
+
+
+def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(
+    gpu_check, monkeypatch, tmp_path
+):
+    steps = gpu_silicon.SiliconSteps(True, time.monotonic(), tmp_path / "result.json")
+    assert steps.million()["status"] == "short"
+    short = PLANTED + 'json.dump({"status": "short", "launches": 3}, open(output, "w"))'
+    monkeypatch.setattr(sys.modules[__name__], "PLANTED", short)
+    code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
+    assert code == 0 and result["steps"]["build"]["status"] == "short"
+    assert result["steps"]["build"]["result"] == {"launches": 3}
+
+
+def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tmp_path):
+    made, output = [], tmp_path / "result.json"
+
+    def validate_fast(loaded, backend, dtype, args):
+        if args.weights == "int8" and backend.name == "graph":
+            raise RuntimeError("planted")
+        made.append((args.weights, int8.int8_stacks(loaded.talker), id(loaded)))
+        return f"{backend.name} as it should be", True
+
+    monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)
+    steps = gpu_silicon.SiliconSteps(True, time.monotonic() + 60, output)
+    with pytest.raises(RuntimeError, match="planted"):
+        steps.int8_validate_small()
+    assert [each[:2] for each in made] == [
+        ("int8-talker", ("talker",)),
+        ("int8-talker", ("talker",)),
+        ("int8", ("talker", "predictor")),
+    ]
+    assert made[0] == made[1]  # one checkpoint for both decoders
+    assert len(json.loads(output.read_text())["reports"]) == 3
+
+
+SCRIPT = """
+import json, sys, time
+file = sys.argv[sys.argv.index("--json") + 1]
+json.dump({"rows": [{"rps": 1}]}, open(file, "w"))
+"""
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit('planted')"])
+def test_what_a_script_wrote_before_its_end_is_kept(monkeypatch, tmp_path, end):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "planted.py").write_text(SCRIPT + end)
+    monkeypatch.setattr(gpu_silicon, "ROOT", tmp_path)
+    steps = gpu_silicon.SiliconSteps(True, time.monotonic() + 2, tmp_path / "result.json")
+    if "sleep" in end:
+        assert steps._scripts("planted.py", [])["status"] == "timeout"
+    else:
+        with pytest.raises(SystemExit, match=r"planted\.py for tiny-random ended with 1"):
+            steps._scripts("planted.py", [])
+    kept = json.loads((tmp_path / "result.json").read_text())
+    assert kept["rows"] == [{"model": "tiny-random", "rps": 1}]
+
+
+def listening_seconds(listeners: int) -> float:
+    """How long `measure_open_loop.listen` takes: nobody hears faster than sound plays."""
+
+    def of(index: int) -> float:
+        spent = 0.0
+        while spent <= gpu_silicon.LISTEN_SECONDS:
+            audio = load.num_frames(0, index) * performance.FRAME_MS / 1000
+            spent, index = spent + max(0.0, audio - LEAD_SECONDS), index + listeners
+        return spent
+
+    return max(map(of, range(listeners)))
+
+
+def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
+    budgets, models = gpu_check.SETS["listeners"], 2
+    heard = sum(listening_seconds(int(count)) for count in gpu_silicon.LISTENERS.split(","))
+    assert models * (heard + ENGINE_SECONDS) < budgets["capacity"] - gpu_check.END_SECONDS
+    rates = gpu_silicon.RATES.split(",")
+    assert rates == ["1", "10", "20", "40", "80"]
+    sent = len(rates) * gpu_silicon.RATE_SECONDS
+    late = 20  # seconds for the speech that is left when the last request has come
+    assert models * (sent + late + ENGINE_SECONDS) < budgets["open_loop"] - gpu_check.END_SECONDS
+
+
+def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, tmp_path):
+    monkeypatch.setenv("OUT", str(tmp_path))
+    for name in ("truth", "int8"):
+        arguments = ["gpu_check.py", "--emulation", "--set", name, "--seconds", "1"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert gpu_check.main() == 0
+    written = {path.parent.name for path in tmp_path.glob("*/result.json")}
+    assert written == {"gpu_emulation", "gpu_emulation_int8"}
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "expected"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", 0, "ok"),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, "ok"),
+        ("A module could not be found\n========= ERROR SUMMARY: 3 errors", 9, "failed"),
+        ("========= Error: Device not supported", 1, "refused"),
+        (
+            "========= Target application terminated before first instrumented API call",
+            0,
+            "refused",
+        ),
+        (
+            "The cooperative grid was refused\nCUDA error 720\n========= ERROR SUMMARY: 1 error",
+            9,
+            "refused",
+        ),
+        (
+            "not be launched (CUDA error 701: too many)\n========= ERROR SUMMARY: 0 errors",
+            1,
+            "refused",
+        ),
+        ("CUDA error 701\n========= ERROR SUMMARY: 5 errors", 9, "failed"),
+        ("CUDA error 700\n========= ERROR SUMMARY: 1 error", 9, "failed"),
+    ],
+)
+def test_what_a_sanitizer_says_is_what_counts(says, code, expected):
+    command = [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
+    found = compute_sanitizer.run(command, 20)
+    why = [line for line in says.splitlines() if expected == "refused" and "CUDA error" in line]
+    assert found == {"status": expected, "says": (why or says.splitlines())[-1]}
+
+
+def test_a_sanitizer_waits_for_its_program_as_long_as_we_do():
+    assert "--launch-timeout 0" in " ".join(
+        compute_sanitizer.command("compute-sanitizer", "memcheck")
+    )
+
+
+def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():
+    command = ["sh", "-c", "echo ========= begun; sleep 322 & wait"]
+    started = time.monotonic()
+    found = compute_sanitizer.run(command, 1)
+    assert found == {"status": "timeout", "says": "========= begun"}
+    assert time.monotonic() - started < 10
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 322" not in processes
+
+
+def test_refused_is_not_failed(gpu_check, monkeypatch, tmp_path):
+    code, _ = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build,sanitizer")
+    assert code == 0
+
+
+def test_when_time_is_up_the_rest_is_not_begun(gpu_check, monkeypatch, tmp_path):
+    arguments = ("--emulation", "--seconds", "1", "--steps", "build,benchmark")
+    code, result = run(gpu_check, monkeypatch, tmp_path, *arguments)
+    assert {step["status"] for step in result["steps"].values()} == {"no time"}
+    assert result["seconds"] < 2 and code == 0
+
+
+def test_all_steps_end_within_nine_minutes(gpu_check):
+    assert gpu_check.TOTAL_SECONDS < 9 * 60
+
+
+def test_every_set_begins_with_what_a_fresh_machine_lacks(gpu_check):
+    for steps in gpu_check.SETS.values():
+        first = next(iter(steps))
+        assert first.endswith("build") and steps[first] >= 150
+
+
+def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    assert gpu_check.main() == 77
+    assert "No GPU" in capsys.readouterr().out
+
+
+def bare_machine(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the packages of `ABSENT` cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nfor name in {ABSENT}:\n    sys.modules[name] = None\n"
+    )
+    return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    ("which", "steps"),
+    [
+        ("truth", "microbenchmark,endurance,sanitizer"),
+        pytest.param(
+            "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
+        ),
+        ("endurance", "abort,two_engines"),
+        pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
+        pytest.param("endurance", "batch_curve,million", marks=SLOW),
+        ("listeners", "engine_build,memory"),
+        pytest.param("listeners", "first_sound,peers,open_loop,texts,capacity", marks=SLOW),
+    ],
+)
+def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
+    command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
+    done = subprocess.run(
+        [*command, "--steps", steps],
+        cwd=ROOT,
+        env=bare_machine(tmp_path) | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert list(result["steps"]) == steps.split(",") and result["commit"]
+    found = {name: step["result"] for name, step in result["steps"].items()}
+    if which != "truth":
+        check_rows(found)
+    elif "endurance" in steps:
+        endurance = result["steps"]["endurance"]["result"]
+        assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
+        kinds = {row["kind"] for row in result["steps"]["microbenchmark"]["result"]["rows"]}
+        assert kinds == {"device", "copy", "read", "barrier", "frame_skeleton"}
+    else:
+        rows = result["steps"]["frame_times"]["result"]["rows"]
+        assert [row["streams"] for row in rows] == [1, 4, 8, 16]
+        assert all(row["ms_per_frame"] > 0 for row in rows)
+
+
+def check_rows(found: dict) -> None:
+    """What docs/performance.md shows of each step is there."""
+    for step, (_, columns) in performance.STEPS.items():
+        for row in found.get(step, {}).get("rows", []):
+            if "why_not" not in row:
+                there = [c for c in columns if c not in ONLY_ON_A_GPU]
+                assert all(performance.value(row, column) is not None for column in there), row
+    if "abort" in found:
+        assert found["abort"]["timeouts"] and found["abort"]["steps_cut_short"]
+    if "two_engines" in found:
+        assert found["two_engines"]["outcomes"] == {"same": 4}
+    if "peers" in found:
+        systems = {row["system"]: "why_not" in row for row in found["peers"]["rows"]}
+        assert systems == {"graph": False, "torch": False, "qwen-tts": True}
+
+
+def test_every_step_of_every_set_is_known_to_its_script(gpu_check):
+    for script, names in (
+        (gpu_check.STEPS, gpu_check.SETS["truth"]),
+        (gpu_check.SILICON_STEPS, [step for which in SILICON for step in gpu_check.SETS[which]]),
+    ):
+        table = re.search(r"^STEPS = \{\n(.*?)^\}", script.read_text(), re.DOTALL | re.MULTILINE)
+        assert set(names) <= set(re.findall(r'"(\S+)": ', table.group(1)))

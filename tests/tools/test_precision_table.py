@@ -1,0 +1,73 @@
+"""tools/precision_table.py: the published table is the committed result; its oracle is exact."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "precision_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_generated_from_the_result_file():
+    command = [sys.executable, "tools/precision_table.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, "run python tools/precision_table.py"
+
+
+def test_the_result_has_every_variant_and_stands_on_both_feet(tool):
+    result = json.loads(tool.RESULT.read_text())
+    variants = result["variants"]
+    assert set(variants) == set(tool.VARIANTS)
+    assert set(variants["fp32"]["relative_rms_error"].values()) == {0.0}
+    errors = {name: variants[name]["relative_rms_error"]["predictor logits"] for name in variants}
+    # Two independent float32 implementations agree; half precision is far from both.
+    assert errors["kernel_fp32"] < 1e-5 < errors["kernel_bf16"] < errors["bf16"]
+    # int8 in the talker reaches the predictor through its input; its own layers add to that.
+    assert errors["bf16"] < errors["int8_talker"] < errors["int8"] < errors["int8_bf16"]
+    # The kernel hardly rounds activations: its int8 costs what int8 costs in float32 arithmetic.
+    for weights in ("int8_talker", "int8"):
+        assert errors[f"kernel_{weights}"] == pytest.approx(errors[weights], rel=0.05)
+    assert result["model"]["layers"] == [28, 5]
+
+
+def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(tool, monkeypatch):
+    monkeypatch.setattr(tool, "NUM_FRAMES", 2)
+    config = tool.narrow_config()
+    stacks = {name: getattr(config, name) for name in ("talker", "predictor")}
+    shallow = {
+        name: tool.replace(part, stack=tool.replace(part.stack, num_layers=2))
+        for name, part in stacks.items()
+    }
+    checkpoint = tool.random_checkpoint(tool.replace(config, **shallow))
+    options = {"num_slots": 1, "max_positions": 64, "max_text_rows": 1, "device": tool.CPU}
+    mixed = tool.MixedDecoder(checkpoint, **options)
+    half = tool.PlainDecoder(checkpoint, **options, dtype=tool.HALF)
+    full = tool.PlainDecoder(checkpoint, **options, dtype=tool.FULL)
+    forced = torch.randint(0, 2048, (2, 16), generator=torch.Generator().manual_seed(2))
+    found = [tool.stages(decoder, 0, forced) for decoder in (mixed, half, full)]
+    assert torch.equal(found[0]["talker logits"], found[1]["talker logits"])
+    distances = [
+        (found[0]["predictor logits"] - other["predictor logits"]).abs().mean()
+        for other in found[1:]
+    ]
+    assert distances[1] < distances[0]
+    # Given the same hidden state the predictor is the float32 one, bit for bit.
+    for decoder in (mixed, full):
+        tool.begin(decoder, 0, tool.Sampling.greedy())
+    state = tool.replace(mixed._slots[0], hidden=mixed._slots[0].hidden)
+    exact = tool.replace(state, hidden=state.hidden.float())
+    assert torch.equal(
+        mixed._draw_residual_codes(state, 3, None), full._draw_residual_codes(exact, 3, None)
+    )

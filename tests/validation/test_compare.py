@@ -1,0 +1,158 @@
+"""Validation fails where it must: a decoder with a planted fault does not pass."""
+
+import json
+from dataclasses import replace
+from math import log, sqrt
+from pathlib import Path
+
+import pytest
+import torch
+from commands import run
+
+from qwen_megakernel.checkpoint import random_weights
+from qwen_megakernel.decoders.frame_decoder import Backend, make_decoder
+from qwen_megakernel.validation import cases as validation_cases
+from qwen_megakernel.validation import compare
+from qwen_megakernel.validation.compare import Row
+
+
+def plain(loaded):
+    backend = Backend("torch", torch.device("cpu"), "")
+    return make_decoder(
+        loaded, backend, num_slots=1, max_positions=256, max_text_rows=64, dtype=torch.float32
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(load_checkpoint):
+    return load_checkpoint("tiny-random")
+
+
+@pytest.fixture(scope="module")
+def cases(loaded):
+    return validation_cases.plain_cases(loaded, plain(loaded), 8)
+
+
+def test_a_decoder_agrees_with_itself(loaded, cases):
+    rows = compare.compare_forced(plain(loaded), cases, 0.0)
+    rows += compare.compare_free(plain(loaded), cases, exact=True)
+    assert all(row.passed and row.value == 0 for row in rows)
+    assert sum(len(case.codes) for case in cases) == 8
+
+
+@pytest.mark.parametrize("fault", ["rope", "norm", "head"])
+def test_a_planted_fault_is_found(loaded, cases, fault):
+    decoder = plain(loaded)
+    if fault == "rope":  # the base that public ports of this model got wrong
+        decoder.talker.config = replace(decoder.talker.config, rope_theta=10_000.0)
+    elif fault == "norm":
+        decoder.talker.norm = decoder.talker.norm + 1e-3
+    else:
+        decoder.lm_heads[3], decoder.lm_heads[4] = decoder.lm_heads[4], decoder.lm_heads[3]
+    rows = compare.compare_forced(decoder, cases, compare.OFFICIAL_TOLERANCE)
+    assert not all(row.passed for row in rows)
+
+
+def test_errors_that_are_all_small_but_too_many_are_found(loaded, cases, monkeypatch):
+    """No logit is as far away as a single one may be; a right kernel's are 0.05 away (RMS)."""
+    limit = compare.tolerance_of("kernel", exact=False)
+
+    def noisy(decoder, case):
+        noise = torch.Generator().manual_seed(0)
+        return tuple(
+            logits + 0.5 * limit * (2 * torch.rand(logits.shape, generator=noise) - 1)
+            for logits in (case.talker_logits, case.predictor_logits)
+        )
+
+    monkeypatch.setattr(compare, "forced_logits", noisy)
+    rows = compare.compare_forced(plain(loaded), cases, limit)
+    failed = [row.what for row in rows if not row.passed]
+    assert failed == [f"{name} logits, forced: RMS error" for name in ("talker", "predictor")]
+
+
+def test_an_end_at_another_frame_is_found(loaded, cases):
+    ended = replace(cases[0], codes=cases[0].codes[:3], ended=torch.tensor(True))
+    _, row = compare.compare_free(plain(loaded), [ended], exact=True)
+    assert row.value == 1 and not row.passed
+    stopped = replace(ended, ended=torch.tensor(False))
+    _, row = compare.compare_free(plain(loaded), [stopped], exact=True)
+    assert row.value == 0 and row.passed
+
+
+def test_the_distance_of_sampled_codes(loaded, cases):
+    decoder, other = plain(loaded), plain(loaded)
+    rows = compare.compare_sampling(decoder, other, cases[0], 6)
+    assert [(row.count, row.value) for row in rows] == [(6, 0), (96, 0)]
+    other.lm_heads.reverse()
+    code_0, histogram = compare.compare_sampling(decoder, other, cases[0], 6)
+    assert code_0.value == 0 and 0.5 < histogram.value <= 1  # 15 of 16 codes come from other heads
+
+
+def test_the_report_says_which_row_failed():
+    text, passed = compare.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
+    assert not passed
+    lines = text.splitlines()
+    assert "ok" in lines[2] and "DIFFERS" in lines[3]
+    assert not Row("nan", 1, float("nan"), 1.0).passed
+
+
+def test_recorded_cases_survive_the_file(tmp_path, cases):
+    path = tmp_path / "cases.safetensors"
+    validation_cases.save_cases(path, cases)
+    for mine, theirs in zip(validation_cases.load_cases(path), cases, strict=True):
+        assert torch.equal(mine.codes, theirs.codes)
+        assert torch.equal(mine.talker_logits, theirs.talker_logits)
+
+
+def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
+    """The largest of the 32 frames that tools/gpu_steps.py compares, by the measured RMS errors."""
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.json"
+    variants = json.loads(path.read_text())["variants"]
+    largest = sqrt(2 * log(32 * 15 * 2048))  # of so many normal errors, in standard deviations
+    for bf16, without in (("bf16", "fp32"), ("int8_bf16", "int8")):
+        rounded, exact = (
+            variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)
+        )
+        error = random_weights.LOGIT_STD * sqrt(rounded**2 - exact**2) * largest
+        assert error < compare.tolerance_of("kernel", exact=False) < 2 * error
+        assert sqrt(2) * error < compare.tolerance_of("graph", exact=False)
+        rms = error / largest
+        assert rms < compare.RMS_SHARE * compare.tolerance_of("kernel", exact=False) < 2 * rms
+
+
+PROGRAMS = {
+    "validate_kernel.py": """
+import argparse, contextlib, validate_kernel
+from qwen_megakernel.errors import QwenTTSError
+with contextlib.suppress(QwenTTSError):
+    validate_kernel.main(argparse.Namespace(model="/nowhere"))
+""",
+    "gpu_check": """
+import sys, types
+from tools import gpu_steps
+sys.argv = ["gpu_steps.py", "build", "--json", "/dev/null"]
+kind = lambda *arguments, **options: types.SimpleNamespace(keep=lambda result: None)
+gpu_steps.run({"build": lambda steps: {}}, kind)
+""",
+    "pytest": """
+import pytest
+file = "tests/engine/test_runaway_guard.py"
+pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", file])
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_neither_a_variable_nor_a_default_makes_sums_less_than_float32(program):
+    code = f"""
+import os, torch
+assert torch.get_float32_matmul_precision() == "high"  # what the variable does
+{PROGRAMS[program]}
+assert torch.get_float32_matmul_precision() == "highest"
+matmul = torch.backends.cuda.matmul
+assert not matmul.allow_bf16_reduced_precision_reduction
+assert not matmul.allow_fp16_reduced_precision_reduction
+assert not any("TF32" in name for name in os.environ)  # for what it starts
+"""
+    done = run("-c", code, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
