@@ -72,7 +72,10 @@ def test_a_model_without_speaker_encoder_has_no_tensors_of_one(load_checkpoint) 
 
 
 def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path) -> None:
-    code = "from qwen_megakernel.checkpoint import loading; print(loading.resolve('tiny-random').folder)"
+    code = (
+        "from qwen_megakernel.checkpoint.loading import resolve; "
+        "print(resolve('tiny-random').folder)"
+    )
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code],
