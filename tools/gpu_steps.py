@@ -40,6 +40,7 @@ from qwen_megakernel.decoders.frame_decoder import Backend  # noqa: E402
 from qwen_megakernel.decoders.kernel import build as kernel_build  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
 from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
+from qwen_megakernel.native import compiling  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.validation import compare  # noqa: E402
 from tools import compute_sanitizer  # noqa: E402
@@ -118,7 +119,7 @@ class Steps:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["-k", "test_eos_ends"] if self.emulation else ["-m", "gpu"]
         # The libraries of the build step, not those of tests/decoders/conftest.py.
-        cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(kernel_build.build_cache())}
+        cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(compiling.build_cache())}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             done = subprocess.run(
@@ -278,9 +279,9 @@ class Steps:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "gpu_bench"
             if self.toy:
-                units = sorted((kernel_build.source_folder() / "emulation").glob("*.cpp"))
+                units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
                 command = [
-                    kernel_build.find_cxx(),
+                    compiling.find_cxx(),
                     *kernel_build.CXX_FLAGS,
                     "-x",
                     "c++",

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.native import compiling
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "kernel_mutations.md"
@@ -75,7 +76,7 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     values = build.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]
     source = ROOT / "tests" / "decoders" / "kernel" / "sanitized.cu"
-    command = [build.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
+    command = [compiling.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
     command += [f"-I{csrc}", *flags, *definitions, "-x", "c++", str(source), "-x", "none"]
     subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)
 
@@ -127,14 +128,14 @@ def main() -> int:
         "program has changed and the sources have not",
     )
     args = parser.parse_args()
-    csrc, rows, unnoticed = build.source_folder(), [], []
+    csrc, rows, unnoticed = compiling.source_folder(), [], []
     known = noticed_rows() if args.unnoticed else {}
     with tempfile.TemporaryDirectory() as work_name:
         work = Path(work_name)
         objects = []
         for unit in sorted((csrc / "emulation").glob("*.cpp")):
             objects.append(str(work / f"{unit.stem}.o"))
-            command = [build.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
+            command = [compiling.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
             subprocess.run([*command, "-o", objects[-1]], check=True)
         program = work / "program"
         compile_program(csrc, program, objects)

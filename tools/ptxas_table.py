@@ -16,6 +16,7 @@ from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.native import compiling
 
 TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")
@@ -40,7 +41,7 @@ def rows(model: str, weights: str, arch: str) -> list[list[str]]:
         log = (build.build(config, target).parent / "build.log").read_text()
     except BuildError as error:
         print(error, file=sys.stderr)
-        log = (build.build_cache() / "failed.log").read_text()
+        log = (compiling.build_cache() / "failed.log").read_text()
     seconds = f"{compiler_seconds() - before:.0f}"
     return [
         [model, weights, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]

@@ -10,6 +10,7 @@ from typing import Any
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.gpu import driver
+from qwen_megakernel.native import compiling
 
 PACKAGES = (
     "torch",
@@ -55,9 +56,9 @@ def report() -> dict[str, Any]:
         "driver": _driver(),
         "torch_cuda": torch.version.cuda,
         "nvcc": _tool(build.find_nvcc),
-        "cxx": _tool(build.find_cxx),
-        "ninja": _tool(build.find_ninja),
-        "kernel_cache": str(build.build_cache()),
+        "cxx": _tool(compiling.find_cxx),
+        "ninja": _tool(compiling.find_ninja),
+        "kernel_cache": str(compiling.build_cache()),
         "model_cache": str(cache_folder()),
         "hub_cache": constants.HF_HUB_CACHE,
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),

@@ -1,7 +1,9 @@
-"""Native code in general: compilers are found, sources compiled once under a lock, libraries kept.
+"""Native code: compilers are found, sources are compiled once under a lock, libraries are kept.
 
-Read `compiling` first. What is compiled, and with which options, is the business of the rooms that
-use it: `decoders/kernel` compiles csrc/ for a GPU or for its emulation.
+Read `compiling` first (`Recipe` and `compiled`), then `loading`. What is compiled, and with which
+options, is the business of the room that uses it: `decoders/kernel` compiles csrc/ for a GPU, or
+for its emulation on a CPU.
 
-Other rooms take `compiling.cached_library`, `build_cache`, `find_ninja` and `find_tool`.
+Other rooms take `Recipe`, `compiled`, `build_cache`, `source_folder`, `find_cxx`, `find_ninja` and
+`load`.
 """

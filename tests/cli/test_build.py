@@ -9,6 +9,7 @@ import pytest
 from qwen_megakernel.cli import doctor, main
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.native import compiling
 
 
 @pytest.fixture
@@ -16,13 +17,14 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str 
     """An empty cache and a compiler that writes a stand-in; (arch, its -D's) of every call."""
     calls = []
 
-    def compile_nothing(work: Path, compiler: str, ninja: str, flags: list[str], target) -> None:
-        calls.append((target.arch, " ".join(flags)))
-        (work / "libqwen_tts.so").write_bytes(b"library")
+    def compile_nothing(work: Path, recipe: compiling.Recipe, ninja: str) -> None:
+        arch = re.search(r"-arch=(\w+)", flags := " ".join(recipe.flags))
+        calls.append((arch and arch[1], flags))
+        (work / recipe.library).write_bytes(b"library")
         (work / "sha256").write_text(hashlib.sha256(b"library").hexdigest())
 
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setattr(kernel_build, "_compile", compile_nothing)
+    monkeypatch.setattr(compiling, "_compile", compile_nothing)
     return calls
 
 

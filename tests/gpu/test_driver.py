@@ -125,7 +125,7 @@ def see_gpu(monkeypatch, name, capability, built_for):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(built_for))
     monkeypatch.setattr("qwen_megakernel.decoders.kernel.build.find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr("qwen_megakernel.decoders.kernel.build.find_ninja", lambda: "ninja")
+    monkeypatch.setattr("qwen_megakernel.decoders.kernel.decoder.find_ninja", lambda: "ninja")
 
 
 def test_a_gpu_that_torch_was_not_built_for_is_named(monkeypatch):

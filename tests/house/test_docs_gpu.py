@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import ROOT, lines
 
-from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.native import compiling
 from tools import mutate_kernel
 
 PAGES = ("gpu-setup", "kernel-adaptation", "performance-journey", "insights")
@@ -97,7 +97,7 @@ def test_what_refuses_is_quoted_as_the_program_says_it():
 def test_the_table_of_mutants_has_every_synchronisation_of_the_kernel():
     sites = [
         (f"{file}:{line}", f"`{removed}`")
-        for file, line, removed, _ in mutate_kernel.mutants(build.source_folder())
+        for file, line, removed, _ in mutate_kernel.mutants(compiling.source_folder())
     ]
     told = [tuple(row[:2]) for row in mutate_kernel.table_rows()]
     assert told == sites, "Run tools/mutate_kernel.py; --unnoticed if lines have only moved."

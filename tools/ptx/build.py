@@ -21,6 +21,7 @@ from unittest import mock
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.build import Target
+from qwen_megakernel.native import compiling
 from tools.ptx.translate import translate
 
 HERE = Path(__file__).parent
@@ -39,7 +40,7 @@ def build(
     change: tuple[str, str] | None = None,
     count: bool = False,
 ) -> Path:
-    """As `build_tts.build` for the GPU of `target`.
+    """As `kernel.build.build` for the GPU of `target`.
 
     Args:
         program: a source that includes both kernels; the result is then no library but this.
@@ -71,7 +72,9 @@ def build(
             ptx[0] = changed
         return dict(zip(names, ptx, strict=True))
 
-    key = kernel_build._cache_key(nvcc, [*command, *(change or ())])
+    key = compiling.key_of(
+        nvcc, [*command, *(change or ())], kernel_build.sources(), compiling.source_folder()
+    )
     return assemble(key, compile_kernels, host, defines, sanitize, not program, count)
 
 
@@ -102,18 +105,18 @@ def assemble(
         compile_kernels: the PTX, by names.
         host: C++ sources. Kernels in them give way to those of the PTX.
     """
-    cxx = kernel_build.find_cxx()
+    cxx = compiling.find_cxx()
     digest = hashlib.sha256(repr([key, cxx, CXX_FLAGS, *defines, *sanitize, count]).encode())
     for path in [*sorted(HERE.glob("*.*")), *host]:
         digest.update(path.read_bytes())
-    result = kernel_build.build_cache() / f"ptx-{digest.hexdigest()[:24]}"
+    result = compiling.build_cache() / f"ptx-{digest.hexdigest()[:24]}"
     if result.exists():
         return result
     ptx = compile_kernels()
     result.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=result.parent, prefix=f"{result.name}.") as folder:
         work = Path(folder)
-        emulation = (kernel_build.source_folder() / "emulation").glob("*.cpp")
+        emulation = (compiling.source_folder() / "emulation").glob("*.cpp")
         jobs = [(path, ()) for path in [HERE / "machine.cpp", *emulation]]
         for name, text in ptx.items():
             jobs.insert(0, (work / f"{name}_ptx.cpp", sanitize))  # the longest first
@@ -132,12 +135,12 @@ def assemble(
 
 
 def _source(name: str) -> Path:
-    return kernel_build.source_folder() / f"{name}.cu"
+    return compiling.source_folder() / f"{name}.cu"
 
 
 def _object(work: Path, cxx: str, source: Path, flags: Sequence[str]) -> Path:
     path = work / f"{source.stem}.o"
-    include = [f"-I{HERE}", f"-I{kernel_build.source_folder()}"]
+    include = [f"-I{HERE}", f"-I{compiling.source_folder()}"]
     _run([cxx, *CXX_FLAGS, *include, *flags, "-x", "c++", "-c", source, "-o", path])
     return path
 

@@ -1,30 +1,24 @@
 """csrc/ into a shared library, once for each model shape, compiler and target.
 
-The same sources build with nvcc for a GPU and with a C++ compiler for the emulation. A library is
-found again by a hash of everything that went into it, written under a lock, and put in place in one
-step: a broken or half-written one is never loaded.
+The same sources build with nvcc for a GPU and with a C++ compiler for the emulation.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import importlib.util
-import logging
 import os
 import re
 import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
-
-logger = logging.getLogger(__name__)
+from qwen_megakernel.native.compiling import (
+    Recipe,
+    compiled,
+    find_cxx,
+    source_folder,
+    sources_below,
+)
 
 # Compute capabilities the kernel is compiled for: bf16 tensor cores and cp.async begin at 8.0.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -52,7 +46,6 @@ ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of e
 # more as look-ahead; memory is slower there, and eight warps keep up with it.
 SMALL_SMEM_KIB = 128
 EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
-LOCK_POLL_SECONDS = 0.2
 
 # A warning is a test's business: with another compiler, a kernel that spills a register is still
 # better than none.
@@ -73,28 +66,8 @@ class Target:
 
     arch: str | None  # "sm_90a"; None: emulation
     weights: str  # "float32" | "bfloat16", of all that is not int8
-    int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (quantized.py)
+    int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
-
-
-def source_folder() -> Path:
-    """csrc/: inside the installed package, or beside it in a checkout."""
-    for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
-        if (folder / "tts_kernel.cu").exists():
-            return folder
-    raise BuildError(
-        f"No csrc/ in {PACKAGE_FOLDER} or beside it.",
-        "The kernel is compiled at first use from sources that ship with the package.",
-        "Reinstall qwen_megakernel.",
-    )
-
-
-def build_cache() -> Path:
-    """Where libraries go: $QWEN_MEGAKERNEL_BUILD_CACHE, else `kernels` in the package's cache."""
-    if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
-        return Path(folder)
-    root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
-    return Path(root) / "kernels"
 
 
 def check_config(config: ModelConfig) -> None:
@@ -209,31 +182,34 @@ def build(config: ModelConfig, target: Target) -> Path:
         UnsupportedModel: the kernel lacks the model's dimensions.
         BuildError: a tool is missing, or the compiler failed (its log is named).
     """
+    return compiled(recipe(config, target))
+
+
+def recipe(config: ModelConfig, target: Target) -> Recipe:
+    """What `build` compiles; raises as it does."""
     check_config(config)
-    compiler = find_nvcc() if target.arch else find_cxx()
-    flags = _flags(config, target)
-    key = _cache_key(compiler, [*_units(target), *flags])
-    folder = build_cache() / key
-    library, checksum = folder / "libqwen_tts.so", folder / "sha256"
-    if _is_intact(library, checksum):
-        return library
-    ninja = find_ninja()
-    build_cache().mkdir(parents=True, exist_ok=True)
-    with _lock(build_cache() / f"{key}.lock"):
-        if _is_intact(library, checksum):  # somebody else built it meanwhile
-            return library
-        if folder.exists():
-            logger.warning("%s is damaged; building it again.", library)
-            shutil.rmtree(folder)
-        what = target.arch or "the CPU emulation"
-        logger.info("Compiling the kernel for %s, once ...", what)
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
-            _compile(Path(work), compiler, ninja, flags, target)
-            os.replace(work, folder)
-            Path(work).mkdir()  # the context manager wants to remove it
-        logger.info("Compiled for %s in %.1f s.", what, time.monotonic() - started)
-    return library
+    folder = source_folder()
+    # The longest first: on two cores it is then what the others fit beside.
+    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
+    units = [folder / name for name in (("probes.cu",) if target.probes else names)]
+    if target.arch is None:
+        units += sorted((folder / "emulation").glob("*.cpp"))
+    return Recipe(
+        name=f"the kernel for {target.arch or 'the CPU emulation'}",
+        library="libqwen_tts.so",
+        compiler=find_nvcc() if target.arch else find_cxx(),
+        flags=tuple(_flags(config, target)),
+        units=tuple(units),
+        sources=sources(),
+        source_root=folder,
+        link_flags=() if target.arch else ("-Wl,-Bsymbolic", "-lpthread"),
+        cu_language="" if target.arch else "-x c++",
+    )
+
+
+def sources() -> tuple[Path, ...]:
+    """What a library of the kernel depends on; csrc/cpu belongs to the CPU's own libraries."""
+    return sources_below(source_folder(), without=("cpu",))
 
 
 def find_nvcc() -> str:
@@ -255,139 +231,8 @@ def find_nvcc() -> str:
     )
 
 
-def find_cxx() -> str:
-    """The C++ compiler: $CXX, g++ or clang++."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    raise BuildError(
-        "No C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
-        "The emulation backend compiles the kernel's sources for this CPU.",
-        "apt install g++, or use --backend torch.",
-    )
-
-
-def find_ninja() -> str:
-    """ninja of PATH or of its Python package."""
-    if path := shutil.which("ninja"):
-        return path
-    if importlib.util.find_spec("ninja"):
-        path = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
-        if path.exists():
-            return str(path)
-    raise BuildError(
-        "ninja is not installed.", "It drives the compilation.", "Run: pip install ninja"
-    )
-
-
 def _flags(config: ModelConfig, target: Target) -> list[str]:
     dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
     if target.arch:
         return [*NVCC_FLAGS, f"-arch={target.arch}", *dims]
     return [*CXX_FLAGS, *dims]
-
-
-def _units(target: Target) -> tuple[str, ...]:
-    # The longest first: on two cores it is then what the others fit beside.
-    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
-    return ("probes.cu",) if target.probes else names
-
-
-def _sources() -> list[Path]:
-    folder = source_folder()
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in (".cu", ".cuh", ".h", ".cpp") and path.is_file()
-    )
-
-
-def _cache_key(compiler: str, command: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    digest.update("\0".join([compiler, version.stdout, *command]).encode())
-    for path in _sources():
-        digest.update(f"\0{path.relative_to(source_folder())}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:24]
-
-
-def _is_intact(library: Path, checksum: Path) -> bool:
-    try:
-        expected = checksum.read_text()
-        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
-    except OSError:
-        return False
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One builder at a time for one library, across processes."""
-    with path.open("w") as file:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    logger.info("Another process is compiling the same kernel; waiting ...")
-                waiting = True
-                time.sleep(LOCK_POLL_SECONDS)
-        yield
-
-
-def _compile(work: Path, compiler: str, ninja: str, flags: list[str], target: Target) -> None:
-    """Fill the folder `work` with the library, its checksum and the compiler's log."""
-    source = source_folder()
-    units = [source / name for name in _units(target)]
-    if target.arch is None:
-        units += sorted((source / "emulation").glob("*.cpp"))
-    language = "" if target.arch else "-x c++ "
-    lines = [
-        "rule compile",
-        "  command = $compiler $flags -c $in -o $out",
-        "rule link",
-        "  command = $compiler $flags -shared $in -o $out",
-    ]
-    for path in units:
-        command = " ".join(flags) + (f" {language}" if path.suffix == ".cu" else " ")
-        lines += [
-            f"build {path.stem}.o: compile {_escape(path)}",
-            f"  compiler = {_escape(compiler)}",
-            f"  flags = {command}",
-        ]
-    objects = " ".join(f"{path.stem}.o" for path in units)
-    link = [flag for flag in flags if not flag.startswith("-D")]
-    lines += [
-        f"build libqwen_tts.so: link {objects}",
-        f"  compiler = {_escape(compiler)}",
-        f"  flags = {' '.join(link)}" + ("" if target.arch else " -Wl,-Bsymbolic -lpthread"),
-        "",
-    ]
-    (work / "build.ninja").write_text("\n".join(lines))
-    result = subprocess.run([ninja, "-C", str(work)], capture_output=True, text=True, check=False)
-    log = result.stdout + result.stderr
-    (work / "build.log").write_text(log)
-    if result.returncode:
-        kept = build_cache() / "failed.log"
-        kept.write_text(log)
-        logger.debug("%s", "\n".join(log.splitlines()[-20:]))
-        raise BuildError(
-            f"{compiler} failed on {_failed_unit(log, units)} (exit {result.returncode}).",
-            f"Its output is in {kept}; --debug prints the end of it.",
-        )
-    library = work / "libqwen_tts.so"
-    (work / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
-
-
-def _failed_unit(log: str, units: Sequence[Path]) -> str:
-    """Which source ninja's log says was being compiled when it stopped."""
-    match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
-    names = {path.stem: path.name for path in units}
-    return names.get(match[1], "linking") if match else "linking"
-
-
-def _escape(path: str | Path) -> str:
-    """A path as ninja writes it."""
-    return re.sub(r"([ :$])", r"$\1", str(path))

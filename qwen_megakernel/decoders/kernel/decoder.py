@@ -27,6 +27,7 @@ from qwen_megakernel.decoders.kernel.library import (
 from qwen_megakernel.decoders.slots import SlotDecoder
 from qwen_megakernel.errors import ArchError, GenerationError, UsageError
 from qwen_megakernel.gpu.driver import is_built_for, no_gpu
+from qwen_megakernel.native.compiling import find_ninja
 from qwen_megakernel.records import StepResult
 
 
@@ -47,7 +48,7 @@ def check_device(device: torch.device) -> None:
             cure='pip install "torch>=2.7"',
         )
     build.find_nvcc()
-    build.find_ninja()
+    find_ninja()
 
 
 class KernelDecoder(SlotDecoder):

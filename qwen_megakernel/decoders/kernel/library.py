@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
+from qwen_megakernel.native.loading import load
 
 MAX_STREAMS = 16  # of one launch: StepParams.streams
 
@@ -137,19 +138,14 @@ class KernelLibrary:
     """One compiled library: its entry points, and the promise that its structs are ours.
 
     Args:
-        path: from `build_tts.build`.
+        path: from `build.build`.
         config: the model it was built for.
     Raises:
         BuildError: the library does not load, or describes another model.
     """
 
     def __init__(self, path: Path, config: ModelConfig):
-        try:
-            self._library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise BuildError(
-                f"{path} does not load: {error}.", cure=f"Remove {path.parent}; it is built anew."
-            ) from error
+        self._library = load(path)
         self._library.qwen_tts_error_string.restype = ctypes.c_char_p
         self._library.qwen_tts_stage_name.restype = ctypes.c_char_p
         self.description = Description()

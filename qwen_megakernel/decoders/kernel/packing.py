@@ -28,7 +28,7 @@ INT8_UNIT = 2.0**-6  # what the kernel makes of an int8 of 1 (csrc/common.cuh, w
 def pack(weight: Tensor) -> Tensor:
     """[num_rows, num_cols] -> [num_rows * num_cols, filled up] in tile order.
 
-    num_rows must be a multiple of 8 (`build_tts.check_config`).
+    num_rows must be a multiple of 8 (`build.check_config`).
     """
     piece = PIECE_BYTES // weight.itemsize
     tiles = F.pad(weight, (0, -weight.shape[1] % TILE_COLS))

@@ -1,5 +1,6 @@
-"""build_tts: what it compiles, where it puts it, what it says when it cannot."""
+"""The kernel's build: what it compiles, where it puts it, and what it reports when it cannot."""
 
+import hashlib
 import multiprocessing
 import re
 import shutil
@@ -15,6 +16,7 @@ from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.build import Target
 from qwen_megakernel.errors import ArchError, BuildError
+from qwen_megakernel.native import compiling
 
 EMULATION = Target(None, "float32")
 
@@ -37,14 +39,14 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def compile_nothing(work: Path, *_) -> None:
         calls.append(work)
         (work / "libqwen_tts.so").write_bytes(b"library")
-        (work / "sha256").write_text(kernel_build.hashlib.sha256(b"library").hexdigest())
+        (work / "sha256").write_text(hashlib.sha256(b"library").hexdigest())
 
-    monkeypatch.setattr(kernel_build, "_compile", compile_nothing)
+    monkeypatch.setattr(compiling, "_compile", compile_nothing)
     return calls
 
 
 def test_every_definition_is_read_by_a_source():
-    sources = "\n".join(p.read_text() for p in kernel_build.source_folder().glob("*.cu*"))
+    sources = "\n".join(p.read_text() for p in compiling.source_folder().glob("*.cu*"))
     for arch in (None, "sm_90a"):
         for name in kernel_build.definitions(k.small_config(), Target(arch, "bfloat16")):
             assert re.search(rf"\b{name}\b", sources), name
@@ -67,11 +69,14 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
         kernel_build.build(k.small_config(talker={"hidden_size": 96}), EMULATION),
     }
     changed = empty_cache.parent / "csrc"
-    shutil.copytree(kernel_build.source_folder(), changed)
+    shutil.copytree(compiling.source_folder(), changed)
     (changed / "barrier.cuh").write_text("// another barrier\n")
     monkeypatch.setattr(kernel_build, "source_folder", lambda: changed)
     libraries.add(kernel_build.build(config, EMULATION))
     assert len(libraries) == len(no_compiler) == 6
+    (changed / "cpu").mkdir()
+    (changed / "cpu" / "vocoder.cpp").write_text("// not the kernel's\n")
+    assert kernel_build.build(config, EMULATION) in libraries
 
 
 def test_a_damaged_library_is_built_again(empty_cache, no_compiler, caplog):
@@ -101,7 +106,7 @@ def test_two_processes_build_it_once(empty_cache, no_compiler):
 
 def test_a_failing_compiler_leaves_its_log_and_no_library(empty_cache, monkeypatch, tmp_path):
     broken = tmp_path / "csrc"
-    shutil.copytree(kernel_build.source_folder(), broken)
+    shutil.copytree(compiling.source_folder(), broken)
     (broken / "tts_kernel.cu").write_text("#error planted\n")
     monkeypatch.setattr(kernel_build, "source_folder", lambda: broken)
     with pytest.raises(BuildError, match=r"failed on tts_kernel.cu .*\n.*failed\.log"):
@@ -117,8 +122,8 @@ def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setattr(kernel_build.importlib.util, "find_spec", lambda name: None)
     for find, words in (
         (kernel_build.find_nvcc, "No nvcc in PATH, CUDA_HOME, or the nvidia packages"),
-        (kernel_build.find_cxx, r"No C\+\+ compiler"),
-        (kernel_build.find_ninja, "ninja is not installed"),
+        (compiling.find_cxx, r"No C\+\+ compiler"),
+        (compiling.find_ninja, "ninja is not installed"),
     ):
         with pytest.raises(BuildError, match=words):
             find()

@@ -12,6 +12,7 @@ import kernel_models as k
 import pytest
 
 from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.native import compiling
 
 FLAGS = {
     "thread": ["-fsanitize=thread"],
@@ -39,7 +40,7 @@ def program(build_cache: Path):
         # int8 layers beside float32 ones: both kinds of matrix, and the change between them.
         target = build.Target(None, "float32", int8=("talker",))
         definitions = [f"-D{n}={v}" for n, v in build.definitions(config, target).items()]
-        csrc, source = build.source_folder(), Path(__file__).with_name("sanitized.cu")
+        csrc, source = compiling.source_folder(), Path(__file__).with_name("sanitized.cu")
         sources = [source, *sorted(csrc.rglob("*.[ch]*"))]
         common = ["-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing", f"-I{csrc}"]
         digest = hashlib.sha256(" ".join([*common, *FLAGS[sanitizer], *definitions]).encode())
@@ -48,7 +49,7 @@ def program(build_cache: Path):
         folder = build_cache / f"sanitized-{sanitizer}-{digest.hexdigest()[:16]}"
         if not (folder / "sanitized").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            cxx, objects = build.find_cxx(), []
+            cxx, objects = compiling.find_cxx(), []
             # The runtime is never instrumented: it tells the sanitizers what it does.
             for unit in sorted((csrc / "emulation").glob("*.cpp")):
                 objects.append(str(folder / f"{unit.stem}.o"))

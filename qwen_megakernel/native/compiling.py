@@ -1,0 +1,228 @@
+"""Sources become a shared library once; afterwards it is found again.
+
+A library is found by a hash of everything that went into it. It is written under a lock, and put in
+place in one step: a broken or half-written one is never loaded.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_megakernel import PACKAGE_FOLDER
+from qwen_megakernel.errors import BuildError
+
+logger = logging.getLogger(__name__)
+
+LOCK_POLL_SECONDS = 0.2
+SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that a library is made of and by."""
+
+    name: str  # of what is compiled, for messages: "the kernel for sm_90a"
+    library: str  # its file's name: "libqwen_tts.so"
+    compiler: str
+    flags: tuple[str, ...]  # of every unit; those that are no -D also of the linker
+    units: tuple[Path, ...]  # what the compiler is called for, the longest first
+    sources: tuple[Path, ...]  # all files, headers too, that change the library when they change
+    source_root: Path  # they lie below it
+    link_flags: tuple[str, ...] = ()
+    cu_language: str = ""  # how the compiler must be told to read a .cu file
+
+    @property
+    def key(self) -> str:
+        """The hash that the library is found by."""
+        units = [path.name for path in self.units if path.parent == self.source_root]
+        return key_of(self.compiler, [*units, *self.flags], self.sources, self.source_root)
+
+
+def key_of(compiler: str, words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
+    """A hash of a compiler with its version, the words of its command, and sources below `root`."""
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    digest.update("\0".join([compiler, version.stdout, *words]).encode())
+    for path in sources:
+        digest.update(f"\0{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def source_folder() -> Path:
+    """csrc/: inside the installed package, or beside it in a checkout."""
+    for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
+        if (folder / "tts_kernel.cu").exists():
+            return folder
+    raise BuildError(
+        f"No csrc/ in {PACKAGE_FOLDER} or beside it.",
+        "The kernel is compiled at first use from sources that ship with the package.",
+        "Reinstall qwen_megakernel.",
+    )
+
+
+def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, ...]:
+    """Every source of a folder, in order.
+
+    Args:
+        without: folders directly in it that are left out.
+    """
+    return tuple(
+        sorted(
+            path
+            for path in folder.rglob("*")
+            if path.suffix in SUFFIXES
+            and path.relative_to(folder).parts[0] not in without
+            and path.is_file()
+        )
+    )
+
+
+def build_cache() -> Path:
+    """Where libraries go: $QWEN_MEGAKERNEL_BUILD_CACHE, else `kernels` in the package's cache."""
+    if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
+        return Path(folder)
+    root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
+    return Path(root) / "kernels"
+
+
+def compiled(recipe: Recipe) -> Path:
+    """The library of a recipe; compiled at first use, then found again.
+
+    Raises:
+        BuildError: ninja is missing, or the compiler failed (its log is named).
+    """
+    key = recipe.key
+    folder = build_cache() / key
+    library, checksum = folder / recipe.library, folder / "sha256"
+    if _is_intact(library, checksum):
+        return library
+    ninja = find_ninja()
+    build_cache().mkdir(parents=True, exist_ok=True)
+    with _lock(build_cache() / f"{key}.lock", recipe.name):
+        if _is_intact(library, checksum):  # another process built it meanwhile
+            return library
+        if folder.exists():
+            logger.warning("%s is damaged; building it again.", library)
+            shutil.rmtree(folder)
+        logger.info("Compiling %s, once ...", recipe.name)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
+            _compile(Path(work), recipe, ninja)
+            os.replace(work, folder)
+            Path(work).mkdir()  # the context manager wants to remove it
+        logger.info("Compiled %s in %.1f s.", recipe.name, time.monotonic() - started)
+    return library
+
+
+def find_cxx() -> str:
+    """The C++ compiler: $CXX, g++ or clang++."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise BuildError(
+        "No C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
+        "The emulation backend compiles the kernel's sources for this CPU.",
+        "apt install g++, or use --backend torch.",
+    )
+
+
+def find_ninja() -> str:
+    """ninja of PATH or of its Python package."""
+    if path := shutil.which("ninja"):
+        return path
+    if importlib.util.find_spec("ninja"):
+        path = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
+        if path.exists():
+            return str(path)
+    raise BuildError(
+        "ninja is not installed.", "It drives the compilation.", "Run: pip install ninja"
+    )
+
+
+def _is_intact(library: Path, checksum: Path) -> bool:
+    try:
+        expected = checksum.read_text()
+        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _lock(path: Path, name: str) -> Iterator[None]:
+    """One builder at a time for one library, across processes."""
+    with path.open("w") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    logger.info("Another process is compiling %s; waiting ...", name)
+                waiting = True
+                time.sleep(LOCK_POLL_SECONDS)
+        yield
+
+
+def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
+    """Fill the folder `work` with the library, its checksum and the compiler's log."""
+    lines = [
+        "rule compile",
+        "  command = $compiler $flags -c $in -o $out",
+        "rule link",
+        "  command = $compiler $flags -shared $in -o $out",
+    ]
+    for path in recipe.units:
+        language = recipe.cu_language if path.suffix == ".cu" else ""
+        lines += [
+            f"build {path.stem}.o: compile {_escape(path)}",
+            f"  compiler = {_escape(recipe.compiler)}",
+            f"  flags = {' '.join(recipe.flags)} {language}",
+        ]
+    objects = " ".join(f"{path.stem}.o" for path in recipe.units)
+    link = [flag for flag in recipe.flags if not flag.startswith("-D")]
+    lines += [
+        f"build {recipe.library}: link {objects}",
+        f"  compiler = {_escape(recipe.compiler)}",
+        f"  flags = {' '.join([*link, *recipe.link_flags])}",
+        "",
+    ]
+    (work / "build.ninja").write_text("\n".join(lines))
+    result = subprocess.run([ninja, "-C", str(work)], capture_output=True, text=True, check=False)
+    log = result.stdout + result.stderr
+    (work / "build.log").write_text(log)
+    if result.returncode:
+        kept = build_cache() / "failed.log"
+        kept.write_text(log)
+        logger.debug("%s", "\n".join(log.splitlines()[-20:]))
+        failed = _failed_unit(log, recipe.units)
+        raise BuildError(
+            f"{recipe.compiler} failed on {failed} (exit {result.returncode}).",
+            f"Its output is in {kept}; --debug prints the end of it.",
+        )
+    library = work / recipe.library
+    (work / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def _failed_unit(log: str, units: Sequence[Path]) -> str:
+    """The source that ninja's log says was being compiled when it stopped."""
+    match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
+    names = {path.stem: path.name for path in units}
+    return names.get(match[1], "linking") if match else "linking"
+
+
+def _escape(path: str | Path) -> str:
+    """A path as ninja writes it."""
+    return re.sub(r"([ :$])", r"$\1", str(path))
