@@ -17,7 +17,7 @@ def export_coreml(args: argparse.Namespace) -> int:
     from qwen_megakernel.decoders.coreml.export import ExportOptions, export
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger("qwen_megakernel.coreml").setLevel(level)
+    logging.getLogger("qwen_megakernel.decoders.coreml").setLevel(level)
     chosen = ExportOptions(args.positions, args.precision, args.weights, args.chunk_frames)
     files = loading.resolve(
         args.model, local_files_only=args.local_files_only, progress=not args.quiet
