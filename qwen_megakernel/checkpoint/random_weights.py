@@ -14,17 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import (
-    FEATURE_EXTRACTOR,
-    GENERATION_CONFIG,
-    RECIPES,
-    Sizes,
     model_config,
+    read_json,
     speech_tokenizer_config,
 )
 from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model_tensors
@@ -65,24 +63,22 @@ TTS_TOKENS = ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 
 
 def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
-    """Write the checkpoint `name` (a key of `RECIPES`) into `folder`, which is made if missing.
+    """Write the checkpoint `name` (of `RECIPES`) into `folder`, which is made if missing.
 
     Same name, seed and `RECIPE_VERSION`: same bytes, on any machine.
     """
-    recipe = RECIPES[name]
     codec_folder = folder / "speech_tokenizer"
     codec_folder.mkdir(parents=True, exist_ok=True)
     config, codec_config = model_config(name), speech_tokenizer_config(name)
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", GENERATION_CONFIG)
-    _write_json(
-        folder / "preprocessor_config.json",
-        FEATURE_EXTRACTOR | {"processor_class": "Qwen3TTSProcessor"},
-    )
-    _write_tokenizer(folder, recipe.sizes)
+    _write_json(folder / "generation_config.json", read_json("generation_config"))
+    feature_extractor = read_json("preprocessor_config")
+    processor = {"processor_class": "Qwen3TTSProcessor"}
+    _write_json(folder / "preprocessor_config.json", feature_extractor | processor)
+    _write_tokenizer(folder, config)
     _write_json(codec_folder / "config.json", codec_config)
     _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
-    _write_json(codec_folder / "preprocessor_config.json", FEATURE_EXTRACTOR)
+    _write_json(codec_folder / "preprocessor_config.json", feature_extractor)
     eos = config["talker_config"]["codec_eos_token_id"]
     _write_safetensors(
         folder / "model.safetensors",
@@ -226,55 +222,37 @@ def _bfloat16(values: np.ndarray) -> np.ndarray:
     return (bits >> 16).astype(np.uint16)
 
 
-def _write_tokenizer(folder: Path, sizes: Sizes) -> None:
+def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     """A byte-level BPE with a few merges; the other ids below the special ones are filler.
 
     "assistant" is one token with the id that the config names, "\\n" is one byte symbol (198).
     """
+    assistant, im_start = config["assistant_token_id"], config["im_start_token_id"]
+    tts_pad = config["tts_pad_token_id"]
+    first_special = im_start - 1  # <|endoftext|>: the ids below are vocab.json
     merges = _merges()
     tokens = [left + right for left, right in merges]
     vocab = {symbol: i for i, symbol in enumerate(_byte_symbols())}
-    free = (i for i in range(len(vocab), sizes.first_special) if i != sizes.assistant)
+    free = (i for i in range(len(vocab), first_special) if i != assistant)
     for token in tokens:
-        vocab[token] = sizes.assistant if token == "assistant" else next(free)
+        vocab[token] = assistant if token == "assistant" else next(free)
     for i in free:
         vocab[f"<filler_{i}>"] = i
     vocab = dict(sorted(vocab.items(), key=lambda item: item[1]))
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
     (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    names = {sizes.first_special: "<|endoftext|>", sizes.im_start: "<|im_start|>"}
-    names[sizes.im_start + 1] = "<|im_end|>"
-    names |= {sizes.tts_pad + i: token for i, token in enumerate(TTS_TOKENS)}
+    names = {first_special: "<|endoftext|>", im_start: "<|im_start|>"}
+    names[im_start + 1] = "<|im_end|>"
+    names |= {tts_pad + i: token for i, token in enumerate(TTS_TOKENS)}
     specials = {  # without gaps: the loader numbers added tokens consecutively
         i: names.get(i, f"<|reserved_{i}|>")
-        for i in range(sizes.first_special, sizes.tts_pad + len(TTS_TOKENS))
+        for i in range(first_special, tts_pad + len(TTS_TOKENS))
     }
-    flags = {
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "add_prefix_space": False,
-            "added_tokens_decoder": {
-                str(i): {"content": token} | flags for i, token in specials.items()
-            },
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "model_max_length": 131072,
-            "pad_token": "<|endoftext|>",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-        },
-    )
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    added = {str(i): {"content": name} | flags | {"special": True} for i, name in specials.items()}
+    tokenizer = read_json("tokenizer_config")
+    _write_json(folder / "tokenizer_config.json", tokenizer | {"added_tokens_decoder": added})
 
 
 def _byte_symbols() -> list[str]:
