@@ -19,7 +19,8 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders import int8
-from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
+from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
 from qwen_megakernel.validation import cases as validation_cases
 from qwen_megakernel.validation import compare
@@ -29,8 +30,10 @@ NOTHING_TO_COMPARE = 77
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
     """A decoder with one slot."""
-    sizes = {"num_slots": 1, "max_positions": 1024, "max_text_rows": 256}
-    return make_decoder(loaded, backend, dtype=dtype, **sizes)
+    sizes = DecoderSizes(
+        num_slots=1, max_positions=1024, max_text_rows=256, device=backend.device, dtype=dtype
+    )
+    return make_decoder(loaded, backend, sizes)
 
 
 def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Checkpoint:

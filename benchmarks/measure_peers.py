@@ -19,14 +19,15 @@ from benchmarks import common
 from benchmarks.measure_open_loop import endless
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.decoders.frame_decoder import (
+from qwen_megakernel.decoders.backends import (
     Backend,
     choose_backend,
     default_dtype,
     make_decoder,
 )
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Prefill, Sampling
 from qwen_megakernel.validation import official
 
 PROMPT_POSITIONS = 30
@@ -39,17 +40,20 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
     decoder = make_decoder(
         loaded,
         backend,
-        num_slots=1,
-        max_positions=PROMPT_POSITIONS + frames + 64,
-        max_text_rows=8,
-        dtype=dtype,
+        DecoderSizes(
+            num_slots=1,
+            max_positions=PROMPT_POSITIONS + frames + 64,
+            max_text_rows=8,
+            device=backend.device,
+            dtype=dtype,
+        ),
     )
     width = loaded.config.talker.stack.hidden_size
     generator = torch.Generator().manual_seed(1)
     rows = 0.3 * torch.randn(PROMPT_POSITIONS + 1, width, generator=generator)
     rows = rows.to(decoder.embeddings.device, dtype)
-    decoder.begin(0, Sampling(), 1, 0)
-    decoder.prefill(0, rows[:-1], rows[-1])
+    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
+    decoder.prefill(0, prefill, Sampling(), seed=1, part=0)
     times = []
     for _ in range(frames // FRAMES_PER_STEP + 2):
         started = time.perf_counter()

@@ -12,8 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.decoders.frame_decoder import Backend, default_dtype, make_decoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.decoders.backends import Backend, default_dtype, make_decoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.records import Prefill, Sampling
 
 NUM_FRAMES = 4
 NUM_ROWS = 12
@@ -27,14 +28,12 @@ def main(args: argparse.Namespace) -> int:
     decoder = make_decoder(
         loaded,
         Backend("torch", device, ""),
-        num_slots=1,
-        max_positions=256,
-        max_text_rows=64,
-        dtype=dtype,
+        DecoderSizes(1, max_positions=256, max_text_rows=64, device=device, dtype=dtype),
     )
     hidden = loaded.config.talker.stack.hidden_size
-    decoder.begin(0, Sampling(), 0, 0)
-    decoder.prefill(0, torch.randn(NUM_ROWS, hidden).to(dtype), torch.randn(hidden).to(dtype))
+    rows = torch.randn(NUM_ROWS + 1, hidden).to(dtype)
+    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
+    decoder.prefill(0, prefill, Sampling(), seed=0, part=0)
     decoder.step([0], NUM_FRAMES)  # the first pass brings the weights into memory
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         decoder.step([0], NUM_FRAMES)

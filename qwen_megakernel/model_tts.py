@@ -1,6 +1,7 @@
-"""Front door of the decoders: slots in, frames out. The code is in `decoders`."""
+"""Front door of the decoders: prompts in, frames out. The code is in `decoders`."""
 
 from qwen_megakernel.choices import BACKENDS
-from qwen_megakernel.decoders.frame_decoder import Backend, FrameDecoder, choose_backend
+from qwen_megakernel.decoders.backends import Backend, choose_backend, load_decoder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 
-__all__ = ["BACKENDS", "Backend", "FrameDecoder", "choose_backend"]
+__all__ = ["BACKENDS", "Backend", "FrameDecoder", "choose_backend", "load_decoder"]

@@ -15,7 +15,7 @@ import torch
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
-from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend, memory_for
+from qwen_megakernel.decoders.backends import Backend, choose_backend, load_decoder, memory_for
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
@@ -71,8 +71,10 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._voices = VoiceLibrary(loaded, voices)
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
+        backends: list[Backend] = []  # `build` must not hold on to `self`, which closes the loop
+
         def build() -> Stages:
-            decoder = FrameDecoder(
+            decoder, running = load_decoder(
                 loaded,
                 chosen,
                 num_slots=num_slots,
@@ -80,6 +82,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 dtype=asked_dtype,
                 weights=weights,
             )
+            backends.append(running)
             on_gpu = chosen.device.type == "cuda"
             with memory_for(
                 f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
@@ -100,11 +103,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         )
         decoder = self._loop.stages.decoder
         self._prompts, self.dtype = self._loop.stages.prompts, decoder.dtype
-        self.backend, self.why, self.device = (
-            decoder.backend.name,
-            decoder.backend.why,
-            decoder.backend.device,
-        )
+        (running,) = backends
+        self.backend, self.why, self.device = running.name, running.why, running.device
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
             self._warm_up()

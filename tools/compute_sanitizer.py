@@ -12,7 +12,7 @@ from qwen_megakernel.decoders.kernel import build
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
-# Said by the program: its grid found no room beside the tool (cudaError_t; kernel_library.py).
+# Said by the program: its grid found no room beside the tool (cudaError_t, see library.py).
 LAUNCH_REFUSED = re.compile(r"^.*CUDA error (?:701|720|801)\b.*$", re.MULTILINE)
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 

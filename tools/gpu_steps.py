@@ -36,10 +36,11 @@ from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config  #
 from qwen_megakernel.checkpoint.random_configs import model_config  # noqa: E402
 from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.decoders import int8  # noqa: E402
-from qwen_megakernel.decoders.frame_decoder import Backend  # noqa: E402
+from qwen_megakernel.decoders.backends import Backend  # noqa: E402
 from qwen_megakernel.decoders.kernel import build as kernel_build  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
 from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
+from qwen_megakernel.decoders.slots import DecoderSizes  # noqa: E402
 from qwen_megakernel.native import compiling  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.validation import compare  # noqa: E402
@@ -362,10 +363,11 @@ class Steps:
     def _decoder(
         self, loaded: Any, *, plain: bool = False, dtype: torch.dtype = torch.float32, **sizes: int
     ) -> Any:
+        # The plain one on the CPU: under a sanitizer every launch is slow.
+        device = torch.device("cpu") if plain else self.device
         sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
-        if plain:  # on the CPU: under a sanitizer every launch is slow
-            return PlainDecoder(loaded, device=torch.device("cpu"), dtype=dtype, **sizes)
-        return KernelDecoder(loaded, device=self.device, dtype=dtype, **sizes)
+        kind = PlainDecoder if plain else KernelDecoder
+        return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes))
 
 
 STEPS = {

@@ -22,7 +22,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.records import Prefill, Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.frame_model import NUM_SMS
@@ -89,21 +90,23 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
     with ptx.instead_of_emulation(ARCH, count=True):
         decoder = kernel_decoder.KernelDecoder(
             SimpleNamespace(config=config, talker=weights),
-            num_slots=num_streams,
-            max_positions=NUM_POSITIONS + 8,
-            max_text_rows=8,
-            device=torch.device("cpu"),
-            dtype=torch.bfloat16,
+            DecoderSizes(
+                num_slots=num_streams,
+                max_positions=NUM_POSITIONS + 8,
+                max_text_rows=8,
+                device=torch.device("cpu"),
+                dtype=torch.bfloat16,
+            ),
         )
     decoder.launcher.timeout_seconds = 3600
     intervals = decoder.library._library.ptx_intervals
     found = (Interval * 1000)()
     width = config.talker.stack.hidden_size
     for slot in range(num_streams):
-        decoder.begin(slot, Sampling(), seed=slot, part=0)
         shape = (num_positions or NUM_POSITIONS, width)
         embeds = torch.randn(shape, generator=generator).to(torch.bfloat16)
-        decoder.prefill(slot, embeds, embeds[0])
+        prefill = Prefill(embeds, embeds[:0], embeds[0])
+        decoder.prefill(slot, prefill, Sampling(), seed=slot, part=0)
     if num_positions:
         return list(found[: intervals(found, len(found))])
     for _ in range(2):  # the first frame has no step of the talker

@@ -31,7 +31,8 @@ from qwen_megakernel.choices import INT8_STACKS  # noqa: E402
 from qwen_megakernel.decoders import int8 as int8_weights  # noqa: E402
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
 from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
-from qwen_megakernel.records import Sampling  # noqa: E402
+from qwen_megakernel.decoders.slots import DecoderSizes  # noqa: E402
+from qwen_megakernel.records import Prefill, Sampling  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "precision.json"
 TABLE = ROOT / "docs" / "precision.md"
@@ -60,14 +61,15 @@ VARIANTS = {
 class MixedDecoder(PlainDecoder):
     """The talker in bf16 and the code predictor in float32."""
 
-    def __init__(self, checkpoint: Any, **options: Any):
-        super().__init__(checkpoint, **options, dtype=HALF)
-        self._full = PlainDecoder(checkpoint, **options, dtype=FULL)
+    def __init__(self, checkpoint: Any, sizes: DecoderSizes):
+        super().__init__(checkpoint, sizes)
+        self._full = PlainDecoder(checkpoint, replace(sizes, dtype=FULL))
+        self.predictor = self._full.predictor
 
-    def _draw_residual_codes(self, state: Any, code: int, forced: Tensor | None) -> Tensor:
-        self._full.tap = self.tap
-        full_state = replace(state, hidden=state.hidden.float())
-        return self._full._draw_residual_codes(full_state, code, forced)
+    def _draw_residual_codes(self, state: Any, *options: Any) -> Tensor:
+        return self._full._draw_residual_codes(
+            replace(state, hidden=state.hidden.float()), *options
+        )
 
 
 def narrow_config() -> ModelConfig:
@@ -113,31 +115,37 @@ def begin(decoder: Any, prompt: int, sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(100 + prompt)
     rows = EMBEDDING_STD * torch.randn(NUM_POSITIONS + 1, WIDTH, generator=generator)
     rows = rows.bfloat16().to(decoder.embeddings.dtype)
-    decoder.begin(0, sampling, prompt, 0)
-    decoder.prefill(0, rows[:-1], rows[-1])
+    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
+    decoder.prefill(0, prefill, sampling, seed=prompt, part=0)
 
 
 def stages(decoder: Any, prompt: int, forced: Tensor) -> dict[str, Tensor]:
     """Every stage of a teacher-forced utterance, stacked over frames, float32."""
-    begin(decoder, prompt, Sampling.greedy())
-    if isinstance(decoder, KernelDecoder):
-        taps: dict[str, Tensor] = {}
-        decoder.step([0], NUM_FRAMES, forced[None], taps)
-        return {"talker logits": taps["talker"][0], "predictor logits": taps["predictor"][0]}
     seen: dict[str, list[Tensor]] = {}
 
     def tap(name: str, value: Tensor) -> None:
         part, what, *number = name.split(".")
-        label = f"{part} {what}"
-        if what == "layers":  # the last position: a frame's, or the last code's
-            label = f"{part} after layer {int(number[0]) + 1}"
-            value = value[-1]
-        seen.setdefault(label, []).append(value.float())
+        label = f"{part} after layer {int(number[0]) + 1}" if number else f"{part} {what}"
+        # The last position: a frame's, or the last code's.
+        seen.setdefault(label, []).append(value[-1].float())
 
-    decoder.tap = tap
-    decoder.step([0], NUM_FRAMES, forced=forced[None])
-    decoder.tap = None
-    return {name: torch.stack(values) for name, values in seen.items()}
+    def tap_hidden(name: str, value: Tensor) -> None:
+        """The first frame begins with the prompt's last hidden state."""
+        if name == "talker.hidden":
+            tap(name, value)
+
+    taps: dict[str, Tensor] = {}
+    if isinstance(decoder, PlainDecoder):
+        decoder.talker.tap = tap_hidden
+    begin(decoder, prompt, Sampling.greedy())
+    if isinstance(decoder, PlainDecoder):
+        decoder.talker.tap = decoder.predictor.tap = tap
+    decoder.step([0], NUM_FRAMES, forced[None], taps)
+    if isinstance(decoder, PlainDecoder):
+        decoder.talker.tap = decoder.predictor.tap = None
+    seen.pop("code_predictor hidden", None)
+    stacked = {name: torch.stack(values) for name, values in seen.items()}
+    return stacked | {f"{name} logits": logits[0] for name, logits in taps.items()}
 
 
 def sampled(decoder: Any, prompt: int, forced: Tensor) -> Tensor:
@@ -156,18 +164,18 @@ def measure() -> dict[str, Any]:
         )
         for weights in INT8_STACKS
     }
-    options = {"num_slots": 1, "max_positions": 128, "max_text_rows": 1, "device": CPU}
+    sizes = {dtype: DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF)}
     decoders = {
-        "fp32": PlainDecoder(checkpoint, **options, dtype=FULL),
-        "bf16": PlainDecoder(checkpoint, **options, dtype=HALF),
-        "mixed": MixedDecoder(checkpoint, **options),
-        "int8_talker": PlainDecoder(int8["int8-talker"], **options, dtype=FULL),
-        "int8": PlainDecoder(int8["int8"], **options, dtype=FULL),
-        "int8_bf16": PlainDecoder(int8["int8"], **options, dtype=HALF),
-        "kernel_fp32": KernelDecoder(checkpoint, **options, dtype=FULL),
-        "kernel_bf16": KernelDecoder(checkpoint, **options, dtype=HALF),
-        "kernel_int8_talker": KernelDecoder(int8["int8-talker"], **options, dtype=HALF),
-        "kernel_int8": KernelDecoder(int8["int8"], **options, dtype=HALF),
+        "fp32": PlainDecoder(checkpoint, sizes[FULL]),
+        "bf16": PlainDecoder(checkpoint, sizes[HALF]),
+        "mixed": MixedDecoder(checkpoint, sizes[HALF]),
+        "int8_talker": PlainDecoder(int8["int8-talker"], sizes[FULL]),
+        "int8": PlainDecoder(int8["int8"], sizes[FULL]),
+        "int8_bf16": PlainDecoder(int8["int8"], sizes[HALF]),
+        "kernel_fp32": KernelDecoder(checkpoint, sizes[FULL]),
+        "kernel_bf16": KernelDecoder(checkpoint, sizes[HALF]),
+        "kernel_int8_talker": KernelDecoder(int8["int8-talker"], sizes[HALF]),
+        "kernel_int8": KernelDecoder(int8["int8"], sizes[HALF]),
     }
     exact: dict[int, tuple[Tensor, dict[str, Tensor], Tensor]] = {}
     for prompt in range(NUM_PROMPTS):

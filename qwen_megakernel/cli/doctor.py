@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
 
     import qwen_megakernel
     from qwen_megakernel.checkpoint.loading import cache_folder
-    from qwen_megakernel.decoders.frame_decoder import choose_backend
+    from qwen_megakernel.decoders.backends import choose_backend
 
     chosen = choose_backend("auto")
     return {

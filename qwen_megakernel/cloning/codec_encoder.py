@@ -97,7 +97,7 @@ class CodecEncoder:
         return torch.cat(pieces, dim=2)
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """[1, 1, num_samples] -> [1, hidden_size, num_steps]; indices as in inventory."""
+        """[1, 1, num_samples] -> [1, hidden_size, num_steps]; indices as in `tensor_shapes`."""
         config = self._config
         x = self._conv(x, "0")
         index = 1

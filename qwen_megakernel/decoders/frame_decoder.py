@@ -1,258 +1,55 @@
-"""Slots in, frames out: one decoder face over the kernel, CUDA graphs and plain PyTorch.
+"""The base class of all decoders: what they refuse, and one account for each slot.
 
-What the decoders share lives here: the choice between them, limits, and the account of text rows,
-so that a frame is never drawn before the text row it needs is in hand.
+A backend says how a prompt runs, where text rows go and how frames are drawn; everything else that
+a caller sees of a decoder is here, so that a frame is never drawn before the text row that it needs
+has come.
 """
 
-import contextlib
-import logging
-import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.choices import BACKENDS, WEIGHTS
-from qwen_megakernel.decoders import int8
-from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
-from qwen_megakernel.errors import (
-    EnvironmentError_,
-    GenerationError,
-    OutOfMemory,
-    QwenTTSError,
-    TextTooLong,
-    UnsupportedModel,
-    UsageError,
-)
-from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
-from qwen_megakernel.records import Prefill, Sampling, StepResult, plain_number
-
-logger = logging.getLogger(__name__)
-
-# Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
-# a part of text are some 270 rows more.
-MAX_PROMPT_POSITIONS = 1024
-
-MIN_MACOS = 15  # of coreml, whose models have states
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
+from qwen_megakernel.records import Prefill, Sampling, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """Which decoder runs, where, and why it was chosen."""
-
-    name: str  # kernel | graph | torch | emulation | coreml
-    device: torch.device
-    why: str
-    may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
-
-
-def choose_backend(
-    requested: str, device: str | torch.device | None = None, weights: str | None = None
-) -> Backend:
-    """Pick the decoder before any weight is read.
+class FrameDecoder(ABC):
+    """Talker and code predictor over slots that do not influence each other.
 
     Args:
-        requested: one of `BACKENDS`; an explicit name never falls back to another.
-        device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
-        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+        config: of the model.
+        sizes: how much the decoder holds; bfloat16 or float32.
     Raises:
-        UsageError: unknown backend or weights, or a device the backend cannot use.
-        NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
-    """
-    if requested not in BACKENDS:
-        raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
-    if weights not in (None, *WEIGHTS):
-        raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
-    has_gpu = torch.cuda.is_available()
-    if requested == "kernel" and not has_gpu:
-        raise no_gpu("--backend kernel")
-    if requested == "coreml" and not has_core_ml():
-        raise EnvironmentError_(
-            f"--backend coreml needs macOS {MIN_MACOS}; this is {platform.platform()}.",
-            cure="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
-        )
-    is_of_cpu = requested in ("emulation", "coreml")
-    wanted = find_device("cpu" if is_of_cpu and device is None else device)
-    if (requested, wanted.type) == ("kernel", "cpu") or (is_of_cpu and wanted.type == "cuda"):
-        raise UsageError(f"backend {requested} does not run on device {wanted}.")
-    if requested != "auto":
-        return Backend(requested, wanted, "asked for")
-    if wanted.type == "cpu":
-        why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
-        if device is None and (error := too_old()):
-            logger.warning("%s", error)
-            why = error.what
-        return Backend("torch", wanted, why)
-    try:
-        from qwen_megakernel.decoders.kernel.decoder import check_device
-
-        check_device(wanted)
-    except EnvironmentError_ as error:
-        return without_kernel(wanted, error)
-    why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
-    return Backend("kernel", wanted, why, may_change=True)
-
-
-def has_core_ml() -> bool:
-    """Whether this machine runs Core ML models that have states."""
-    version = platform.mac_ver()[0]
-    return bool(version) and int(version.split(".")[0]) >= MIN_MACOS
-
-
-def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
-    """What `auto` takes on a GPU where the kernel cannot be built or started."""
-    logger.warning("%s", error)
-    return Backend("graph", device, f"the kernel cannot run here: {error.what}")
-
-
-def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """bf16 on a GPU that computes in it; on a CPU only where weights are too large for its caches.
-
-    Decoding streams every weight once per pass, so a large bf16 checkpoint is faster in bf16 (half
-    the bytes), while a small one is bound by call overhead and float32 is exact at no cost.
-    """
-    stored = checkpoint.talker["codec_head.weight"].dtype
-    if device.type == "cuda":
-        # Before sm_80 bf16 is emulated: what `ArchError` announces there is float32.
-        has_bf16 = torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-        return torch.bfloat16 if has_bf16 else torch.float32
-    num_weights = sum(
-        weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
-    )
-    large = num_weights > 64e6
-    return torch.bfloat16 if large and stored == torch.bfloat16 else torch.float32
-
-
-def make_decoder(
-    checkpoint: Checkpoint,
-    backend: Backend,
-    *,
-    num_slots: int,
-    max_positions: int,
-    max_text_rows: int,
-    dtype: torch.dtype,
-    weights: str | None = None,
-):
-    """The decoder of `backend`: PlainDecoder, GraphDecoder, KernelDecoder or CoreMLDecoder, of
-    one face."""
-    options: dict[str, Any] = {}
-    if backend.name == "coreml":  # which has 8-bit weights of its own
-        options["weights"] = weights
-    elif weights:
-        checkpoint = replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
-    if backend.name == "torch":
-        from qwen_megakernel.decoders.plain import PlainDecoder as Decoder
-    elif backend.name == "graph":
-        from qwen_megakernel.decoders.graph.decoder import GraphDecoder as Decoder
-    elif backend.name == "coreml":
-        from qwen_megakernel.decoders.coreml.decoder import CoreMLDecoder as Decoder
-    else:
-        from qwen_megakernel.decoders.kernel.decoder import KernelDecoder as Decoder
-    with memory_for(
-        f"The model and {num_slots} slots of {max_positions} positions",
-        cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
-    ):
-        return Decoder(
-            checkpoint,
-            num_slots=num_slots,
-            max_positions=max_positions,
-            max_text_rows=max_text_rows,
-            device=backend.device,
-            dtype=dtype,
-            **options,
-        )
-
-
-@contextlib.contextmanager
-def memory_for(what: str, *, cure: str) -> Iterator[None]:
-    """Raise `OutOfMemory`, with a cure, where the GPU has no memory for what the block makes."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"{what} do not fit: {error}.", cure=cure) from error
-
-
-def _try_a_launch(decoder: Any) -> None:
-    """Run one layer of the kernel: whether a cooperative grid is let in shows only then (MIG, MPS).
-
-    It writes position 0 of slot 0, which no stream has yet.
-    """
-    decoder.forward(0, torch.zeros(1, dtype=torch.int32), first_position=0, num_layers=1)
-
-
-@dataclass(slots=True)
-class _Account:
-    """Text rows of one slot against frames drawn."""
-
-    num_text_rows: int = 0
-    text_open: bool = True
-    num_frames: int = 0
-
-
-class FrameDecoder:
-    """The decoder as the engine sees it.
-
-    Args:
-        checkpoint: weights and config.
-        backend: from `choose_backend`; what runs in the end is `self.backend`.
-        num_slots: streams that can be open at once.
-        max_frames: frames one part of an utterance may have.
-        dtype: None picks `default_dtype`, or what suits Core ML.
-        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+        UsageError: another dtype, or sizes below 1.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        backend: Backend,
-        *,
-        num_slots: int = 1,
-        max_frames: int = 1000,
-        dtype: torch.dtype | None = None,
-        weights: str | None = None,
-    ):
-        num_slots = plain_number(int, "num_slots", num_slots)
-        max_frames = plain_number(int, "max_frames", max_frames)
-        if num_slots < 1 or max_frames < 1:
-            raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
-        limit = checkpoint.config.talker.stack.max_positions
-        if MAX_PROMPT_POSITIONS + max_frames > limit:
+    embeddings: Embeddings  # what prompts are built from; set by the backend
+
+    def __init__(self, config: ModelConfig, sizes: DecoderSizes):
+        if sizes.dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(
-                f"max_frames is {max_frames}; this model has {limit} positions, of which "
-                f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
-                cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
+                f"dtype is {sizes.dtype}; this decoder computes in bfloat16 or float32."
             )
-        self.num_slots, self.max_frames = num_slots, max_frames
-        if dtype is None and backend.name == "coreml":
-            dtype = torch.float16  # nothing else runs on Apple's Neural Engine
-        self.dtype = dtype or default_dtype(checkpoint, backend.device)
-        sizes = {
-            "num_slots": num_slots,
-            "max_positions": MAX_PROMPT_POSITIONS + max_frames,
-            "max_text_rows": max_frames,
-            "dtype": self.dtype,
-            "weights": weights,
-        }
-        self.backend = backend
-        try:
-            self._decoder = make_decoder(checkpoint, backend, **sizes)
-            if backend.may_change:
-                _try_a_launch(self._decoder)
-        except (EnvironmentError_, UnsupportedModel, GenerationError) as error:
-            if not backend.may_change:
-                raise
-            self.backend = without_kernel(backend.device, error)
-            self._decoder = make_decoder(checkpoint, self.backend, **sizes)
-        self._accounts = [_Account() for _ in range(num_slots)]
+        self.config, self.sizes = config, sizes
+        self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
+        self.max_frames = sizes.max_frames or sizes.max_positions
+        self.device, self.dtype = sizes.device, sizes.dtype
+        self._states: list[SlotState | None] = [None] * sizes.num_slots
 
     @property
-    def embeddings(self):
-        """What prompts are built from (`Embeddings`)."""
-        return self._decoder.embeddings
+    def overlaps(self) -> bool:
+        """Whether the device draws frames while the host does something else."""
+        has_own_launch = type(self)._launch is not FrameDecoder._launch
+        return has_own_launch and self.device.type == "cuda"
 
+    # ---- what the engine calls ------------------------------------------------------------------
+
+    @torch.inference_mode()
     def prefill(
         self,
         slot: int,
@@ -266,44 +63,54 @@ class FrameDecoder:
         """Start one part of an utterance in `slot`, whatever was there before.
 
         Args:
+            prefill: the prompt; its keys, values and last hidden state stay in the slot.
             text_open: more text rows will come; without them decoding stops short of the pad.
         Raises:
             TextTooLong: the prompt, or its trailing text, has more rows than a slot holds.
+            UsageError: the prompt does not fit the KV cache.
+            KernelTimeout: the launch failed; the stream is lost, others are not.
         """
-        if len(prefill.embeds) > MAX_PROMPT_POSITIONS:
-            raise TextTooLong(
-                f"The prompt has {len(prefill.embeds)} positions; the limit is "
-                f"{MAX_PROMPT_POSITIONS}.",
-                "Text in the prefill and reference frames count one position each.",
-                "Use a shorter reference, or leave split on.",
-            )
-        self._accounts[slot] = _Account()
-        self._decoder.begin(slot, sampling, seed, part)
-        self._decoder.prefill(slot, prefill.embeds, prefill.pad_embed)
+        num_positions = len(prefill.embeds)
+        self._check_prompt(num_positions)
+        state = self._states[slot] = self._new_state(slot, sampling, seed, part)
+        try:
+            self._run_prompt(slot, prefill.embeds, prefill.pad_embed)
+        except GenerationError:
+            self._lose([slot])
+            raise
+        state.position, state.text_open = num_positions, text_open
         self.add_text(slot, prefill.trailing_text)
-        if not text_open:
-            self.close_text(slot)
 
+    @torch.inference_mode()
     def add_text(self, slot: int, rows: Tensor) -> None:
-        """Append trailing text rows [n, hidden_size] of an open text.
+        """Append text rows [n, hidden_size]; row k is added to the embedding of frame k.
 
         Raises:
             TextTooLong: more rows than frames can ever be drawn.
+            UsageError: more rows would wait for their frame than the slot holds.
         """
-        account = self._accounts[slot]
-        if account.num_text_rows + len(rows) > self.max_frames:
+        state = self._state(slot)
+        num_rows = state.num_text_rows + len(rows)
+        if num_rows > self.max_frames:
             raise TextTooLong(
-                f"{account.num_text_rows + len(rows)} text rows; this engine draws at most "
-                f"{self.max_frames} frames for one part.",
+                f"{num_rows} text rows; this engine draws at most {self.max_frames} frames for "
+                "one part.",
                 cure="Raise max_frames, or leave split on.",
             )
+        # Frame f reads row f - 1, so rows before frame - 1 are spent.
+        waiting = num_rows - max(state.frame - 1, 0)
+        if waiting > self.sizes.max_text_rows:
+            raise UsageError(
+                f"{waiting} text rows would wait in slot {slot}; it holds "
+                f"{self.sizes.max_text_rows}."
+            )
         if len(rows):
-            self._decoder.write_text(slot, rows)
-            account.num_text_rows += len(rows)
+            self._write_text(slot, rows)
+            state.num_text_rows = num_rows
 
     def close_text(self, slot: int) -> None:
         """No more rows come: frames past the written ones get the pad embedding."""
-        self._accounts[slot].text_open = False
+        self._state(slot).text_open = False
 
     def frames_ready(self, slot: int) -> int:
         """Frames that can be drawn now: up to the text in hand, and to the end of the slot.
@@ -311,42 +118,142 @@ class FrameDecoder:
         Frame k needs text row k - 1; an open text must stall rather than be padded, because the
         pad tells the model that the text is over.
         """
-        account = self._accounts[slot]
-        ready = self.max_frames - account.num_frames
-        if account.text_open:
-            ready = min(ready, account.num_text_rows + 1 - account.num_frames)
+        state = self._state(slot)
+        ready = self.max_frames - state.frame
+        if state.text_open:
+            ready = min(ready, state.num_text_rows + 1 - state.frame)
         return ready
 
-    def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
-        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`."""
-        assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
-        return self._accounted(slots, self._decoder.step(slots, num_frames))
+    @torch.inference_mode()
+    def step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
+    ) -> StepResult:
+        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
+        Args:
+            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
+                drawn (teacher forcing); a drawn EOS does not end a forced stream.
+            taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
+                [rows, frames, groups - 1, vocab_size], float32; those of frames that were not drawn
+                mean nothing. For tests and validation.
+        Raises:
+            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
+            KernelTimeout, GenerationError: a launch failed, or its logits were not finite; its
+                streams are lost, others are not.
+        """
+        self._check_step(slots, num_frames)
+        if forced is not None:
+            self._check_forced(forced, len(slots), num_frames)
+        return self._step(slots, num_frames, forced, taps)
+
+    @torch.inference_mode()
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a `step`, where `overlaps`.
+        """Start a step of a few frames; where `overlaps`, this returns before they are drawn.
 
         Returns:
-            A function that waits for the frames, to be called before the next step.
+            A function that waits for the codes, to be called before anything else of this decoder.
+        Raises:
+            As `step`; the function too.
         """
-        assert all(1 <= num_frames <= self.frames_ready(slot) for slot in slots)
-        wait = self._decoder.launch(slots, num_frames)
-        return lambda: self._accounted(slots, wait())
+        self._check_step(slots, num_frames)
+        return self._launch(slots, num_frames)
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the device draws frames while the host does something else."""
-        return self.backend.device.type == "cuda" and self.backend.name in ("kernel", "graph")
-
-    def _accounted(self, slots: Sequence[int], result: StepResult) -> StepResult:
-        for slot, count in zip(slots, result.num_frames, strict=True):
-            self._accounts[slot].num_frames += count
-        return result
-
+    @abstractmethod
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame.
 
         From any thread, at any time; never waits. `step` returns the frames that are whole, perhaps
-        none; no stream loses anything, and a later `step` goes on. Whoever wants a stream to end
-        says so first (the loop reads that after `step`), then cancels.
+        none; no stream loses anything, and a later `step` goes on. A caller who wants a stream to
+        end says so first (the loop reads that after `step`), then cancels.
         """
-        self._decoder.cancel()
+
+    # ---- what a backend says --------------------------------------------------------------------
+
+    @abstractmethod
+    def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Run positions 0 .. of a slot.
+
+        Args:
+            embeds: [num_positions, hidden_size].
+            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
+        """
+
+    @abstractmethod
+    def _write_text(self, slot: int, rows: Tensor) -> None:
+        """Keep text rows behind the `num_text_rows` that the slot's account has."""
+
+    @abstractmethod
+    def _step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
+    ) -> StepResult:
+        """`step` of checked arguments; it also advances the accounts of its slots."""
+
+    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """`launch` of checked arguments."""
+        result = self._step(slots, num_frames, None, None)
+        return lambda: result
+
+    def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> SlotState:
+        """The account of a stream that begins in `slot`, which forgets the one before."""
+        return SlotState(sampling, seed, part)
+
+    # ---- accounts -------------------------------------------------------------------------------
+
+    def _state(self, slot: int) -> SlotState:
+        state = self._states[slot]
+        if state is None:
+            raise UsageError(f"Slot {slot} has no stream; call prefill first.")
+        return state
+
+    def _lose(self, slots: Sequence[int]) -> None:
+        """These streams cannot go on."""
+        for slot in slots:
+            self._states[slot] = None
+
+    def _check_prompt(self, num_positions: int) -> None:
+        if self.sizes.max_frames and num_positions > self.sizes.max_prompt:
+            raise TextTooLong(
+                f"The prompt has {num_positions} positions; the limit is {self.sizes.max_prompt}.",
+                "Text in the prefill and reference frames count one position each.",
+                "Use a shorter reference, or leave split on.",
+            )
+        if not 1 <= num_positions <= self.max_positions:
+            raise UsageError(
+                f"A prompt of {num_positions} positions does not fit a KV cache of "
+                f"{self.max_positions} positions."
+            )
+
+    def _check_step(self, slots: Sequence[int], num_frames: int) -> None:
+        if num_frames < 1 or len(set(slots)) != len(slots) or not slots:
+            raise UsageError(f"Cannot step slots {list(slots)} by {num_frames} frames.")
+        for slot in slots:
+            state = self._state(slot)
+            end = state.position + num_frames - (state.frame == 0)
+            if end > self.max_positions:
+                raise UsageError(
+                    f"Slot {slot} is at position {state.position}; {num_frames} more frames do not "
+                    f"fit its {self.max_positions} positions."
+                )
+            if num_frames > (ready := self.frames_ready(slot)):
+                raise UsageError(
+                    f"Slot {slot} can draw {ready} frames now; {num_frames} were asked for."
+                )
+
+    def _check_forced(self, forced: Tensor, num_rows: int, num_frames: int) -> None:
+        groups = self.config.talker.num_code_groups
+        if tuple(forced.shape) != (num_rows, num_frames, groups):
+            raise UsageError(
+                f"forced is {list(forced.shape)}; need {[num_rows, num_frames, groups]}."
+            )
+        sizes = [self.config.talker.vocab_size]
+        sizes += [self.config.predictor.vocab_size] * (groups - 1)
+        if bool((forced < 0).any()) or bool((forced.cpu() >= forced.new_tensor(sizes).cpu()).any()):
+            raise UsageError(f"forced has a code outside the vocabularies {sizes[:2]}.")

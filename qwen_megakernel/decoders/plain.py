@@ -1,7 +1,7 @@
 """The whole decoder in plain PyTorch: the specification the kernel is tested against.
 
 It is also the backend of machines without a GPU. Slots are decoded one after another, so that
-company never changes a bit of a stream.
+other streams never change a bit of one.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py (qwen-tts 0.1.1 on transformers 4.57.3). In bf16 the
 rounding follows the official order: RMSNorm rounds before its weight, cos and sin are rounded,
@@ -19,14 +19,17 @@ from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.onednn import without_onednn
+from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.records import Sampling, StepResult
 
 # Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.
 MAX_VECTOR_ROWS = 2
 
 Tap = Callable[[str, Tensor], None]
+Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -86,6 +89,7 @@ class DecoderStack:
         dtype: torch.dtype,
     ):
         self.config, self.name = config, prefix.split(".")[0]
+        self.tap: Tap | None = None  # called with (name, hidden) after each layer and the norm
 
         def load(name: str) -> Tensor:
             return weights[prefix + name].to(device=device, dtype=dtype)
@@ -106,7 +110,7 @@ class DecoderStack:
         shape = (c.num_layers, 2, c.num_kv_heads, num_positions, c.head_dim)
         return torch.zeros(shape, dtype=self.norm.dtype, device=self.norm.device)
 
-    def forward(self, x: Tensor, cache: Tensor, start: int, tap: Tap | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: Tensor, start: int) -> Tensor:
         """Append positions start .. start + n - 1 to `cache`; return their hidden after the norm.
 
         Args:
@@ -126,9 +130,12 @@ class DecoderStack:
             y = rms_norm(x, w["post_attention_layernorm"], eps)
             gate, up = linear(y, w["gate_proj"]), linear(y, w["up_proj"])
             x = x + linear(F.silu(gate) * up, w["down_proj"])
-            if tap:
-                tap(f"{self.name}.layers.{index}", x)
-        return rms_norm(x, self.norm, eps)
+            if self.tap:
+                self.tap(f"{self.name}.layers.{index}", x)
+        x = rms_norm(x, self.norm, eps)
+        if self.tap:
+            self.tap(f"{self.name}.hidden", x)
+        return x
 
     def _attend(
         self,
@@ -160,64 +167,41 @@ class DecoderStack:
         return linear(mixed.reshape(n, c.q_size).to(y.dtype), w["o_proj"])
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Everything that belongs to one stream."""
+@dataclass(slots=True, kw_only=True)
+class PlainState(SlotState):
+    """The account of a stream, with the tensors that belong to it."""
 
-    sampling: Sampling
-    seed: int
-    part: int
     seen: Tensor  # [vocab_size] bool: code-0 tokens drawn in this part
-    num_positions: int = 0
-    frame: int = 0  # the next one to draw
     hidden: Tensor | None = None  # [hidden_size], after the final norm, of the last position
     codes: Tensor | None = None  # [num_code_groups] of the previous frame
     pad_embed: Tensor | None = None
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
-class PlainDecoder:
-    """Talker and code predictor over `num_slots` independent streams.
+class PlainDecoder(FrameDecoder):
+    """Talker and code predictor, slot after slot.
 
     Args:
         checkpoint: weights and config.
-        num_slots: streams that can be open at once.
-        max_positions: prompt positions plus frames of one stream.
-        max_text_rows: trailing text rows of one stream; the plain decoder keeps a list and only
-            the kernel needs the bound, so it is not read here.
-        device, dtype: where and in what precision to compute; float32 or bfloat16.
+        sizes: as `FrameDecoder` takes them.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        num_slots: int,
-        max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ):
-        self.config = checkpoint.config
-        self.embeddings = Embeddings(checkpoint, device, dtype)
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
+        super().__init__(checkpoint.config, sizes)
+        self.embeddings = Embeddings(checkpoint, sizes.device, sizes.dtype)
         self.codec_head = self._load(checkpoint, "codec_head.weight")
         self._load_stacks(checkpoint)
-        self.max_positions = max_positions
-        self.caches = [self.talker.new_cache(max_positions) for _ in range(num_slots)]
+        self.caches = [self.talker.new_cache(sizes.max_positions) for _ in range(sizes.num_slots)]
         self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
-        self._slots: list[_Slot | None] = [None] * num_slots
         self._cancelled = False
-        self.tap: Tap | None = None  # tests: called with (name, tensor) of intermediate results
 
     def _load(self, checkpoint: Checkpoint, name: str) -> Tensor:
-        return checkpoint.talker[name].to(
-            device=self.embeddings.device, dtype=self.embeddings.dtype
-        )
+        return checkpoint.talker[name].to(device=self.device, dtype=self.dtype)
 
     def _load_stacks(self, checkpoint: Checkpoint) -> None:
         """Talker, code predictor, and what belongs to the latter."""
         config, weights = self.config, checkpoint.talker
-        placement = self.embeddings.device, self.embeddings.dtype
+        placement = self.device, self.dtype
         self.talker = DecoderStack(config.talker.stack, weights, "model.", *placement)
         self.talker.name = "talker"
         self.predictor = DecoderStack(
@@ -232,91 +216,92 @@ class PlainDecoder:
             name = "code_predictor.small_to_mtp_projection."
             self.projection = tuple(self._load(checkpoint, name + p) for p in ("weight", "bias"))
 
-    def begin(self, slot: int, sampling: Sampling, seed: int, part: int) -> None:
-        """Make `slot` as new, for one part of an utterance."""
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame."""
+        self._cancelled = True
+
+    def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
         seen = torch.zeros(
             self.config.talker.vocab_size, dtype=torch.bool, device=self.codec_head.device
         )
-        self._slots[slot] = _Slot(sampling, seed, part, seen)
+        return PlainState(sampling, seed, part, seen=seen)
 
-    @torch.inference_mode()
-    def prefill(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run the prompt.
+    def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        state = self._states[slot]
+        state.hidden = self.talker.forward(embeds, self.caches[slot], 0)[-1]
+        state.pad_embed = pad_embed
 
-        Args:
-            embeds: [num_positions, hidden_size].
-            pad_embed: [hidden_size], added to a frame's embedding past the written text rows.
-        """
-        state = self._slots[slot]
-        hidden = self.talker.forward(embeds, self.caches[slot], 0, self.tap)
-        state.hidden, state.num_positions, state.pad_embed = hidden[-1], len(embeds), pad_embed
+    def _write_text(self, slot: int, rows: Tensor) -> None:
+        self._states[slot].text.extend(rows)
 
-    def write_text(self, slot: int, rows: Tensor) -> None:
-        """Append [n, hidden_size] text rows; row k is added to the embedding of frame k."""
-        self._slots[slot].text.extend(rows)
-
-    @torch.inference_mode()
-    def step(
-        self, slots: Sequence[int], num_frames: int, forced: Tensor | None = None
+    def _step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        """Decode up to `num_frames` frames of every slot in `slots`.
-
-        Args:
-            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
-                drawn (teacher forcing); a drawn EOS does not end a forced stream.
-        """
         groups = self.config.talker.num_code_groups
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
-        with without_onednn(self.embeddings.device, self.embeddings.dtype):
+        if taps is not None:
+            taps |= self._empty_taps(len(slots), num_frames)
+        with without_onednn(self.device, self.dtype):
             for index in range(num_frames):
                 if self._cancelled:
                     break
                 for row, slot in enumerate(slots):
                     if ended[row]:
                         continue
-                    frame = self._frame(slot, None if forced is None else forced[row, index])
+                    frame = self._frame(
+                        slot,
+                        None if forced is None else forced[row, index],
+                        taps and {name: logits[row, index] for name, logits in taps.items()},
+                    )
                     if frame is None:
                         ended[row] = True
                     else:
                         codes[row, index] = frame
                         counts[row] += 1
+                    self._states[slot].advance(int(frame is not None), frame is None)
         self._cancelled = False
         return StepResult(codes.numpy(), tuple(counts), tuple(ended))
 
-    def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
+    def _empty_taps(self, num_rows: int, num_frames: int) -> Taps:
+        """Room for the logits of a step, NaN where no frame is drawn."""
+        talker, predictor = self.config.talker, self.config.predictor
+        codes = (talker.num_code_groups - 1, predictor.vocab_size)
+        shapes = {"talker": (talker.vocab_size,), "predictor": codes}
+        return {
+            name: torch.full((num_rows, num_frames, *shape), torch.nan, device=self.device)
+            for name, shape in shapes.items()
+        }
 
-        From any thread; `step` returns the frames that are whole, and a later one goes on.
+    def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
+        """One frame, in the rotated order: talker step on the previous frame, then codes.
+
+        Args:
+            taps: [vocab_size] and [groups - 1, vocab_size], to be filled with this frame's logits.
         """
-        self._cancelled = True
-
-    def _frame(self, slot: int, forced: Tensor | None) -> Tensor | None:
-        """One frame, in the rotated order: talker step on the previous frame, then codes."""
-        state = self._slots[slot]
+        state = self._states[slot]
         if state.frame > 0:
             text_row = state.frame - 1
             x = self.embeddings.frames(state.codes[None])[0]
             x = x + (state.text[text_row] if text_row < len(state.text) else state.pad_embed)
-            state.hidden = self.talker.forward(
-                x[None], self.caches[slot], state.num_positions, self.tap
-            )[0]
-            state.num_positions += 1
-        code = self._draw_code_0(state)
+            state.hidden = self.talker.forward(x[None], self.caches[slot], state.position)[0]
+        code = self._draw_code_0(state, taps)
         if forced is None and code == self.config.talker.codec_eos_id:
             return None
-        codes = self._draw_residual_codes(state, code, forced)
+        codes = self._draw_residual_codes(state, code, forced, taps)
         state.codes = codes if forced is None else forced.to(codes.dtype)
         state.seen[state.codes[0]] = True
-        state.frame += 1
         return codes
 
-    def _draw_code_0(self, state: _Slot) -> int:
+    def _draw_code_0(self, state: PlainState, taps: Taps | None = None) -> int:
         talker, s = self.config.talker, state.sampling
         logits = torch.mv(self.codec_head, state.hidden).float()
-        if self.tap:
-            self.tap("talker.hidden", state.hidden)
-            self.tap("talker.logits", logits)
+        if taps:
+            taps["talker"][:] = logits
         logits = sampling.penalize(logits, state.seen, s.repetition_penalty)
         suppressed = torch.zeros_like(state.seen)
         suppressed[talker.suppressed_from :] = True
@@ -333,7 +318,9 @@ class PlainDecoder:
             codebook=0,
         )
 
-    def _draw_residual_codes(self, state: _Slot, code: int, forced: Tensor | None) -> Tensor:
+    def _draw_residual_codes(
+        self, state: PlainState, code: int, forced: Tensor | None, taps: Taps | None = None
+    ) -> Tensor:
         """Codes 1 .. of the frame whose first code is `code`; returns all of them, int64."""
         s, tables = state.sampling, self.embeddings.code_tables
         codes = [code]
@@ -343,8 +330,8 @@ class PlainDecoder:
         for group in range(1, self.config.talker.num_code_groups):
             logits = self._predict(x, start, group)
             start += len(x)
-            if self.tap:
-                self.tap(f"predictor.logits.{group}", logits)
+            if taps:
+                taps["predictor"][group - 1] = logits
             code = sampling.draw(
                 logits,
                 do_sample=s.subtalker_do_sample,
@@ -367,5 +354,5 @@ class PlainDecoder:
         if self.projection:
             weight, bias = self.projection
             x = linear(x, weight) + bias
-        hidden = self.predictor.forward(x, self._predictor_cache, start, self.tap)[-1]
+        hidden = self.predictor.forward(x, self._predictor_cache, start)[-1]
         return torch.mv(self.lm_heads[group - 1], hidden).float()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend
+from qwen_megakernel.decoders.backends import Backend, choose_backend
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.stream import SpeechStream
@@ -221,7 +221,7 @@ class SheenEngine(SpeechEngine):
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:
-    """As `model_tts.choose_backend`, but this family has neither CUDA graphs nor Core ML.
+    """As `backends.choose_backend`, but this family has neither CUDA graphs nor Core ML.
 
     Raises:
         UsageError: one of them was asked for; or as there.

@@ -5,7 +5,6 @@ A case is a prompt and the greedy codes that were decoded from it, with the logi
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import OutputError, UsageError
-from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.validation import official
 
@@ -146,39 +146,24 @@ def load_cases(path: Path) -> list[Case]:
         raise UsageError(f"{path} holds no recorded cases: {error}.") from error
 
 
-def begin(decoder: Any, case: Case, sampling: Sampling | None = None, seed: int = 0) -> None:
+def begin(
+    decoder: FrameDecoder, case: Case, sampling: Sampling | None = None, seed: int = 0
+) -> None:
     """Make slot 0 of a decoder ready to draw the first frame of `case`."""
     target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
-    decoder.begin(0, sampling or Sampling.greedy(), seed, 0)
-    decoder.prefill(0, case.embeds.to(**target), case.pad_embed.to(**target))
-    decoder.write_text(0, case.trailing_text.to(**target))
+    prefill = Prefill(
+        case.embeds.to(**target), case.trailing_text.to(**target), case.pad_embed.to(**target)
+    )
+    decoder.prefill(0, prefill, sampling or Sampling.greedy(), seed=seed, part=0)
 
 
-def forced_logits(decoder: Any, case: Case) -> tuple[Tensor, Tensor]:
+def forced_logits(decoder: FrameDecoder, case: Case) -> tuple[Tensor, Tensor]:
     """Talker [num_frames, vocab_size] and predictor [num_frames, groups - 1, codebook_size] logits
     of a decoder that is led along the codes of `case`."""
     begin(decoder, case)
-    if not isinstance(decoder, PlainDecoder):
-        taps: dict[str, Tensor] = {}
-        decoder.step([0], len(case.codes), case.codes[None], taps)
-        return taps["talker"][0].cpu(), taps["predictor"][0].cpu()
-    talker: list[Tensor] = []
-    predictor: list[Tensor] = []
-
-    def tap(name: str, value: Tensor) -> None:
-        if name == "talker.logits":
-            talker.append(value.cpu())
-        elif name.startswith("predictor.logits"):
-            predictor.append(value.cpu())
-
-    decoder.tap = tap
-    try:
-        decoder.step([0], len(case.codes), forced=case.codes[None])
-    finally:
-        decoder.tap = None
-    return torch.stack(talker), torch.stack(predictor).view(
-        len(case.codes), -1, predictor[0].numel()
-    )
+    taps: dict[str, Tensor] = {}
+    decoder.step([0], len(case.codes), case.codes[None], taps)
+    return taps["talker"][0].cpu(), taps["predictor"][0].cpu()
 
 
 def plain_prompts(

@@ -1,6 +1,6 @@
 """Comparing decoders: the plain one with the official package, the kernel with the plain one.
 
-Every decoder is compared twice on each case (`validation_cases`): teacher-forced, where logits can
+Every decoder is compared twice on each case (`cases`): teacher-forced, where logits can
 be held against each other step by step, and free-running, where one flipped code changes all that
 follows.
 """
@@ -174,7 +174,6 @@ def compare_layers(kernel: Any, plain: PlainDecoder, case: Case, tolerance: floa
     try:
         for depth in range(1, config.num_layers + 1):
             stack.layers, stack.config = everything[:depth], replace(config, num_layers=depth)
-            kernel.begin(0, Sampling.greedy(), 0, 0)
             ours = kernel.forward(
                 0, tokens, case.embeds.float(), first_position=0, num_layers=depth
             ).cpu()

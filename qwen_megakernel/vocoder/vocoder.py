@@ -2,7 +2,7 @@
 
 The network is strictly causal, so a stream that keeps the last inputs of every layer gives, chunk
 by chunk, the samples of one decode of the whole. Those inputs are a `VocoderState`. The layers are
-in `vocoder_layers` and `vocoder_transformer`.
+in `layers` and `transformer`.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV2Decoder
 (qwen-tts 0.1.1).

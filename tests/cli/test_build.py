@@ -46,7 +46,9 @@ def test_every_architecture_is_built_and_its_library_named(compiled, capsys):
 
 def test_it_says_what_it_compiles_and_is_quiet_when_asked(compiled, caplog):
     build("--arch", "sm_90a", "--model", "tiny-random")
-    assert re.search(r"Compiling the kernel for sm_90a.*Compiled the kernel for sm_90a in", caplog.text, re.S)
+    assert re.search(
+        r"Compiling the kernel for sm_90a.*Compiled the kernel for sm_90a in", caplog.text, re.S
+    )
     caplog.clear()
     build("--arch", "sm_80", "--model", "tiny-random", "--quiet")
     assert len(compiled) == 2 and not caplog.text

@@ -14,6 +14,7 @@ import torch
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from tools.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
@@ -96,7 +97,8 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
             kind, device = ON_GPU[kind], torch.device("cuda")
         if request.param == "ptx" and kind is KernelDecoder:
             kind = KernelOfPtx
-        return kind(checkpoint, device=device, dtype=dtype, **options)
+        blocks = {name: options.pop(name) for name in ("num_blocks",) if name in options}
+        return kind(checkpoint, DecoderSizes(device=device, dtype=dtype, **options), **blocks)
 
     return make
 

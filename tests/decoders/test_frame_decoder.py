@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from qwen_megakernel.decoders.frame_decoder import (
+from qwen_megakernel.decoders.backends import (
     MAX_PROMPT_POSITIONS,
     Backend,
-    FrameDecoder,
     choose_backend,
     default_dtype,
+    load_decoder,
 )
 from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
@@ -24,7 +24,7 @@ def loaded(load_checkpoint):
 
 def decoder_for(loaded, max_frames):
     backend = choose_backend("torch", "cpu")
-    return FrameDecoder(loaded, backend, num_slots=2, max_frames=max_frames)
+    return load_decoder(loaded, backend, num_slots=2, max_frames=max_frames)[0]
 
 
 def prompt(loaded, num_positions=6, num_trailing=0):
@@ -37,9 +37,8 @@ def prompt(loaded, num_positions=6, num_trailing=0):
 
 def draw(decoder, slot, count):
     """Frames without an end: EOS is taken out of the head."""
-    inner = decoder._decoder
-    inner.codec_head = inner.codec_head.clone()
-    inner.codec_head[inner.config.talker.codec_eos_id] = 0
+    decoder.codec_head = decoder.codec_head.clone()
+    decoder.codec_head[decoder.config.talker.codec_eos_id] = 0
     drawn = 0
     while drawn < count and decoder.frames_ready(slot):
         result = decoder.step([slot], min(4, count - drawn, decoder.frames_ready(slot)))
@@ -53,15 +52,15 @@ def draw(decoder, slot, count):
 def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, monkeypatch):
     decoder = decoder_for(loaded, max_frames)
     # The network is not what is tested: only where its frames go.
-    inner, groups = decoder._decoder, loaded.config.talker.num_code_groups
-    monkeypatch.setattr(inner.talker, "layers", inner.talker.layers[:1])
+    groups = loaded.config.talker.num_code_groups
+    monkeypatch.setattr(decoder.talker, "layers", decoder.talker.layers[:1])
     monkeypatch.setattr(
-        inner, "_draw_residual_codes", lambda state, code, forced: torch.tensor([code] * groups)
+        decoder, "_draw_residual_codes", lambda state, code, *_: torch.tensor([code] * groups)
     )
     decoder.prefill(0, prompt(loaded), Sampling(), seed=1, part=0)
     assert draw(decoder, 0, max_frames + 1) == max_frames
     assert decoder.frames_ready(0) == 0
-    with pytest.raises(AssertionError):
+    with pytest.raises(UsageError, match="can draw 0 frames now; 1 were asked for"):
         decoder.step([0], 1)
 
 
@@ -69,6 +68,8 @@ def test_an_open_text_stalls_one_frame_past_its_rows(loaded):
     decoder = decoder_for(loaded, 50)
     decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
     assert decoder.frames_ready(0) == 4
+    with pytest.raises(UsageError, match="can draw 4 frames now; 5 were asked for"):
+        decoder.step([0], 5)
     assert draw(decoder, 0, 10) <= 4
     decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
     decoder.add_text(0, prompt(loaded, 2).embeds)
@@ -144,13 +145,13 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
     )
     backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=may_change)
     if not may_change:
-        decoder = FrameDecoder(loaded, backend, max_frames=50)
+        decoder, runs = load_decoder(loaded, backend, max_frames=50)
         with pytest.raises(LaunchError):
             decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
         return
-    decoder = FrameDecoder(loaded, backend, max_frames=50)
-    assert decoder.backend.name == "graph"
-    assert "The cooperative grid (3 blocks) was refused" in decoder.backend.why
+    decoder, runs = load_decoder(loaded, backend, max_frames=50)
+    assert runs.name == "graph"
+    assert "The cooperative grid (3 blocks) was refused" in runs.why
     decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
     assert decoder.step([0], 2).num_frames == (2,)
 
@@ -159,8 +160,8 @@ def test_a_library_that_the_driver_does_not_take_leads_auto_to_the_graphs(loaded
     """As an nvcc that is newer than the driver makes one: error 35 from the first call."""
     monkeypatch.setattr(kernel_decoder.KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
     backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=True)
-    decoder = FrameDecoder(loaded, backend, max_frames=50)
-    assert decoder.backend.name == "graph" and "CUDA error 35" in decoder.backend.why
+    _, runs = load_decoder(loaded, backend, max_frames=50)
+    assert runs.name == "graph" and "CUDA error 35" in runs.why
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from torch import Tensor
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from qwen_megakernel.decoders import int8 as int8_weights
-from qwen_megakernel.decoders.frame_decoder import Backend, choose_backend, make_decoder
+from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Prefill, Sampling
 
 CPU = torch.device("cpu")
 
@@ -72,12 +73,12 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
 
 
 def drawn(loaded, backend: str, weights: str | None, frames: int = 6) -> np.ndarray:
-    sizes = {"num_slots": 1, "max_positions": 64, "max_text_rows": 8, "dtype": torch.float32}
-    decoder = make_decoder(loaded, Backend(backend, CPU, ""), weights=weights, **sizes)
+    sizes = DecoderSizes(1, 64, 8, device=CPU, dtype=torch.float32)
+    decoder = make_decoder(loaded, Backend(backend, CPU, ""), sizes, weights)
     generator = torch.Generator().manual_seed(6)
     rows = 0.5 * torch.randn(9, loaded.config.talker.stack.hidden_size, generator=generator)
-    decoder.begin(0, Sampling(), 3, 0)
-    decoder.prefill(0, rows[:-1], rows[-1])
+    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
+    decoder.prefill(0, prefill, Sampling(), seed=3, part=0)
     return decoder.step([0], frames).codes[0]
 
 

@@ -7,7 +7,8 @@ import torch
 
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.plain import PlainDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.records import Prefill, Sampling
 
 CPU = torch.device("cpu")
 
@@ -58,16 +59,17 @@ def test_a_host_that_has_it_off_keeps_it_off():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_turns_it_off_for_its_step_alone(load_checkpoint, dtype):
-    sizes = {"num_slots": 1, "max_positions": 16, "max_text_rows": 4}
-    decoder = PlainDecoder(load_checkpoint("tiny-random"), device=CPU, dtype=dtype, **sizes)
+    sizes = DecoderSizes(1, 16, 4, device=CPU, dtype=dtype)
+    decoder = PlainDecoder(load_checkpoint("tiny-random"), sizes)
     seen = []
-    decoder.tap = lambda name, value: seen.append((name, is_on()))
+    for stack in (decoder.talker, decoder.predictor):
+        stack.tap = lambda name, value: seen.append((name, is_on()))
     width = decoder.embeddings.codec_table.shape[1]
     row = torch.zeros(width, dtype=dtype)
-    decoder.begin(0, Sampling.greedy(), 0, 0)
-    decoder.prefill(0, torch.ones(3, width, dtype=dtype), row)
-    assert all(on for _, on in seen)
+    prefill = Prefill(torch.ones(3, width, dtype=dtype), row[None], row)
+    decoder.prefill(0, prefill, Sampling.greedy(), seed=0, part=0)
+    assert seen and all(on for _, on in seen)
     seen.clear()
-    decoder.write_text(0, row[None])
-    decoder.step([0], 1)
-    assert seen and all(on == (dtype == torch.float32) for _, on in seen)
+    decoder.step([0], 2)
+    assert {name.split(".")[0] for name, _ in seen} == {"talker", "code_predictor"}
+    assert all(on == (dtype == torch.float32) for _, on in seen)

@@ -30,8 +30,7 @@ class Planted:
 @pytest.fixture
 def runaway(tts, monkeypatch):
     def plant(codes):
-        decoder = tts._loop._decoder._decoder
-        monkeypatch.setattr(tts._loop._decoder, "_decoder", Planted(decoder, codes))
+        monkeypatch.setattr(tts._loop, "_decoder", Planted(tts._loop._decoder, codes))
 
     return plant
 

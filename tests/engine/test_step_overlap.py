@@ -274,7 +274,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
         if stage == "launch":
             patch.setattr(loop._decoder, "launch", fail)
         elif stage == "collect":
-            patch.setattr(loop._decoder, "_accounted", fail)
+            patch.setattr(loop._decoder, "_collect", fail)
         elif stage == "vocoder":
             patch.setattr(loop._vocoder, "step", fail)
         else:

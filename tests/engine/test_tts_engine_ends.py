@@ -46,17 +46,17 @@ def test_close_stops_the_stream_and_frees_its_slot(tts):
 def gated(tts, monkeypatch):
     """Lets the plain decoder draw frames one by one: (entered, let_go, frames drawn by slot)."""
     decoder, entered, let_go = (
-        tts._loop._decoder._decoder,
+        tts._loop._decoder,
         threading.Semaphore(0),
         threading.Event(),
     )
     frames, frame = [], decoder._frame
 
-    def gated_frame(slot, forced):
+    def gated_frame(slot, *options):
         frames.append(slot)
         entered.release()
         assert let_go.wait(30)
-        return frame(slot, forced)
+        return frame(slot, *options)
 
     monkeypatch.setattr(decoder, "_frame", gated_frame)
     yield entered, let_go, frames

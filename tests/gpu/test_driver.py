@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qwen_megakernel.decoders.frame_decoder import choose_backend
+from qwen_megakernel.decoders.backends import choose_backend
 from qwen_megakernel.decoders.kernel import decoder
 from qwen_megakernel.errors import ArchError, DriverError, NoGPUError
 from qwen_megakernel.gpu import driver

@@ -30,7 +30,7 @@ def live():
 
 
 def test_codes_are_the_names_of_errors_in_small_letters():
-    named = {"NoGPUError": "no_gpu_error", "RecordingError": "reference_error"}
+    named = {"NoGPUError": "no_gpu_error", "RecordingError": "recording_error"}
     named |= {"TextTooLong": "text_too_long", "QwenTTSError": "qwen_tts_error"}
     assert {name: snake(name) for name in named} == named
 

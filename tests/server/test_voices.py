@@ -222,7 +222,7 @@ def test_of_an_upload_that_is_no_recording_the_field_is_named(live):
     answer = upload(live, data=b"no recording")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "audio_sample"
-    assert answer.json()["error"]["code"] == "reference_error"
+    assert answer.json()["error"]["code"] == "recording_error"
 
 
 def test_paths_cannot_be_deleted(live, tmp_path):

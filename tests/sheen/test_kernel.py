@@ -4,7 +4,7 @@ import pytest
 import torch
 from sheen_toys import GREEDY, HELLO
 
-from qwen_megakernel.decoders.frame_decoder import Backend
+from qwen_megakernel.decoders.backends import Backend
 from qwen_megakernel.decoders.kernel import build, text_model
 from qwen_megakernel.decoders.kernel.text_model import KernelTextModel
 from qwen_megakernel.errors import BuildError, UnsupportedModel, UsageError

@@ -36,7 +36,7 @@ class FakeEngine:
 
     Args:
         rtf: seconds to make a second of audio.
-        letter_s: seconds of audio per letter (word_times.count_letters).
+        letter_s: seconds of audio per letter (word_timestamps.count_letters).
         first_delay_s: before the first chunk, for the prefill.
         silent_frames: without a sound, before the first word.
         refusal: raised for every request.

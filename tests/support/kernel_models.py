@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.config import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders import int8
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Prefill, Sampling
 
 
 def small_config(**changes: Any) -> ModelConfig:
@@ -117,6 +117,5 @@ def start(decoder: Any, slot: int, sampling: Sampling, *, seed: int, positions: 
     embeds = 0.5 * torch.randn(positions, width, generator=generator)
     rows = 0.3 * torch.randn(4, width, generator=generator)
     dtype = decoder.embeddings.dtype
-    decoder.begin(slot, sampling, seed << 20, part=seed % 3)
-    decoder.prefill(slot, embeds.to(dtype), rows[0].to(dtype))
-    decoder.write_text(slot, rows[1:].to(dtype))
+    prefill = Prefill(embeds.to(dtype), rows[1:].to(dtype), rows[0].to(dtype))
+    decoder.prefill(slot, prefill, sampling, seed=seed << 20, part=seed % 3)

@@ -100,7 +100,7 @@ def _plain_hidden(
     reader: Reader, reference: shards.Utterance, layout: Layout, patch: pytest.MonkeyPatch
 ) -> torch.Tensor:
     """The package's own hidden states, of every frame and of the end, teacher-forced."""
-    decoder = reader._decoder._decoder
+    decoder = reader._decoder
     states: list[torch.Tensor] = []
     codes = torch.from_numpy(reference.codes.astype(np.int64))
     forced = torch.cat([codes, codes[-1:]])[None]
@@ -108,9 +108,9 @@ def _plain_hidden(
 
     def tap(name: str, value: torch.Tensor) -> None:
         if name == "talker.hidden":
-            states.append(value.clone())
+            states.append(value[-1].clone())
 
-    patch.setattr(decoder, "tap", tap)
+    patch.setattr(decoder.talker, "tap", tap)
     patch.setattr(decoder, "step", lambda slots, count: step(slots, count, forced=forced))
     reader.codes(
         reference.text,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen_megakernel.decoders.slots import DecoderSizes
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,10 +53,10 @@ def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(tool, mon
         for name, part in stacks.items()
     }
     checkpoint = tool.random_checkpoint(tool.replace(config, **shallow))
-    options = {"num_slots": 1, "max_positions": 64, "max_text_rows": 1, "device": tool.CPU}
-    mixed = tool.MixedDecoder(checkpoint, **options)
-    half = tool.PlainDecoder(checkpoint, **options, dtype=tool.HALF)
-    full = tool.PlainDecoder(checkpoint, **options, dtype=tool.FULL)
+    sizes = {dtype: DecoderSizes(1, 64, 1, tool.CPU, dtype) for dtype in (tool.HALF, tool.FULL)}
+    mixed = tool.MixedDecoder(checkpoint, sizes[tool.HALF])
+    half = tool.PlainDecoder(checkpoint, sizes[tool.HALF])
+    full = tool.PlainDecoder(checkpoint, sizes[tool.FULL])
     forced = torch.randint(0, 2048, (2, 16), generator=torch.Generator().manual_seed(2))
     found = [tool.stages(decoder, 0, forced) for decoder in (mixed, half, full)]
     assert torch.equal(found[0]["talker logits"], found[1]["talker logits"])
@@ -66,7 +68,7 @@ def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(tool, mon
     # Given the same hidden state the predictor is the float32 one, bit for bit.
     for decoder in (mixed, full):
         tool.begin(decoder, 0, tool.Sampling.greedy())
-    state = tool.replace(mixed._slots[0], hidden=mixed._slots[0].hidden)
+    state = tool.replace(mixed._states[0])
     exact = tool.replace(state, hidden=state.hidden.float())
     assert torch.equal(
         mixed._draw_residual_codes(state, 3, None), full._draw_residual_codes(exact, 3, None)

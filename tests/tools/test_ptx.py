@@ -24,6 +24,7 @@ from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import Sampling
 from tools.ptx.build import assemble, build, instead_of_emulation
@@ -245,7 +246,7 @@ def decoder_from_ptx(checkpoint, dtype, arch, change=None, **options) -> KernelD
     """A decoder whose library is made of what nvcc compiles for `arch`."""
     options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
     with instead_of_emulation(arch, change=change):
-        return KernelDecoder(checkpoint, device=CPU, dtype=dtype, **options)
+        return KernelDecoder(checkpoint, DecoderSizes(device=CPU, dtype=dtype, **options))
 
 
 def frames(decoder, sampling: Sampling):
@@ -281,8 +282,7 @@ def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
     if weights:
         checkpoint = k.with_int8(checkpoint, weights)
-    sizes = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16}
-    emulation = KernelDecoder(checkpoint, device=CPU, dtype=dtype, **sizes)
+    emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, 16, device=CPU, dtype=dtype))
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
     small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
     assert ptx.library.description.num_threads == kernel_build.GPU_THREADS // (2 if small else 1)
@@ -341,7 +341,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     sizes = {"num_slots": 1, "max_positions": 96, "max_text_rows": 8}
     ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
     ptx.launcher.timeout_seconds = 3600  # of one barrier: 67,584 threads share a core
-    reference = PlainDecoder(checkpoint, device=CPU, dtype=torch.float32, **sizes)
+    reference = PlainDecoder(checkpoint, DecoderSizes(device=CPU, dtype=torch.float32, **sizes))
     forced = torch.randint(0, 2048, (1, 1, 16), generator=torch.Generator().manual_seed(9))
     for decoder in (ptx, reference):
         k.start(decoder, 0, Sampling.greedy(), seed=5, positions=90)

@@ -10,7 +10,8 @@ import torch
 from commands import run
 
 from qwen_megakernel.checkpoint import random_weights
-from qwen_megakernel.decoders.frame_decoder import Backend, make_decoder
+from qwen_megakernel.decoders.backends import Backend, make_decoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.validation import cases as validation_cases
 from qwen_megakernel.validation import compare
 from qwen_megakernel.validation.compare import Row
@@ -18,9 +19,8 @@ from qwen_megakernel.validation.compare import Row
 
 def plain(loaded):
     backend = Backend("torch", torch.device("cpu"), "")
-    return make_decoder(
-        loaded, backend, num_slots=1, max_positions=256, max_text_rows=64, dtype=torch.float32
-    )
+    sizes = DecoderSizes(1, 256, 64, device=backend.device, dtype=torch.float32)
+    return make_decoder(loaded, backend, sizes)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,7 @@ PROGRAMS = {
     "validate_kernel.py": """
 import argparse, contextlib, validate_kernel
 from qwen_megakernel.errors import QwenTTSError
+from qwen_megakernel.decoders.slots import DecoderSizes
 with contextlib.suppress(QwenTTSError):
     validate_kernel.main(argparse.Namespace(model="/nowhere"))
 """,

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.decoders.frame_decoder import FrameDecoder, choose_backend
+from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -67,7 +67,7 @@ class Reader:
 
     def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):
         self.checkpoint = loading.load(loading.resolve(model))
-        self._decoder = FrameDecoder(
+        self._decoder, _ = load_decoder(
             self.checkpoint,
             choose_backend(backend, "cpu"),
             max_frames=max_frames,

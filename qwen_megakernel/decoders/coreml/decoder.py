@@ -4,6 +4,7 @@ Embeddings, sampling and the account of slots are the plain decoder's. Needs mac
 machine that runs it; models are converted once, into the cache, if they are not there.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.coreml.export import ExportOptions, coremltools, exported
-from qwen_megakernel.decoders.plain import PlainDecoder, Tap
+from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_
 
 MODELS = ("CodeDecoder", "MultiCodeDecoder")
@@ -56,7 +58,7 @@ class CoreMLStack:
             )
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
-    def forward(self, x: Tensor, cache: Any, start: int, tap: Tap | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: Any, start: int) -> Tensor:
         """The hidden state of the last position, [1, hidden_size]; no intermediate results."""
         return self.run(x, cache, start)["hidden"].flatten()[None]
 
@@ -66,27 +68,19 @@ class CoreMLDecoder(PlainDecoder):
 
     Args:
         checkpoint: weights and config.
-        max_positions: for which models are converted.
-        dtype: float16 or float32, of what Core ML computes in; the rest is float32.
+        sizes: as `FrameDecoder` takes them. Models are converted for `max_positions`; Core ML
+            computes in `dtype`, float16 or float32, and the rest is float32 on the CPU.
         weights: None, or one of `choices.WEIGHTS`.
-        sizes: num_slots, max_text_rows, device, as there; the device is the CPU.
     Raises:
         MissingPackageError: coremltools is not installed.
         EnvironmentError_: Core ML does not take what was converted.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        max_positions: int,
-        dtype: torch.dtype,
-        weights: str | None = None,
-        **sizes: Any,
-    ):
-        precision = str(dtype).removeprefix("torch.")
-        self._options = ExportOptions(max_positions, precision, weights)
-        super().__init__(checkpoint, max_positions=max_positions, dtype=torch.float32, **sizes)
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, weights: str | None = None):
+        precision = str(sizes.dtype).removeprefix("torch.")
+        self._options = ExportOptions(sizes.max_positions, precision, weights)
+        super().__init__(checkpoint, replace(sizes, dtype=torch.float32))
+        self.dtype = sizes.dtype  # what an engine reports
 
     def _load_stacks(self, checkpoint: Checkpoint) -> None:
         folder = exported(checkpoint, self._options, MODELS)

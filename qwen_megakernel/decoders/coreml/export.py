@@ -216,7 +216,7 @@ def _module(
 
 
 def _int8_layers(ct: Any, model: Any) -> Any:
-    """Weight-only int8 for the layers' matrices, a scale for each row, as `quantized` has it."""
+    """Weight-only int8 for the layers' matrices, a scale a row, as in `int8`."""
     optimize = ct.optimize.coreml
     layer = optimize.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=0

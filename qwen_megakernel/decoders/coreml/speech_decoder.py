@@ -190,7 +190,7 @@ class SpeechDecoder(nn.Module):
             layer = f"layers.{i}"
             y = norm(f"{layer}.input_layernorm", x)
             q, k, v = (project(f"{layer}.self_attn.{n}_proj", y) for n in "qkv")
-            # Before their rotation: only differences of positions matter (vocoder_transformer).
+            # Before their rotation: only differences of positions matter (vocoder/transformer.py).
             k = rotate(
                 memory.extend(k, self.num_past).view(config.num_kv_heads, config.head_dim, -1)
             )

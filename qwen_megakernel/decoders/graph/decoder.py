@@ -2,7 +2,7 @@
 
 A step is a few graphs and one wait: the control of all slots goes to the device, each frame is one
 replay of the same graph, drawing included, and the codes come back in one copy. On a CPU the same
-functions run directly, which is how they are tested against `reference`; on a GPU this is also a
+functions run directly, which is how they are tested against `plain`; on a GPU this is also a
 second opinion on the kernel that shares no code with it.
 """
 
@@ -13,45 +13,29 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
-from qwen_megakernel.decoders.slots import SlotDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this times a power of two
-MIN_REACH = 256  # likewise the positions that attention looks at
+MIN_REACH = 256  # the positions that attention looks at, padded in the same way
 
 
-class GraphDecoder(SlotDecoder):
-    """A `SlotDecoder` all of whose slots are rows of every pass.
+class GraphDecoder(BufferedDecoder):
+    """All slots are rows of every pass.
 
     Args:
         checkpoint: weights and config.
-        num_slots, max_positions, max_text_rows, dtype: as in `SlotDecoder`.
-        device: a GPU records graphs, any other device runs directly.
+        sizes: as `FrameDecoder` takes them. A GPU records graphs, any other device runs directly.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        num_slots: int,
-        max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ):
-        sizes = {
-            "num_slots": num_slots,
-            "max_positions": max_positions,
-            "max_text_rows": max_text_rows,
-            "device": torch.device(device),
-            "dtype": dtype,
-        }
-        super().__init__(checkpoint.config, **sizes)
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
+        super().__init__(checkpoint.config, sizes)
         self._graphs = Graphs(self.device)
-        self.model = GraphModel(checkpoint, **sizes)
+        self.model = GraphModel(checkpoint, sizes)
         self._seen, self._text, self._pad = self.model.seen, self.model.text, self.model.pad
         self.embeddings = self.model.embeddings
         self._cancelled = False
@@ -59,11 +43,12 @@ class GraphDecoder(SlotDecoder):
             self._record_everything()
 
     def cancel(self) -> None:
-        """As everywhere; on a GPU a frame has begun when its graph is enqueued."""
+        """End the running step; on a GPU a frame has begun when its graph is enqueued."""
         self._cancelled = True
 
-    def _run_prompt(self, slot: int, embeds: Tensor) -> None:
-        """Returns before the device has."""
+    def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Run the prompt; this returns before the device has."""
+        self._pad[slot] = pad_embed
         count = len(embeds)
         padded = _padded(count, MIN_PROMPT, self.max_positions)
         self.model.prompt[:count] = embeds
@@ -121,7 +106,7 @@ class GraphDecoder(SlotDecoder):
         logits: list[tuple[Tensor, Tensor]] | None,
     ) -> Callable[[], StepResult]:
         """One launch; appends the logits of its frames to a list, if there is one."""
-        states = [self._book[slot] for slot in slots]
+        states = [self._state(slot) for slot in slots]
         upload(
             self.model.control_rows, self.model.control_of(dict(zip(slots, states, strict=True)))
         )
@@ -153,14 +138,14 @@ class GraphDecoder(SlotDecoder):
         codes, (counts, ended, bad) = self.model.split_result(download.wait())
         at = list(slots)
         if bad[at].any():
-            self._book.lose(slots)
+            self._lose(slots)
             self.model.forget(slots)
             raise GenerationError(
                 f"The logits of codebook {bad[at].max() - 1} are not finite.",
                 "The weights, or what was computed from them, hold NaN or infinity.",
             )
         for slot in slots:
-            self._book.advance(slot, int(counts[slot]), bool(ended[slot]))
+            self._state(slot).advance(int(counts[slot]), bool(ended[slot]))
         return StepResult(
             codes[:num_frames, at].transpose(0, 1).contiguous().numpy(),
             tuple(counts[at].tolist()),

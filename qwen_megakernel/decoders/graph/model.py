@@ -1,4 +1,4 @@
-"""Frames and prompts of all slots as functions of static tensors, for `graph_decoder`.
+"""Frames and prompts of all slots as functions of static tensors, for `decoder`.
 
 Nothing here reads a value back, or has a shape that depends on one: that is what lets a CUDA graph
 record it.
@@ -21,7 +21,7 @@ from qwen_megakernel.decoders.graph import sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
 from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
-from qwen_megakernel.decoders.slots import SlotState
+from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 
 MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 
@@ -60,7 +60,7 @@ class GraphModel:
 
     Args:
         checkpoint: weights and config.
-        num_slots, max_positions, max_text_rows, device, dtype: as in `GraphDecoder`.
+        sizes: as `FrameDecoder` takes them.
     Attributes:
         control_rows: [rows, num_slots] int32, from `control_of`; a launch begins by filling it.
         forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to go on with.
@@ -71,20 +71,11 @@ class GraphModel:
         prompt: [max_positions, hidden_size]; prompt_control: [2] int64, slot and last position.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        num_slots: int,
-        max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ):
-        self.config, self.device, self.dtype = checkpoint.config, device, dtype
-        self.num_slots, self.max_positions = num_slots, max_positions
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
+        self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
+        self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self._load(checkpoint)
-        self._allocate(max_text_rows)
+        self._allocate(sizes.max_text_rows)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         weights, talker = checkpoint.talker, self.config.talker

@@ -3,7 +3,7 @@
 The same network as `plain.DecoderStack`, with what a graph of many small kernels wants: slots
 are rows of one batch, positions are tensors, keys and values lie in one fixed cache, projections
 that read the same input are one matrix, and norms and attention are torch's fused ones. In float32
-it differs from `reference` by rounding only; in bf16 it rounds less often.
+it differs from `plain` by rounding only; in bf16 it rounds less often.
 """
 
 from collections.abc import Callable

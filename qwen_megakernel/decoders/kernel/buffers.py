@@ -25,6 +25,7 @@ from qwen_megakernel.decoders.kernel.library import (
     check_tensor,
 )
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import OutOfMemory
 
 
@@ -34,28 +35,19 @@ class KernelBuffers:
     Args:
         checkpoint: weights and config.
         description: what the library says of itself: rows of a pass, splits of attention.
-        num_slots, max_positions, max_text_rows, device, dtype: as in `KernelDecoder`.
+        sizes: as `FrameDecoder` takes them.
     Raises:
         OutOfMemory: the device has not enough free memory; nothing was allocated.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        description: Description,
-        *,
-        num_slots: int,
-        max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ):
-        self.config, self.device, self.dtype = checkpoint.config, device, dtype
-        self.max_positions, self.max_text_rows = max_positions, max_text_rows
-        if device.type == "cuda":
+    def __init__(self, checkpoint: Checkpoint, description: Description, sizes: DecoderSizes):
+        self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
+        self.max_positions, self.max_text_rows = sizes.max_positions, sizes.max_text_rows
+        num_slots = sizes.num_slots
+        if self.device.type == "cuda":
             self._check_memory(checkpoint, num_slots)
         self._alive: list[Tensor] = []
-        self.embeddings = Embeddings(checkpoint, device, dtype)
+        self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
         self.model = self._load_model(checkpoint, num_slots)
         self.slots = self._allocate_slots(num_slots)
         self.workspace = self._allocate_workspace(description)

@@ -1,7 +1,7 @@
 """The decoder on the CUDA kernel, or on the kernel's own source emulated on a CPU.
 
 Python owns every buffer; the library allocates nothing. Every tensor is checked once, before its
-address crosses the border (kernel_library.py).
+address crosses the border (library.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
-from qwen_megakernel.decoders.kernel.launcher import Drawn, Launcher, current
+from qwen_megakernel.decoders.kernel.launcher import Launcher, current
 from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
     KernelLibrary,
@@ -24,7 +25,7 @@ from qwen_megakernel.decoders.kernel.library import (
     Stream,
     check_tensor,
 )
-from qwen_megakernel.decoders.slots import SlotDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import ArchError, GenerationError, UsageError
 from qwen_megakernel.gpu.driver import is_built_for, no_gpu
 from qwen_megakernel.native.compiling import find_ninja
@@ -51,38 +52,20 @@ def check_device(device: torch.device) -> None:
     find_ninja()
 
 
-class KernelDecoder(SlotDecoder):
-    """A `SlotDecoder` with up to 16 slots in one weight pass, and more in further launches.
+class KernelDecoder(BufferedDecoder):
+    """The kernel with up to 16 slots in one weight pass, and more in further launches.
 
     Args:
-        checkpoint: weights, perhaps of `quantized.quantize`, and config.
-        num_slots, max_positions, max_text_rows: as in `SlotDecoder`.
-        device: a GPU runs the kernel, the CPU its emulation.
-        dtype: bfloat16, or float32 (exact, for tests and small models).
+        checkpoint: weights, perhaps of `int8.quantize`, and config.
+        sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
+            is exact, for tests and small models.
         num_blocks: blocks of the grid; 0: as many as fit. Any number gives the same codes.
     Raises:
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: before anything runs.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        num_slots: int,
-        max_positions: int,
-        max_text_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_blocks: int = 0,
-    ):
-        sizes = {
-            "num_slots": num_slots,
-            "max_positions": max_positions,
-            "max_text_rows": max_text_rows,
-            "device": torch.device(device),
-            "dtype": dtype,
-        }
-        super().__init__(checkpoint.config, **sizes)
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, num_blocks: int = 0):
+        super().__init__(checkpoint.config, sizes)
         build.check_config(self.config)
         arch = None
         if self.device.type == "cuda":
@@ -93,20 +76,20 @@ class KernelDecoder(SlotDecoder):
             )
         target = build.Target(
             arch,
-            str(dtype).removeprefix("torch."),
+            str(self.dtype).removeprefix("torch."),
             int8=int8.int8_stacks(checkpoint.talker),
         )
         self.library = KernelLibrary(build.build(self.config, target), self.config)
         with current(self.device):
             self.library.max_blocks()  # refuses here, not at the first frame
-        self._buffers = KernelBuffers(checkpoint, self.library.description, **sizes)
+        self._buffers = KernelBuffers(checkpoint, self.library.description, sizes)
         buffers = self._buffers
         self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed
         self.launcher = Launcher(self.library, buffers, num_blocks)
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
-        """As everywhere; on a GPU a step ends within the milliseconds of a frame."""
+        """End the running step; on a GPU it ends within the milliseconds of a frame."""
         self.launcher.cancel()
 
     # ---- driving the layers directly
@@ -177,12 +160,13 @@ class KernelDecoder(SlotDecoder):
                 keep_last=keep_last,
             )
         except GenerationError:
-            self._book.lose([slot])
+            self._lose([slot])
             raise
 
     # ---- launches
 
-    def _run_prompt(self, slot: int, embeds: Tensor) -> None:
+    def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        self._pad[slot] = pad_embed
         tokens = torch.full((len(embeds),), -1, dtype=torch.int32)
         self.forward(slot, tokens, embeds, first_position=0, keep_last=True)
 
@@ -207,7 +191,7 @@ class KernelDecoder(SlotDecoder):
         taps: dict[str, Tensor] | None,
     ) -> Callable[[], StepResult]:
         """Launches for up to `MAX_STREAMS` slots each; all but the last are waited for here."""
-        parts: list[Drawn] = []
+        parts: list[StepResult] = []
         cuts = range(0, len(slots), MAX_STREAMS)
         try:
             for first in cuts:
@@ -234,19 +218,19 @@ class KernelDecoder(SlotDecoder):
 
         return collect
 
-    def _collect(self, slots: Sequence[int], wait: Callable[[], Drawn]) -> Drawn:
+    def _collect(self, slots: Sequence[int], wait: Callable[[], StepResult]) -> StepResult:
         """What a launch drew, and the accounts of its slots after it."""
         try:
             drawn = wait()
         except GenerationError:
-            self._book.lose(slots)  # half a frame is in their caches
+            self._lose(slots)  # half a frame is in their caches
             raise
         for slot, count, ended in zip(slots, drawn.num_frames, drawn.ended, strict=True):
-            self._book.advance(slot, count, ended)
+            self._states[slot].advance(count, ended)
         return drawn
 
     def _native_stream(self, slot: int) -> Stream:
-        state = self._book[slot]
+        state = self._state(slot)
         s = state.sampling
         talker = (s.temperature, s.top_p, s.repetition_penalty, s.top_k, s.do_sample)
         predictor = (s.subtalker_temperature, s.subtalker_top_p, 1.0)

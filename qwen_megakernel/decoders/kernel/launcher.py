@@ -5,7 +5,6 @@ Slots and their accounts are the decoder's (decoder.py); a launch knows rows.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from qwen_megakernel.decoders.kernel.library import (
 )
 from qwen_megakernel.errors import GenerationError, KernelTimeout
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
+from qwen_megakernel.records import StepResult
 
 BARRIER_TIMEOUT_SECONDS = 2.0
 # LaunchStatus of csrc/tts_kernel.h.
@@ -32,15 +32,6 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
     """Make a GPU the thread's current one: the library asks and launches there, whatever stream it
     is given."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step launch drew, by row."""
-
-    codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
-    num_frames: list[int]
-    ended: list[bool]
 
 
 class Launcher:
@@ -71,7 +62,7 @@ class Launcher:
         num_frames: int,
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
-    ) -> Callable[[], Drawn]:
+    ) -> Callable[[], StepResult]:
         """Start up to `num_frames` frames of every stream; fewer where EOS or `cancel` ends them.
 
         Args:
@@ -121,7 +112,7 @@ class Launcher:
         result[size:] = buffers.control
         download = HostCopy(result)
 
-        def wait() -> Drawn:
+        def wait() -> StepResult:
             found = download.wait()
             self._check_control(found[size:])
             if taps is not None and logits is not None:
@@ -216,9 +207,9 @@ class Launcher:
         raise GenerationError(f"The kernel reported unknown status {status} {where}.")
 
 
-def _drawn(result: np.ndarray, n: int, num_frames: int) -> Drawn:
+def _drawn(result: np.ndarray, n: int, num_frames: int) -> StepResult:
     counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
     codes = result[2 * n :].reshape(n, num_frames, -1)
     for row, count in enumerate(counts):
         codes[row, count:] = 0
-    return Drawn(codes, counts, ended)
+    return StepResult(codes, tuple(counts), tuple(ended))

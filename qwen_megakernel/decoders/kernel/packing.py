@@ -39,7 +39,7 @@ def pack(weight: Tensor) -> Tensor:
 def pack_int8(values: Tensor) -> Tensor:
     """[num_rows, num_cols] int8 -> the bytes of its tiles in order.
 
-    num_rows must be a multiple of 8; -128 has no magnitude here (`quantized.LARGEST`).
+    num_rows must be a multiple of 8; -128 has no magnitude here (`int8.LARGEST`).
     """
     values = F.pad(values, (0, -values.shape[1] % TILE_COLS)).unflatten(1, (-1, 4))
     magnitudes = values.abs().view(torch.uint8)[..., INT8_MAGNITUDES]

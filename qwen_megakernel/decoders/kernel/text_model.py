@@ -21,6 +21,7 @@ from qwen_megakernel.checkpoint.config import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
 MODEL_TYPES = ("qwen2", "qwen3")
@@ -143,11 +144,7 @@ class KernelTextModel:
             raise ModelFilesError(f"{len(missing)} tensors are missing: {', '.join(missing[:5])}.")
         self._kernel = KernelDecoder(
             SimpleNamespace(config=config, talker=rest | layers),
-            num_slots=num_slots,
-            max_positions=max_positions,
-            max_text_rows=1,
-            device=device,
-            dtype=dtype,
+            DecoderSizes(num_slots, max_positions, max_text_rows=1, device=device, dtype=dtype),
         )
 
     def forward(self, slot: int, rows: Tensor, first_position: int) -> Tensor:

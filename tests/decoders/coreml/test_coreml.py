@@ -15,13 +15,14 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import export as cli_export
 from qwen_megakernel.cli.main import main
-from qwen_megakernel.decoders import frame_decoder
+from qwen_megakernel.decoders import backends
 from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
 from qwen_megakernel.decoders.coreml import export as coreml_export
 from qwen_megakernel.decoders.coreml.export import MANIFEST, MODELS, ExportOptions, export
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.stream import Speech
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
@@ -45,8 +46,7 @@ def converted(load_checkpoint, tmp_path_factory):
 
 
 def plain_decoder(loaded):
-    sizes = {"num_slots": 1, "max_positions": NUM_POSITIONS, "max_text_rows": 8}
-    return PlainDecoder(loaded, **sizes, device=CPU, dtype=torch.float32)
+    return PlainDecoder(loaded, DecoderSizes(1, NUM_POSITIONS, 8, CPU, torch.float32))
 
 
 def number(value):
@@ -158,9 +158,7 @@ def test_an_app_that_follows_the_page_speaks(converted):
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode("Hi.")
     prefill = PromptBuilder(loaded.config, plain.embeddings).build(ids, SpeechRequest("Hi."))
     text = [*prefill.trailing_text, *[prefill.pad_embed] * num_frames]
-    plain.begin(0, greedy, 0, 0)
-    plain.prefill(0, prefill.embeds, prefill.pad_embed)
-    plain.write_text(0, prefill.trailing_text)
+    plain.prefill(0, prefill, greedy, seed=0, part=0)
     expected = plain.step([0], num_frames).codes[0]
 
     models = {name: mil.load(folder, name) for name in MODELS}
@@ -239,7 +237,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
 @pytest.fixture
 def apple(monkeypatch):
     """An Apple machine, but for its speed."""
-    monkeypatch.setattr(frame_decoder, "has_core_ml", lambda: True)
+    monkeypatch.setattr(backends, "has_core_ml", lambda: True)
     monkeypatch.setattr(coreml_decoder, "load_model", lambda path: mil.EmulatedModel(str(path)))
 
 
@@ -333,7 +331,7 @@ def test_without_an_apple_machine_it_is_refused_before_a_file_is_read(monkeypatc
 @pytest.mark.parametrize(("version", "runs"), [("", False), ("14.7.1", False), ("15.0", True)])
 def test_an_apple_machine_is_one_whose_models_have_states(monkeypatch, version, runs):
     monkeypatch.setattr("platform.mac_ver", lambda: (version, ("", "", ""), ""))
-    assert frame_decoder.has_core_ml() == runs
+    assert backends.has_core_ml() == runs
 
 
 def test_a_model_that_core_ml_does_not_take_is_named(monkeypatch, tmp_path):

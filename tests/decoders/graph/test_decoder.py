@@ -1,4 +1,4 @@
-"""The static-shaped decoder (graph_decoder.py) against the plain one, and as oracle of the kernel.
+"""The static-shaped decoder (decoders/graph) against the plain one, and as oracle of the kernel.
 
 On a CPU its functions run directly; on a GPU (marker `gpu`) they are recorded graphs.
 """
@@ -21,8 +21,9 @@ from qwen_megakernel.decoders.graph import model
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError, UsageError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Prefill, Sampling
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
 NARROW = Sampling(
@@ -137,7 +138,7 @@ def test_text_rows_past_the_ring_wrap(pair):
     rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
     for first, count in ((0, 2), (2, 1), (3, 2), (5, 2), (7, 2)):
         for decoder in decoders:
-            decoder.write_text(0, rows[first : first + count].to(decoder.embeddings.device))
+            decoder.add_text(0, rows[first : first + count].to(decoder.embeddings.device))
         assert_same(decoders, [0], count + (first == 0))
 
 
@@ -145,16 +146,14 @@ def test_logits_agree_under_teacher_forcing(pair):
     decoders = pair(k.random_checkpoint(k.small_config(**k.SHAPES["wide"]), eos_gain=9.0))
     forced = torch.randint(0, 128, (1, 6, 4), generator=torch.Generator().manual_seed(9))
     begin(decoders, [2], [GREEDY])
-    seen, taps = {}, {}
-    decoders[1].tap = lambda name, value: seen.setdefault(name, []).append(value)
-    ours = decoders[0].step([2], 6, forced, taps)
-    theirs = decoders[1].step([2], 6, forced)
+    taps = {}, {}
+    ours = decoders[0].step([2], 6, forced, taps[0])
+    theirs = decoders[1].step([2], 6, forced, taps[1])
     assert ours.num_frames == theirs.num_frames == (6,) and not any(ours.ended)
     np.testing.assert_array_equal(ours.codes, theirs.codes)
-    talker = torch.stack(seen["talker.logits"])
-    predictor = [torch.stack(seen[f"predictor.logits.{group}"]) for group in range(1, 4)]
-    assert (taps["talker"][0] - talker).abs().max() < KERNEL_LOGITS_F32
-    assert (taps["predictor"][0] - torch.stack(predictor, dim=1)).abs().max() < KERNEL_LOGITS_F32
+    assert taps[1]["talker"].shape[:2] == (1, 6) and taps[1]["predictor"].shape[:3] == (1, 6, 3)
+    for name, expected in taps[1].items():
+        assert (taps[0][name] - expected).abs().max() < KERNEL_LOGITS_F32
 
 
 def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder):
@@ -200,16 +199,15 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
     decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
     with pytest.raises(UsageError, match="no stream"):
         decoder.step([0], 1)
-    decoder.begin(0, GREEDY, 0, 0)
-    with pytest.raises(UsageError, match="no prompt"):
-        decoder.step([0], 1)
-    with pytest.raises(UsageError, match="161 positions"):
-        decoder.prefill(0, torch.zeros(161, 64), torch.zeros(64))
+    for count in (0, 161):
+        long = Prefill(torch.zeros(count, 64), torch.zeros(0, 64), torch.zeros(64))
+        with pytest.raises(UsageError, match=f"{count} positions"):
+            decoder.prefill(0, long, GREEDY, seed=0, part=0)
     begin([decoder], [0], [GREEDY])
     with pytest.raises(UsageError, match="do not fit its 160 positions"):
         decoder.step([0], 155)
-    with pytest.raises(UsageError, match="ring holds 16"):
-        decoder.write_text(0, torch.zeros(14, 64))
+    with pytest.raises(UsageError, match="it holds 16"):
+        decoder.add_text(0, torch.zeros(14, 64))
     with pytest.raises(UsageError, match="outside the vocabularies"):
         decoder.step([0], 1, torch.full((1, 1, 4), 128))
     with pytest.raises(UsageError, match="float16"):
@@ -228,11 +226,7 @@ def hollow_decoder(config):
         }
     return GraphDecoder(
         SimpleNamespace(config=config, talker=weights),
-        num_slots=3,
-        max_positions=160,
-        max_text_rows=16,
-        device=torch.device("meta"),
-        dtype=torch.bfloat16,
+        DecoderSizes(3, 160, 16, device=torch.device("meta"), dtype=torch.bfloat16),
     )
 
 

@@ -1,4 +1,4 @@
-"""Drawing on the device (device_sampling.py) against its specification (sampling.py)."""
+"""Drawing on the device (graph/sampling.py) against its specification (sampling.py)."""
 
 import numpy as np
 import pytest

@@ -22,7 +22,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Prefill, Sampling
 
 GREEDY = Sampling.greedy()
 
@@ -40,6 +40,11 @@ def decoder(make_decoder, checkpoint) -> KernelDecoder:
 def prompt(decoder: KernelDecoder, n: int, seed: int = 0) -> torch.Tensor:
     width = decoder.config.talker.stack.hidden_size
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+
+
+def prefill(decoder: KernelDecoder, slot: int, embeds: torch.Tensor) -> None:
+    made = Prefill(embeds, embeds[:0], prompt(decoder, 1)[0])
+    decoder.prefill(slot, made, GREEDY, seed=0, part=0)
 
 
 # ---- refused before launch
@@ -85,9 +90,8 @@ def test_a_full_kv_cache_is_refused(decoder):
     decoder.step([0], 3)  # the first frame needs no position
     with pytest.raises(UsageError, match="position 20; 1 more frames do not fit its 20"):
         decoder.step([0], 1)
-    decoder.begin(1, GREEDY, 0, 0)
     with pytest.raises(UsageError, match=r"prompt of 21 positions does not fit .* 20 positions"):
-        decoder.prefill(1, prompt(decoder, 21), prompt(decoder, 1)[0])
+        prefill(decoder, 1, prompt(decoder, 21))
     with pytest.raises(UsageError, match=r"Positions 18 \.\. 20 do not fit"):
         decoder.forward(1, torch.zeros(3, dtype=torch.int32), first_position=18)
 
@@ -101,21 +105,21 @@ def test_forced_codes_outside_the_vocabulary_are_refused(decoder, bad):
         decoder.step([0], 1, forced)
 
 
-def test_a_slot_must_be_begun_and_filled(decoder):
-    with pytest.raises(UsageError, match="call begin"):
-        decoder.step([0], 1)
-    decoder.begin(0, GREEDY, 0, 0)
-    with pytest.raises(UsageError, match="call prefill"):
-        decoder.step([0], 1)
+def test_a_slot_must_have_a_prompt(decoder):
+    for use in (lambda: decoder.step([0], 1), lambda: decoder.add_text(0, prompt(decoder, 1))):
+        with pytest.raises(UsageError, match="Slot 0 has no stream; call prefill"):
+            use()
+    with pytest.raises(UsageError, match="A prompt of 0 positions"):
+        prefill(decoder, 0, prompt(decoder, 0))
     with pytest.raises(UsageError, match="Cannot step"):
         decoder.step([0, 0], 1)
 
 
 def test_more_text_than_the_ring_holds_is_refused(decoder):
     k.start(decoder, 0, GREEDY, seed=1)  # 3 rows of 16
-    decoder.write_text(0, prompt(decoder, 13))
+    decoder.add_text(0, prompt(decoder, 13))
     with pytest.raises(UsageError, match="17 text rows would wait"):
-        decoder.write_text(0, prompt(decoder, 1))
+        decoder.add_text(0, prompt(decoder, 1))
 
 
 def test_check_tensor_names_expected_and_actual():
@@ -133,8 +137,7 @@ def test_check_tensor_names_expected_and_actual():
 
 
 def test_logits_that_are_not_finite_are_an_error_and_the_engine_goes_on(decoder, checkpoint):
-    decoder.begin(0, GREEDY, 0, 0)
-    decoder.prefill(0, prompt(decoder, 3) * torch.nan, prompt(decoder, 1)[0])
+    prefill(decoder, 0, prompt(decoder, 3) * torch.nan)
     with pytest.raises(GenerationError, match=r"logits of codebook 0 are not finite"):
         decoder.step([0], 2)
     k.start(decoder, 0, GREEDY, seed=1)
@@ -149,7 +152,7 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
         decoder.step([0], 1)
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
-    with pytest.raises(UsageError, match="call begin"):  # its stream is lost
+    with pytest.raises(UsageError, match="call prefill"):  # its stream is lost
         decoder.step([0], 1)
     k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
     assert decoder.step([0], 2).num_frames == (2,)
@@ -157,11 +160,10 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
 
 def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
     k.start(decoder, 0, GREEDY, seed=1)
-    decoder.begin(1, GREEDY, 0, 0)
     decoder.launcher.timeout_seconds = 0.001
     decoder._buffers.control[0] = -1  # as if one block never arrived
     with pytest.raises(KernelTimeout, match="in stage input"):
-        decoder.prefill(1, prompt(decoder, 3), prompt(decoder, 1)[0])
+        prefill(decoder, 1, prompt(decoder, 3))
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
     with pytest.raises(UsageError, match="Slot 1 has no stream"):
         decoder.step([1], 1)

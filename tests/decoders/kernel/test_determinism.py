@@ -96,7 +96,7 @@ def test_the_order_of_threads_and_blocks_does_not_matter(decoder, monkeypatch, s
 def test_part_and_seed_choose_other_codes(decoder):
     def draw(seed: int, part: int) -> np.ndarray:
         k.start(decoder, 0, SAMPLED, seed=3)
-        decoder._book[0].seed, decoder._book[0].part = seed, part
+        decoder._states[0].seed, decoder._states[0].part = seed, part
         return decoder.step([0], 3).codes
 
     same = draw(2**40, 0)

@@ -1,0 +1,220 @@
+"""The choice of a decoder: what this machine can run, and what replaces it where it fails."""
+
+import contextlib
+import logging
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.errors import (
+    EnvironmentError_,
+    GenerationError,
+    OutOfMemory,
+    QwenTTSError,
+    UnsupportedModel,
+    UsageError,
+)
+from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
+from qwen_megakernel.records import plain_number
+
+logger = logging.getLogger(__name__)
+
+# Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
+# a part of text are some 270 rows more.
+MAX_PROMPT_POSITIONS = 1024
+
+MIN_MACOS = 15  # of coreml, whose models have states
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which decoder runs, where, and why it was chosen."""
+
+    name: str  # kernel | graph | torch | emulation | coreml
+    device: torch.device
+    why: str
+    may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
+
+
+def choose_backend(
+    requested: str, device: str | torch.device | None = None, weights: str | None = None
+) -> Backend:
+    """Pick the decoder before any weight is read.
+
+    Args:
+        requested: one of `BACKENDS`; an explicit name never falls back to another.
+        device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
+        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+    Raises:
+        UsageError: unknown backend or weights, or a device the backend cannot use.
+        NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
+    """
+    if requested not in BACKENDS:
+        raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
+    if weights not in (None, *WEIGHTS):
+        raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
+    has_gpu = torch.cuda.is_available()
+    if requested == "kernel" and not has_gpu:
+        raise no_gpu("--backend kernel")
+    if requested == "coreml" and not has_core_ml():
+        raise EnvironmentError_(
+            f"--backend coreml needs macOS {MIN_MACOS}; this is {platform.platform()}.",
+            cure="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
+        )
+    is_of_cpu = requested in ("emulation", "coreml")
+    wanted = find_device("cpu" if is_of_cpu and device is None else device)
+    if (requested, wanted.type) == ("kernel", "cpu") or (is_of_cpu and wanted.type == "cuda"):
+        raise UsageError(f"backend {requested} does not run on device {wanted}.")
+    if requested != "auto":
+        return Backend(requested, wanted, "asked for")
+    if wanted.type == "cpu":
+        why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
+        if device is None and (error := too_old()):
+            logger.warning("%s", error)
+            why = error.what
+        return Backend("torch", wanted, why)
+    try:
+        from qwen_megakernel.decoders.kernel.decoder import check_device
+
+        check_device(wanted)
+    except EnvironmentError_ as error:
+        return without_kernel(wanted, error)
+    why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
+    return Backend("kernel", wanted, why, may_change=True)
+
+
+def has_core_ml() -> bool:
+    """Whether this machine runs Core ML models that have states."""
+    version = platform.mac_ver()[0]
+    return bool(version) and int(version.split(".")[0]) >= MIN_MACOS
+
+
+def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
+    """What `auto` takes on a GPU where the kernel cannot be built or started."""
+    logger.warning("%s", error)
+    return Backend("graph", device, f"the kernel cannot run here: {error.what}")
+
+
+def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """bf16 on a GPU that computes in it; on a CPU only where weights are too large for its caches.
+
+    Decoding streams every weight once per pass, so a large bf16 checkpoint is faster in bf16 (half
+    the bytes), while a small one is bound by call overhead and float32 is exact at no cost.
+    """
+    stored = checkpoint.talker["codec_head.weight"].dtype
+    if device.type == "cuda":
+        # Before sm_80 bf16 is emulated: what `ArchError` announces there is float32.
+        has_bf16 = torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+        return torch.bfloat16 if has_bf16 else torch.float32
+    num_weights = sum(
+        weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
+    )
+    large = num_weights > 64e6
+    return torch.bfloat16 if large and stored == torch.bfloat16 else torch.float32
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    num_slots: int = 1,
+    max_frames: int = 1000,
+    dtype: torch.dtype | None = None,
+    weights: str | None = None,
+) -> tuple[FrameDecoder, Backend]:
+    """Make the decoder of a backend, or of the one that replaces it where it cannot start.
+
+    Args:
+        checkpoint: weights and config.
+        backend: from `choose_backend`.
+        num_slots: streams that can be open at once.
+        max_frames: frames one part of an utterance may have.
+        dtype: None picks `default_dtype`, or what suits Core ML.
+        weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+    Returns:
+        The decoder, and the backend that it is in the end.
+    Raises:
+        UsageError: the sizes can never work.
+        EnvironmentError_, UnsupportedModel, OutOfMemory: the backend cannot run here.
+    """
+    num_slots = plain_number(int, "num_slots", num_slots)
+    max_frames = plain_number(int, "max_frames", max_frames)
+    if num_slots < 1 or max_frames < 1:
+        raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
+    limit = checkpoint.config.talker.stack.max_positions
+    if MAX_PROMPT_POSITIONS + max_frames > limit:
+        raise UsageError(
+            f"max_frames is {max_frames}; this model has {limit} positions, of which "
+            f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
+            cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
+        )
+    if dtype is None and backend.name == "coreml":
+        dtype = torch.float16  # nothing else runs on Apple's Neural Engine
+    sizes = DecoderSizes(
+        num_slots=num_slots,
+        max_positions=MAX_PROMPT_POSITIONS + max_frames,
+        max_text_rows=max_frames,
+        device=backend.device,
+        dtype=dtype or default_dtype(checkpoint, backend.device),
+        max_frames=max_frames,
+    )
+    try:
+        decoder = make_decoder(checkpoint, backend, sizes, weights)
+        if backend.may_change:
+            _try_a_launch(decoder)
+    except (EnvironmentError_, UnsupportedModel, GenerationError) as error:
+        if not backend.may_change:
+            raise
+        backend = without_kernel(backend.device, error)
+        decoder = make_decoder(checkpoint, backend, sizes, weights)
+    return decoder, backend
+
+
+def make_decoder(
+    checkpoint: Checkpoint, backend: Backend, sizes: DecoderSizes, weights: str | None = None
+) -> FrameDecoder:
+    """The decoder of exactly this backend, of any sizes."""
+    options: dict[str, Any] = {}
+    if backend.name == "coreml":  # which has 8-bit weights of its own
+        options["weights"] = weights
+    elif weights:
+        checkpoint = replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
+    if backend.name == "torch":
+        from qwen_megakernel.decoders.plain import PlainDecoder as Decoder
+    elif backend.name == "graph":
+        from qwen_megakernel.decoders.graph.decoder import GraphDecoder as Decoder
+    elif backend.name == "coreml":
+        from qwen_megakernel.decoders.coreml.decoder import CoreMLDecoder as Decoder
+    else:
+        from qwen_megakernel.decoders.kernel.decoder import KernelDecoder as Decoder
+    with memory_for(
+        f"The model and {sizes.num_slots} slots of {sizes.max_positions} positions",
+        cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
+    ):
+        return Decoder(checkpoint, sizes, **options)
+
+
+@contextlib.contextmanager
+def memory_for(what: str, *, cure: str) -> Iterator[None]:
+    """Raise `OutOfMemory`, with a cure, where the GPU has no memory for what the block makes."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(f"{what} do not fit: {error}.", cure=cure) from error
+
+
+def _try_a_launch(decoder: Any) -> None:
+    """Run one layer of the kernel: whether a cooperative grid is let in shows only then (MIG, MPS).
+
+    It writes position 0 of slot 0, which no stream has yet.
+    """
+    decoder.forward(0, torch.zeros(1, dtype=torch.int32), first_position=0, num_layers=1)
