@@ -1,4 +1,4 @@
-"""tools/gpu_check.py: steps that fail or hang do not stop the others; a bare machine is enough."""
+"""tools/gpu_check: steps that fail or hang do not stop the others; a bare machine is enough."""
 
 import importlib.util
 import itertools
@@ -17,7 +17,8 @@ import validate_kernel
 from benchmarks import load, performance
 from benchmarks.measure_open_loop import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
-from tools import compute_sanitizer, gpu_silicon, kernel_timer
+from tools.gpu_check import compute_sanitizer, kernel_timer
+from tools.gpu_check.steps import gpu_silicon
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +49,7 @@ else:
 
 @pytest.fixture
 def gpu_check(monkeypatch):
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools" / "gpu_check.py")
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools/gpu_check/run.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "query", lambda fields: None)

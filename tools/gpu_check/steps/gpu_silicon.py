@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Further steps of gpu_check.py, for more than one call: endurance, batches, listeners, peers.
+"""Further steps of run.py, for more than one call: endurance, batches, listeners, peers.
 
 Run alone as gpu_steps.py is: gpu_silicon.py STEP --json FILE [--emulation | --toy]. A step's result
 holds `rows`, which benchmarks/performance.py turns into docs/performance.md.
@@ -32,7 +32,7 @@ from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
 from qwen_megakernel.records import Sampling
-from tools.kernel_timer import PROMPT_POSITIONS
+from tools.gpu_check.kernel_timer import PROMPT_POSITIONS
 
 KERNEL_STREAMS = (1, 2, 4, 8, 16)
 GRAPH_STREAMS = (*KERNEL_STREAMS, 32, 64)

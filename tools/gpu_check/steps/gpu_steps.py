@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The steps of gpu_check.py, each run alone: gpu_steps.py STEP --json FILE [--emulation | --toy].
+"""The steps of run.py, each run alone: gpu_steps.py STEP --json FILE [--emulation | --toy].
 
 A step prints its log, writes what it found and exits with 1 when something is wrong. Imports only
 what a bare machine has: no audio library, no Pipecat, pytest only where it is installed.
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import kernel_models  # noqa: E402 - toy models of the kernel's tests
@@ -42,8 +42,8 @@ from qwen_megakernel.decoders.kernel.decoder import KernelDecoder  # noqa: E402
 from qwen_megakernel.decoders.plain import PlainDecoder  # noqa: E402
 from qwen_megakernel.records import Sampling  # noqa: E402
 from qwen_megakernel.validation import compare  # noqa: E402
-from tools import compute_sanitizer  # noqa: E402
-from tools.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
+from tools.gpu_check import compute_sanitizer  # noqa: E402
+from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, KernelTimer  # noqa: E402
 
 BIG, SMALL = "random-1.7b", "random-0.6b-base"
 TOY, TOY_PROJECTED = "tiny-random", "tiny-random-1.7b"
@@ -273,8 +273,8 @@ class Steps:
     # ---- speed
 
     def microbenchmark(self) -> dict[str, Any]:
-        """tools/gpu_bench.cu: bandwidths, barriers, the skeleton of a frame."""
-        source = Path(__file__).with_name("gpu_bench.cu")
+        """The folder gpu_bench/: bandwidths, barriers, the skeleton of a frame."""
+        source = Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu"
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "gpu_bench"
             if self.toy:

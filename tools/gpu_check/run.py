@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GPU truth in one command: build, tests, sanitizers, speed and endurance of the kernel.
 
-Every step is a process of its own with a time budget (tools/gpu_steps.py): one that fails, hangs or
+Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
 crashes the device does not stop the others, and what it had found by then is kept. Written are
 result.json and log.txt, into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
 benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-STEPS = Path(__file__).with_name("gpu_steps.py")
-SILICON_STEPS = Path(__file__).with_name("gpu_silicon.py")
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = Path(__file__).with_name("steps") / "gpu_steps.py"
+SILICON_STEPS = Path(__file__).with_name("steps") / "gpu_silicon.py"
 NO_GPU = 77
 
 # Seconds for each step, in the order of what is missed most if time runs out.
