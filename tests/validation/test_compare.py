@@ -129,10 +129,12 @@ with contextlib.suppress(QwenTTSError):
 """,
     "gpu_check": """
 import sys, types
-from tools.gpu_check.steps import gpu_steps
-sys.argv = ["gpu_steps.py", "build", "--json", "/dev/null"]
-kind = lambda *arguments, **options: types.SimpleNamespace(keep=lambda result: None)
-gpu_steps.run({"build": lambda steps: {}}, kind)
+from tools.gpu_check.steps import registry
+sys.argv = ["steps", "build", "--json", "/dev/null"]
+context = types.SimpleNamespace(keep=lambda result: None)
+registry.Context = lambda *arguments, **options: context
+registry.STEPS["build"] = lambda context: {}
+registry.main()
 """,
     "pytest": """
 import pytest
