@@ -58,7 +58,7 @@ def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
     steps = tmp_path / "steps.py"
     steps.write_text(PLANTED)
     monkeypatch.setattr(gpu_check, "STEPS", steps)
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "out"), *arguments])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out"), *arguments])
     code = gpu_check.main()
     return code, json.loads((tmp_path / "out" / "result.json").read_text())
 
@@ -232,7 +232,7 @@ def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
 def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, tmp_path):
     monkeypatch.setenv("OUT", str(tmp_path))
     for name in ("truth", "int8"):
-        arguments = ["gpu_check.py", "--emulation", "--set", name, "--seconds", "1"]
+        arguments = ["gpu_check", "--emulation", "--set", name, "--seconds", "1"]
         monkeypatch.setattr(sys, "argv", arguments)
         assert gpu_check.main() == 0
     written = {path.parent.name for path in tmp_path.glob("*/result.json")}
@@ -312,7 +312,7 @@ def test_every_set_begins_with_what_a_fresh_machine_lacks(gpu_check):
 
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
     assert gpu_check.main() == 77
     assert "No GPU" in capsys.readouterr().out
 

@@ -2,8 +2,8 @@
 """GPU truth in one command: build, tests, sanitizers, speed and endurance of the kernel.
 
 Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
-crashes the device does not stop the others, and what it had found by then is kept. Written are
-result.json and log.txt, into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
+crashes the device does not stop the others, and what it had found by then is kept. This program
+writes result.json and log.txt into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
 benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
 further calls. `--emulation` runs the same steps on a CPU at toy size, which proves this program and
 says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
