@@ -195,7 +195,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout, as tools/gpu_check.py was told or as git knows it; "-dirty" when
+    """The commit of this checkout, as tools/gpu_check.sh was told or as git knows it; "-dirty" when
     tracked files differ from it."""
     if told := os.environ.get("QWEN_MEGAKERNEL_COMMIT"):
         return told

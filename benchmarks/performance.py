@@ -29,7 +29,7 @@ PRECISIONS = ("bf16", "int8-talker", "int8")
 # Goals of this project for an H200, milliseconds a frame of one stream, bf16.
 GOALS = {"random-0.6b-base": (1.56, 1.15), "random-1.7b": (2.02, 1.57)}
 
-# Steps of tools/gpu_silicon.py: title, and the columns shown ("a.b": b of a).
+# Steps of tools/gpu_check: title, and the columns shown ("a.b": b of a).
 STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "batch_curve": (
         "A frame of many streams, host included",

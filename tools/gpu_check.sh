@@ -9,4 +9,4 @@
 # no time says so); 1: one failed or timed out; 77: no GPU here.
 set -eu
 cd "$(dirname "$0")/.."
-exec "${PYTHON:-python3}" tools/gpu_check.py "$@"
+exec "${PYTHON:-python3}" tools/gpu_check/run.py "$@"

@@ -15,7 +15,7 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from tools.ptx.build import instead_of_emulation
+from tools.kernel_study.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 from commands import ROOT, lines
 
 from qwen_megakernel.native import compiling
-from tools import mutate_kernel
+from tools.kernel_study import mutate_kernel
 
 PAGES = ("gpu-setup", "kernel-adaptation", "performance-journey", "insights")
 SETUP = (ROOT / "docs" / "gpu-setup.md").read_text(encoding="utf-8")
@@ -100,4 +100,4 @@ def test_the_table_of_mutants_has_every_synchronisation_of_the_kernel():
         for file, line, removed, _ in mutate_kernel.mutants(compiling.source_folder())
     ]
     told = [tuple(row[:2]) for row in mutate_kernel.table_rows()]
-    assert told == sites, "Run tools/mutate_kernel.py; --unnoticed if lines have only moved."
+    assert told == sites, "Run mutate_kernel.py; --unnoticed if lines have only moved."

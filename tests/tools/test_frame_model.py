@@ -15,7 +15,9 @@ NAMES = ("random-0.6b", "random-1.7b")
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("frame_model", ROOT / "tools" / "frame_model.py")
+    spec = importlib.util.spec_from_file_location(
+        "frame_model", ROOT / "tools/kernel_study/frame_model.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

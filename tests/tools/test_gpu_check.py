@@ -1,10 +1,9 @@
-"""tools/gpu_check.py: steps that fail or hang do not stop the others; a bare machine is enough."""
+"""tools/gpu_check: steps that fail or hang do not stop the others; a bare machine is enough."""
 
 import importlib.util
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,14 +16,14 @@ import validate_kernel
 from benchmarks import load, performance
 from benchmarks.measure_open_loop import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
-from tools import compute_sanitizer, gpu_silicon, kernel_timer
+from tools.gpu_check import compute_sanitizer, kernel_timer
+from tools.gpu_check.steps import registry, scripts
+from tools.gpu_check.steps.context import Context
 
 ROOT = Path(__file__).parents[2]
 
 # What the machines that have a GPU do not have.
 ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
-
-SILICON = ("endurance", "int8", "listeners")  # sets whose steps are in gpu_silicon.py
 
 ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
 ENGINE_SECONDS = 20  # to start a script and load an engine of 256 slots
@@ -48,7 +47,7 @@ else:
 
 @pytest.fixture
 def gpu_check(monkeypatch):
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools" / "gpu_check.py")
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "tools/gpu_check/run.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "query", lambda fields: None)
@@ -59,7 +58,7 @@ def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
     steps = tmp_path / "steps.py"
     steps.write_text(PLANTED)
     monkeypatch.setattr(gpu_check, "STEPS", steps)
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "out"), *arguments])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out"), *arguments])
     code = gpu_check.main()
     return code, json.loads((tmp_path / "out" / "result.json").read_text())
 
@@ -67,7 +66,7 @@ def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
 def test_one_failing_and_one_hanging_step_leave_the_others(
     gpu_check, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setitem(gpu_check.BUDGETS, "endurance", 6)
+    monkeypatch.setitem(gpu_check.SETS["truth"], "endurance", 6)
     started = time.monotonic()
     names = ("build", "tests", "endurance", "sanitizer", "benchmark")
     code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", ",".join(names))
@@ -106,7 +105,7 @@ def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
 
 
 def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp_path):
-    monkeypatch.setitem(gpu_check.BUDGETS, "build", 30)
+    monkeypatch.setitem(gpu_check.SETS["truth"], "build", 30)
     told = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
     monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
     run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
@@ -153,8 +152,8 @@ def test_without_nvidia_smi_there_are_no_clocks(gpu_check, monkeypatch, tmp_path
 def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(
     gpu_check, monkeypatch, tmp_path
 ):
-    steps = gpu_silicon.SiliconSteps(True, time.monotonic(), tmp_path / "result.json")
-    assert steps.million()["status"] == "short"
+    context = Context(True, time.monotonic(), tmp_path / "result.json")
+    assert registry.STEPS["million"](context)["status"] == "short"
     short = PLANTED + 'json.dump({"status": "short", "launches": 3}, open(output, "w"))'
     monkeypatch.setattr(sys.modules[__name__], "PLANTED", short)
     code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
@@ -172,9 +171,9 @@ def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tm
         return f"{backend.name} as it should be", True
 
     monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)
-    steps = gpu_silicon.SiliconSteps(True, time.monotonic() + 60, output)
+    context = Context(True, time.monotonic() + 60, output)
     with pytest.raises(RuntimeError, match="planted"):
-        steps.int8_validate_small()
+        registry.STEPS["int8_validate_0.6b"](context)
     assert [each[:2] for each in made] == [
         ("int8-talker", ("talker",)),
         ("int8-talker", ("talker",)),
@@ -195,13 +194,13 @@ json.dump({"rows": [{"rps": 1}]}, open(file, "w"))
 def test_what_a_script_wrote_before_its_end_is_kept(monkeypatch, tmp_path, end):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "planted.py").write_text(SCRIPT + end)
-    monkeypatch.setattr(gpu_silicon, "ROOT", tmp_path)
-    steps = gpu_silicon.SiliconSteps(True, time.monotonic() + 2, tmp_path / "result.json")
+    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+    context = Context(True, time.monotonic() + 2, tmp_path / "result.json")
     if "sleep" in end:
-        assert steps._scripts("planted.py", [])["status"] == "timeout"
+        assert scripts.measure(context, "planted.py", [])["status"] == "timeout"
     else:
         with pytest.raises(SystemExit, match=r"planted\.py for tiny-random ended with 1"):
-            steps._scripts("planted.py", [])
+            scripts.measure(context, "planted.py", [])
     kept = json.loads((tmp_path / "result.json").read_text())
     assert kept["rows"] == [{"model": "tiny-random", "rps": 1}]
 
@@ -211,7 +210,7 @@ def listening_seconds(listeners: int) -> float:
 
     def of(index: int) -> float:
         spent = 0.0
-        while spent <= gpu_silicon.LISTEN_SECONDS:
+        while spent <= scripts.LISTEN_SECONDS:
             audio = load.num_frames(0, index) * performance.FRAME_MS / 1000
             spent, index = spent + max(0.0, audio - LEAD_SECONDS), index + listeners
         return spent
@@ -221,11 +220,11 @@ def listening_seconds(listeners: int) -> float:
 
 def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
     budgets, models = gpu_check.SETS["listeners"], 2
-    heard = sum(listening_seconds(int(count)) for count in gpu_silicon.LISTENERS.split(","))
+    heard = sum(listening_seconds(int(count)) for count in scripts.LISTENERS.split(","))
     assert models * (heard + ENGINE_SECONDS) < budgets["capacity"] - gpu_check.END_SECONDS
-    rates = gpu_silicon.RATES.split(",")
+    rates = scripts.RATES.split(",")
     assert rates == ["1", "10", "20", "40", "80"]
-    sent = len(rates) * gpu_silicon.RATE_SECONDS
+    sent = len(rates) * scripts.RATE_SECONDS
     late = 20  # seconds for the speech that is left when the last request has come
     assert models * (sent + late + ENGINE_SECONDS) < budgets["open_loop"] - gpu_check.END_SECONDS
 
@@ -233,7 +232,7 @@ def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
 def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, tmp_path):
     monkeypatch.setenv("OUT", str(tmp_path))
     for name in ("truth", "int8"):
-        arguments = ["gpu_check.py", "--emulation", "--set", name, "--seconds", "1"]
+        arguments = ["gpu_check", "--emulation", "--set", name, "--seconds", "1"]
         monkeypatch.setattr(sys, "argv", arguments)
         assert gpu_check.main() == 0
     written = {path.parent.name for path in tmp_path.glob("*/result.json")}
@@ -313,7 +312,7 @@ def test_every_set_begins_with_what_a_fresh_machine_lacks(gpu_check):
 
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
     assert gpu_check.main() == 77
     assert "No GPU" in capsys.readouterr().out
 
@@ -385,10 +384,6 @@ def check_rows(found: dict) -> None:
         assert systems == {"graph": False, "torch": False, "qwen-tts": True}
 
 
-def test_every_step_of_every_set_is_known_to_its_script(gpu_check):
-    for script, names in (
-        (gpu_check.STEPS, gpu_check.SETS["truth"]),
-        (gpu_check.SILICON_STEPS, [step for which in SILICON for step in gpu_check.SETS[which]]),
-    ):
-        table = re.search(r"^STEPS = \{\n(.*?)^\}", script.read_text(), re.DOTALL | re.MULTILINE)
-        assert set(names) <= set(re.findall(r'"(\S+)": ', table.group(1)))
+def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):
+    names = {step for steps in gpu_check.SETS.values() for step in steps}
+    assert set(registry.STEPS) == names | {"toy_frames"}  # which the sanitizer step runs

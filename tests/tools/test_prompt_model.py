@@ -8,7 +8,7 @@ import pytest
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.decoders.kernel import build
-from tools import frame_model, prompt_model
+from tools.kernel_study import frame_model, prompt_model
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {name: parse_model_config(model_config(f"random-{name}")) for name in ("0.6b", "1.7b")}

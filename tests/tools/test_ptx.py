@@ -1,7 +1,8 @@
-"""The kernel as nvcc compiles it for a GPU, instruction by instruction on this CPU (tools/ptx).
+"""The kernel as nvcc compiles it for a GPU, instruction by instruction on this CPU.
 
-First the instructions themselves, then the machine's checks on faults planted in the kernel, then
-frames. `pytest -m slow -k ptx` runs every other test of the kernel on it as well.
+tools/kernel_study/ptx does it. First the instructions themselves, then the machine's checks on
+faults planted in the kernel, then frames. `pytest -m slow -k ptx` runs every other test of the
+kernel on it as well.
 """
 
 import ctypes
@@ -27,8 +28,8 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import Sampling
-from tools.ptx.build import assemble, build, instead_of_emulation
-from tools.ptx.translate import translate
+from tools.kernel_study.ptx.build import assemble, build, instead_of_emulation
+from tools.kernel_study.ptx.translate import translate
 
 CPU = torch.device("cpu")
 HERE = Path(__file__).parent

@@ -105,7 +105,7 @@ def test_recorded_cases_survive_the_file(tmp_path, cases):
 
 
 def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
-    """The largest of the 32 frames that tools/gpu_steps.py compares, by the measured RMS errors."""
+    """The largest of the 32 frames that tools/gpu_check compares, by the measured RMS errors."""
     path = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.json"
     variants = json.loads(path.read_text())["variants"]
     largest = sqrt(2 * log(32 * 15 * 2048))  # of so many normal errors, in standard deviations
@@ -130,10 +130,12 @@ with contextlib.suppress(QwenTTSError):
 """,
     "gpu_check": """
 import sys, types
-from tools import gpu_steps
-sys.argv = ["gpu_steps.py", "build", "--json", "/dev/null"]
-kind = lambda *arguments, **options: types.SimpleNamespace(keep=lambda result: None)
-gpu_steps.run({"build": lambda steps: {}}, kind)
+from tools.gpu_check.steps import registry
+sys.argv = ["steps", "build", "--json", "/dev/null"]
+context = types.SimpleNamespace(keep=lambda result: None)
+registry.Context = lambda *arguments, **options: context
+registry.STEPS["build"] = lambda context: {}
+registry.main()
 """,
     "pytest": """
 import pytest

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../csrc/port.cuh"
+#include "../../../csrc/port.cuh"
 
 namespace qwen_tts {
 

@@ -24,7 +24,7 @@ BARRIER = 0.9  # us; csrc/README.md expects 0.7 to 1.1
 # Instructions of the busiest scheduler in a microsecond: it starts one a cycle at 1.755 GHz.
 ISSUE = 1755
 # Of its four warps: a stage's before its first tile and behind its last, and those of attention
-# (tools/instruction_profile.py; PTX).
+# (tools/kernel_study/instruction_profile.py; PTX).
 ENTER = L2_LATENCY + 4 * 110 / ISSUE  # us until activations have been read again
 LEAVE = 4 * 120 / ISSUE  # us to add the warps' sums and to store
 # us of the talker's at 250 positions, which four blocks share: q, k and v, what is cached, each

@@ -20,6 +20,33 @@ PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
 HEAD_START_CYCLES = 400_000  # of the host, a fifth of a millisecond
 
 
+class ForcedStreams:
+    """Streams behind their prompts, with forced codes, so that none ends; codes are drawn all the
+    same."""
+
+    FRAMES = 4  # of a step
+
+    def __init__(self, decoder: Any, streams: int, toy: bool = False):
+        self._decoder, self._slots = decoder, list(range(streams))
+        self._generator = torch.Generator().manual_seed(1)
+        self.positions = 8 if toy else PROMPT_POSITIONS
+        for slot in self._slots:
+            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=self.positions)
+
+    def wall_ms(self, steps: int) -> list[float]:
+        """Milliseconds that the caller waits for each of so many steps."""
+        talker = self._decoder.config.talker
+        top = min(talker.suppressed_from, self._decoder.config.predictor.vocab_size)
+        shape = (len(self._slots), self.FRAMES, talker.num_code_groups)
+        wall = []
+        for _ in range(steps):
+            forced = torch.randint(0, top, shape, generator=self._generator)
+            started = time.perf_counter()
+            self._decoder.step(self._slots, self.FRAMES, forced)
+            wall.append(1000 * (time.perf_counter() - started))
+        return wall
+
+
 class KernelTimer:
     """Times launches on `device`, few and small ones if `toy`."""
 
@@ -29,36 +56,18 @@ class KernelTimer:
     def frame(self, decoder: KernelDecoder, streams: int, precision: str) -> dict[str, float]:
         """Milliseconds and bytes of a frame of so many streams.
 
-        Codes are forced, so that no stream ends; they are drawn all the same.
-
         Args:
             precision: of the decoder's weights, one of `roofline.WIDTHS`.
         """
-        talker, slots = decoder.config.talker, list(range(streams))
-        frames, rounds = 4, 2 if self._toy else 20
-        positions = 8 if self._toy else PROMPT_POSITIONS
-        generator = torch.Generator().manual_seed(1)
-        top = min(talker.suppressed_from, decoder.config.predictor.vocab_size)
-        shape = (streams, frames, talker.num_code_groups)
-        for slot in slots:
-            kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=positions)
-
-        def draw(steps: int) -> list[float]:
-            wall = []
-            for _ in range(steps):
-                forced = torch.randint(0, top, shape, generator=generator)
-                started = time.perf_counter()
-                decoder.step(slots, frames, forced)
-                wall.append(1000 * (time.perf_counter() - started))
-            return wall
-
+        forced = ForcedStreams(decoder, streams, self._toy)
+        frames, rounds = forced.FRAMES, 2 if self._toy else 20
         # The first launches warm up; a stream's first frame has no talker step.
         with self._launches(decoder, "step") as kernel_ms:
-            wall = draw(rounds + 2)[2:]
+            wall = forced.wall_ms(rounds + 2)[2:]
         if not self._toy:  # what a caller waits for, without the timing of the launch
-            wall = draw(rounds)
+            wall = forced.wall_ms(rounds)
         kernel, host = sorted(kernel_ms[2:]), sorted(wall)
-        position = positions + frames * (rounds + 2) / 2
+        position = forced.positions + frames * (rounds + 2) / 2
         config, itemsize = decoder.config, decoder.dtype.itemsize
         num_bytes = roofline.weight_bytes(config, precision)
         num_bytes += roofline.cache_bytes(config, itemsize, streams, position)

@@ -12,7 +12,7 @@ from qwen_megakernel.decoders.kernel import build
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
-# Said by the program: its grid found no room beside the tool (cudaError_t, see library.py).
+# Said by the program: its grid found no room beside the tool (cudaError_t; kernel/library.py).
 LAUNCH_REFUSED = re.compile(r"^.*CUDA error (?:701|720|801)\b.*$", re.MULTILINE)
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
@@ -56,7 +56,7 @@ def run(watched: Sequence[str], seconds: float, cwd: Path | None = None) -> dict
     says = lines[-1] if lines else output[-200:]
     found = max(map(int, SUMMARY.findall(output)), default=None)
     if status == "ok" and found is None:
-        status = "refused"  # the program ran and nobody watched
+        status = "refused"  # the program ran and the tool did not watch
     if status == "failed" and any(word in line.lower() for word in REFUSALS for line in lines):
         status = "refused"
     # One error may be the program's own exit code; more were found in what was launched.

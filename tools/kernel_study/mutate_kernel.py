@@ -20,7 +20,7 @@ from pathlib import Path
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "kernel_mutations.md"
 STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
 STAGES += ("prompt_attention", "prompt_context", "sampling", "layer", "frame", "forward")
@@ -165,7 +165,8 @@ def main() -> int:
     lines = [
         "# What happens when a synchronisation is removed",
         "",
-        f"Written by `tools/mutate_kernel.py`: {len(rows)} mutants, {len(unnoticed)} unexplained.",
+        "Written by `tools/kernel_study/mutate_kernel.py`: "
+        f"{len(rows)} mutants, {len(unnoticed)} unexplained.",
         "",
         "| where | removed | other codes or failure | ThreadSanitizer | if nobody: why |",
         "|---|---|---|---|---|",

@@ -1,15 +1,15 @@
 // What a GPU gives a frame kernel, measured apart from it: bandwidth by way of reading, the cost of
 // a grid barrier by kind, and the skeleton of a frame (its weight slices, activation round trips
 // and barriers, without the arithmetic). One JSON object a line on standard output. Each lies in a
-// file of gpu_bench/.
+// file of this folder.
 //
-//   nvcc -std=c++17 -O3 -arch=sm_90a tools/gpu_bench.cu -o gpu_bench && ./gpu_bench
+//   nvcc -std=c++17 -O3 -arch=sm_90a tools/gpu_check/gpu_bench/gpu_bench.cu && ./a.out
 //
 // With a host compiler and csrc/emulation/*.cpp the same kernels run by emulation on a few bytes,
 // which proves that they end and read what they should; those times mean nothing.
-#include "gpu_bench/barriers.cuh"
-#include "gpu_bench/reading.cuh"
-#include "gpu_bench/skeleton.cuh"
+#include "barriers.cuh"
+#include "reading.cuh"
+#include "skeleton.cuh"
 
 int main() {
   using namespace qwen_tts;

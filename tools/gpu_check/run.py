@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """GPU truth in one command: build, tests, sanitizers, speed and endurance of the kernel.
 
-Every step is a process of its own with a time budget (tools/gpu_steps.py): one that fails, hangs or
-crashes the device does not stop the others, and what it had found by then is kept. Written are
-result.json and log.txt, into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
+Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
+crashes the device does not stop the others, and what it had found by then is kept. This program
+writes result.json and log.txt into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
 benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
 further calls. `--emulation` runs the same steps on a CPU at toy size, which proves this program and
 says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
@@ -24,24 +24,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-STEPS = Path(__file__).with_name("gpu_steps.py")
-SILICON_STEPS = Path(__file__).with_name("gpu_silicon.py")
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = Path(__file__).with_name("steps")  # a program; registry.py there has every step
 NO_GPU = 77
 
-# Seconds for each step, in the order of what is missed most if time runs out.
-BUDGETS = {
-    "build": 150,
-    "validate_0.6b": 90,
-    "frame_times": 80,
-    "tests": 120,
-    "microbenchmark": 45,
-    "endurance": 60,
-    "validate_1.7b": 110,
-    "benchmark": 100,
-    "sanitizer": 150,
-}
-SILICON_BUDGETS = {
+# Seconds for each step of a set, in the order of what is missed most if time runs out.
+SETS = {
+    "truth": {
+        "build": 150,
+        "validate_0.6b": 90,
+        "frame_times": 80,
+        "tests": 120,
+        "microbenchmark": 45,
+        "endurance": 60,
+        "validate_1.7b": 110,
+        "benchmark": 100,
+        "sanitizer": 150,
+    },
     "listeners": {
         "engine_build": 150,
         "first_sound": 90,
@@ -65,7 +64,6 @@ SILICON_BUDGETS = {
         "million": 240,
     },
 }
-SETS = {"truth": BUDGETS} | SILICON_BUDGETS
 TOTAL_SECONDS = 510  # nine minutes with what comes before and after
 TOY_FACTOR = 4  # where a CPU does the GPU's work, and compiles in the steps, too
 END_SECONDS = 4  # of a step that finishes early, to end in order
@@ -126,8 +124,7 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         output = Path(work) / "result.json"
-        script = STEPS if step in BUDGETS else SILICON_STEPS
-        command = [sys.executable, str(script), step, "--json", str(output)]
+        command = [sys.executable, str(STEPS), step, "--json", str(output)]
         command += [size] if size else []
         # By this machine's clock: what is left once torch is imported is the step's own business.
         command += ["--until", str(started + seconds - END_SECONDS)]
@@ -267,15 +264,21 @@ def commit() -> str:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--name", help="of the result folder (default: the GPU's)")
-    parser.add_argument("--out", metavar="FOLDER", help="instead of benchmarks/results/gpu_NAME")
+    parser = argparse.ArgumentParser("gpu_check.sh", description=__doc__.splitlines()[0])
+    parser.add_argument("--name", help="name of the result folder (default: the GPU's)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="result folder (default: benchmarks/results/gpu_NAME)"
+    )
     parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the GPU")
-    parser.add_argument("--set", default="truth", choices=SETS, help="of steps")
-    parser.add_argument("--steps", help="some of the set's, a list")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all steps")
-    parser.add_argument("--commit", help="where the checkout has no git history")
+    parser.add_argument("--set", default="truth", choices=SETS, help="set of steps to run")
+    parser.add_argument("--steps", help="steps of the set to run, separated by commas")
+    parser.add_argument(
+        "--seconds", type=float, default=TOTAL_SECONDS, help="time for all steps together"
+    )
+    parser.add_argument(
+        "--commit", help="commit to write down where the checkout has no git history"
+    )
     args = parser.parse_args()
     budgets = SETS[args.set]
     args.steps = args.steps or ",".join(budgets)

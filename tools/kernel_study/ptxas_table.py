@@ -18,7 +18,7 @@ from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.native import compiling
 
-TABLE = Path(__file__).parents[1] / "docs" / "kernel_ptxas.md"
+TABLE = Path(__file__).parents[2] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")
 WEIGHTS = ("bf16", *INT8_STACKS)
 REGISTERS_PER_SM = 65536
@@ -65,7 +65,7 @@ def main() -> int:
     table = [
         "# What ptxas says",
         "",
-        "Written by `tools/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
+        "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
         "CPU s: of the compiler, for both kernels of an architecture, compiled side by side.",
         "",
         "| model | weights | arch | kernel | threads | registers | stack | spill stores/loads "

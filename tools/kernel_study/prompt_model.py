@@ -14,8 +14,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.decoders.kernel import build, packing
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tools.kernel_study.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS
 
 L2_BANDWIDTH = 5.5e6 / NUM_SMS  # bytes a microsecond that reach one SM
 TEAM_ROWS, MOST_TEAMS = 16, 8  # csrc/dims.cuh
@@ -23,8 +23,8 @@ POSITIONS = (10, 30, 110, 200)  # where benchmarks/measure_first_sound.py looks
 
 
 def attention_us(positions: int) -> float:
-    """Of the pass's last row: what tools/instruction_profile.py --prompt counts for 10 and 110
-    positions (PTX), and qkv, cos and sin, the result."""
+    """Of the pass's last row: what instruction_profile.py --prompt counts for 10 and 110 positions
+    (PTX), and qkv, cos and sin, the result."""
     return (1985 + 74 * positions) / ISSUE + 3 * L2_LATENCY
 
 

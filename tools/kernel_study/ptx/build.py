@@ -22,7 +22,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.build import Target
 from qwen_megakernel.native import compiling
-from tools.ptx.translate import translate
+from tools.kernel_study.ptx.translate import translate
 
 HERE = Path(__file__).parent
 NVCC_FLAGS = [flag for flag in kernel_build.NVCC_FLAGS if flag.startswith(("-std", "-O"))]

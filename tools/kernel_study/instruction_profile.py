@@ -2,10 +2,10 @@
 """Count the instructions of a frame or a prompt, stage by stage, as all blocks of a GPU would
 execute them.
 
-Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/ptx), some minutes. PTX is not yet
-what a GPU executes: moves between registers are left out, for ptxas removes most of them. A
-scheduler starts one instruction a cycle at best, an integer one every second cycle: the counts
-bound from below how long a stage keeps a block busy.
+Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/kernel_study/ptx), some minutes. PTX
+is not yet what a GPU executes: moves between registers are left out, for ptxas removes most of
+them. A scheduler starts one instruction a cycle at best, an integer one every second cycle: the
+counts bound from below how long a stage keeps a block busy.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill, Sampling
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools.frame_model import NUM_SMS
-from tools.ptx import build as ptx
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tools.kernel_study.frame_model import NUM_SMS
+from tools.kernel_study.ptx import build as ptx
 
 ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of an H200 that is hot; NVIDIA: up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")

@@ -1,0 +1,61 @@
+"""What every step works with: the device, the sizes, the deadline and the result's file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.backends import Backend
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+
+BIG, SMALL, TOY = "random-1.7b", "random-0.6b-base", "tiny-random"
+
+
+class Context:
+    """One run of a step.
+
+    Args:
+        emulation: on the CPU, at toy size.
+        deadline: when the step should finish early, by time.monotonic().
+        output: the result's file.
+        toy: sizes that a CPU manages in seconds; without `emulation` it is for tools/fake_gpu.
+    """
+
+    def __init__(self, emulation: bool, deadline: float, output: Path, *, toy: bool = False):
+        self.emulation, self.toy = emulation, emulation or toy
+        self.deadline, self._output = deadline, output
+        self.device = torch.device("cpu" if emulation else "cuda")
+        self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
+        self.arch = None
+        if not emulation:
+            capability = torch.cuda.get_device_capability()
+            self.arch = build.arch_of(capability, torch.cuda.get_device_name())
+        self.models = (TOY,) if self.toy else (SMALL, BIG)
+        # The last one is the one whose speed counts.
+        self.dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
+        self.dtype: torch.dtype = getattr(torch, self.dtypes[-1])
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """Write what there is so far: it stays if this step fails or its time is up."""
+        self._output.write_text(json.dumps(found))
+
+    def load(self, name: str) -> loading.Checkpoint:
+        """The checkpoint `name`, or the toy in its place."""
+        return loading.load(loading.resolve(TOY if self.toy else name))
+
+    def decoder(
+        self,
+        loaded: Any,
+        kind: Any = KernelDecoder,
+        dtype: torch.dtype = torch.float32,
+        **sizes: int,
+    ) -> Any:
+        """A decoder on this device; a plain one on the CPU: under a sanitizer a launch is slow."""
+        sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
+        device = torch.device("cpu") if kind is PlainDecoder else self.device
+        return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes))

@@ -1,0 +1,59 @@
+"""The steps by name, and the program that runs one of them."""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.validation import compare
+from tools.gpu_check.steps import correctness, endurance, libraries, scripts, speed
+from tools.gpu_check.steps.context import BIG, SMALL, Context
+
+# Of two kinds of layers: twice as many decoders are compared as in another validation.
+INT8 = {"kinds": tuple(INT8_STACKS), "frames": 16}
+
+STEPS = {
+    "build": libraries.build,
+    "engine_build": libraries.engine_build,
+    "int8_build": libraries.int8_build,
+    "tests": correctness.tests,
+    "sanitizer": correctness.sanitizer,
+    "toy_frames": correctness.toy_frames,  # what the sanitizer step runs
+    "validate_0.6b": partial(correctness.validate, name=SMALL),
+    "validate_1.7b": partial(correctness.validate, name=BIG),
+    "int8_validate_0.6b": partial(correctness.validate, name=SMALL, **INT8),
+    "int8_validate_1.7b": partial(correctness.validate, name=BIG, **INT8),
+    "endurance": endurance.endurance,
+    "million": partial(endurance.endurance, goal=1_000_000),
+    "abort": endurance.abort,
+    "two_engines": endurance.two_engines,
+    "microbenchmark": speed.microbenchmark,
+    "frame_times": speed.frame_times,
+    "int8_frame_times": speed.int8_frame_times,
+    "batch_curve": speed.batch_curve,
+    "benchmark": scripts.benchmark,
+    "first_sound": scripts.first_sound,
+    "open_loop": scripts.open_loop,
+    "capacity": scripts.capacity,
+    "peers": scripts.peers,
+    "memory": scripts.memory,
+    "texts": scripts.texts,
+}
+
+
+def main() -> None:
+    """Run the step that the command line names."""
+    parser = argparse.ArgumentParser(description="Run one step of tools/gpu_check.sh.")
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--json", required=True, metavar="FILE")
+    parser.add_argument("--emulation", action="store_true")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument(
+        "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
+    )
+    args = parser.parse_args()
+    compare.forbid_reduced_precision()
+    deadline = time.monotonic() + 600 if args.until is None else args.until
+    context = Context(args.emulation, deadline, Path(args.json), toy=args.toy)
+    context.keep(STEPS[args.step](context))
