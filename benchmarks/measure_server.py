@@ -55,11 +55,11 @@ def serve_model(pipe: Connection, model: str) -> None:
 
 
 def _serve(pipe: Connection, engine: Any) -> None:
-    from qwen_megakernel.server import app
+    from qwen_megakernel.server import app, serving
     from qwen_megakernel.server.settings import ServerSettings
 
     settings = ServerSettings()
-    running = app.new_server(app.create_app(engine, settings), settings)
+    running = serving.new_server(app.create_app(engine, settings), settings)
     freeze_garbage_collector()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])
