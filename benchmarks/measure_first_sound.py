@@ -16,14 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 
 import torch
 
-from benchmarks import common, load
+from benchmarks import common
+from benchmarks.load_test import workload
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
 from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
-TEXT = load.PROMPTS[0]
+TEXT = workload.PROMPTS[0]
 
 
 def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:

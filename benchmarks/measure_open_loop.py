@@ -3,9 +3,10 @@
 python benchmarks/measure_open_loop.py --rps 1,10,20         open loop, Poisson arrivals
 python benchmarks/measure_open_loop.py --listeners 8,16      each plays one after another
 
-Lengths are drawn (load.py), so the end token is masked: its row of the codec head is zero, which
-puts it far below the 50 best. Sampling is the real one. First audio counts from the call and from
-the planned arrival; a run is an underrun when a player with no buffer, or 100 ms, would stop.
+Lengths are drawn (load_test/workload.py), so the end token is masked: its row of the codec head is
+zero, which puts it far below the 50 best. Sampling is the real one. First audio counts from the
+call and from the planned arrival; a run is an underrun when a player with no buffer, or 100 ms,
+would stop.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from benchmarks import common, load
+from benchmarks import common
+from benchmarks.load_test import workload
 from qwen_megakernel import TTSEngine, audio
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
@@ -54,9 +56,9 @@ async def speak(
     times: list[float] = []
     durations: list[float] = []
     started = time.perf_counter()
-    num_frames = load.num_frames(args.seed, index)
+    num_frames = workload.num_frames(args.seed, index)
     stream = tts.stream(
-        load.PROMPTS[index % len(load.PROMPTS)],
+        workload.PROMPTS[index % len(workload.PROMPTS)],
         voice=tts.default_voice,
         seed=index,
         max_frames=min(num_frames, args.max_frames or num_frames),
@@ -75,7 +77,7 @@ async def speak(
 async def open_loop(tts: TTSEngine, args: argparse.Namespace, rps: float) -> list[Heard]:
     """Requests at their planned times, whether or not earlier ones are done."""
     begin, tasks = time.perf_counter() + 0.05, []
-    for index, at in enumerate(load.arrivals(args.seed, rps, args.duration)):
+    for index, at in enumerate(workload.arrivals(args.seed, rps, args.duration)):
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         tasks.append(asyncio.create_task(speak(tts, args, index, begin + at, paced=False)))
     return list(await asyncio.gather(*tasks))
@@ -154,9 +156,11 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = common.model_parser(__doc__)
     parser.add_argument(
-        "--rps", type=load.numbers(float), default=[], help="requests a second, a list"
+        "--rps", type=workload.numbers(float), default=[], help="requests a second, a list"
     )
-    parser.add_argument("--listeners", type=load.numbers(int), default=[], help="at once, a list")
+    parser.add_argument(
+        "--listeners", type=workload.numbers(int), default=[], help="at once, a list"
+    )
     parser.add_argument(
         "--duration", type=options.positive, default=60.0, help="seconds of each load"
     )

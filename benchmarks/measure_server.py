@@ -19,8 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common
+from benchmarks.load_test.speech_client import Heard, SpeechClient
 from benchmarks.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
-from benchmarks.speech_client import Heard, SpeechClient
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options
 from qwen_megakernel.server.service import freeze_garbage_collector

@@ -129,7 +129,7 @@ def pipecat_table() -> list[str]:
 
 
 def load_table() -> list[str]:
-    """One row a level of a result file of bench_server.py."""
+    """One row a level of a result file of the load test."""
     columns = ["model", "load", "machine", "first byte", "first audible", "end to end"]
     columns += ["underrun, with 100 ms", "xRT", "commit", "file"]
     rows = []

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import measure_server
+from benchmarks.load_test.speech_client import Heard
 from benchmarks.paced_engine import FRAME_SAMPLES, handed_over
-from benchmarks.speech_client import Heard
 
 ROOT = Path(__file__).parents[2]
 

@@ -276,7 +276,7 @@ def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
         ("validate_kernel.py", "--steps", "0"),
         ("benchmarks/measure_streams.py", "--streams", "0"),
         ("benchmarks/measure_texts.py", "--runs", "0"),
-        ("benchmarks/bench_server.py", "--duration", "-1"),
+        ("benchmarks/load_test", "--duration", "-1"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(run_here, script, option, value):

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import validate_kernel
-from benchmarks import load, performance
+from benchmarks import performance
+from benchmarks.load_test import workload
 from benchmarks.measure_open_loop import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
 from tools import compute_sanitizer, gpu_silicon, kernel_timer
@@ -212,7 +213,7 @@ def listening_seconds(listeners: int) -> float:
     def of(index: int) -> float:
         spent = 0.0
         while spent <= gpu_silicon.LISTEN_SECONDS:
-            audio = load.num_frames(0, index) * performance.FRAME_MS / 1000
+            audio = workload.num_frames(0, index) * performance.FRAME_MS / 1000
             spent, index = spent + max(0.0, audio - LEAD_SECONDS), index + listeners
         return spent
 
