@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,34 +58,38 @@ def add_result_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result file")
 
 
-def plain_parser(description: str) -> argparse.ArgumentParser:
-    """The command line of a script that loads no model of its own: --json, --debug."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    add_result_option(parser)
+def add_plain_options(parser: argparse.ArgumentParser) -> None:
+    """--debug, for a measurement that loads no model."""
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(quiet=True)
-    return parser
 
 
-def model_parser(description: str) -> argparse.ArgumentParser:
-    """The command line of a script about one model: --json, and which engine to load."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    add_result_option(parser)
-    options.add_model_options(parser)
-    return parser
+def add_runs_option(parser: argparse.ArgumentParser, runs: int = 5) -> None:
+    """--runs N."""
+    parser.add_argument(
+        "--runs", type=options.at_least(1), default=runs, help="how often to measure"
+    )
 
 
-def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
-    """--text, --runs, --warmup, --json, --plot and the options of every script."""
-    parser.add_argument("--text", default=TEXT)
-    parser.add_argument("--runs", type=options.at_least(1), default=runs)
+def add_warmup_option(parser: argparse.ArgumentParser, warmup: int = 2) -> None:
+    """--warmup N."""
     parser.add_argument(
         "--warmup", type=options.at_least(0), default=warmup, help="runs that are not counted"
     )
-    add_result_option(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
+    """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
+    parser.add_argument("--text", default=TEXT, help='what to say; "-": standard input')
+    add_runs_option(parser, runs)
+    add_warmup_option(parser, warmup)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
-    parser.add_argument("--first-chunk-frames", type=int, default=1)
-    parser.add_argument("--chunk-frames", type=int, default=10)
+    parser.add_argument(
+        "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"
+    )
+    parser.add_argument(
+        "--chunk-frames", type=int, default=10, help="codec frames of a chunk at most"
+    )
     options.add_model_options(parser)
     options.add_speech_options(parser)
 
@@ -93,11 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine, run, and return a result object."""
     with timed_engine(args) as (tts, load_s):
-        for index in range(args.warmup):
-            run_once(tts, args, index)
-        runs = [run_once(tts, args, index) for index in range(args.runs)]
+        runs = repeat(args, lambda index: run_once(tts, args, index))
         settings = {"text": args.text, "warmup": args.warmup}
         return result(tts, runs, settings) | {"load_s": load_s}
+
+
+def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """`run(0)`, `run(1)`, ...: first --warmup times, which do not count, then --runs times."""
+    for index in range(args.warmup):
+        run(index)
+    return [run(index) for index in range(args.runs)]
 
 
 @contextmanager
@@ -244,6 +253,13 @@ def tell(figures: dict[str, float]) -> str:
     return "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
 
 
+def tell_missed(missed: list[str]) -> int:
+    """Say which limits were missed; the exit code: 1 when there is one."""
+    for line in missed:
+        print(line, file=sys.stderr)
+    return 1 if missed else 0
+
+
 def write_json(path: str | None, found: dict[str, Any]) -> None:
     """Write a result file; None writes nothing."""
     if path is None:
@@ -305,19 +321,3 @@ def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
     figure.suptitle(f"{found['model']}, {found['backend']} on {found['device']}")
     figure.tight_layout()
     figure.savefig(path)
-
-
-def script(description: str, names: list[str]) -> int:
-    """A benchmark that reports some figures of `METRICS`; returns the exit code."""
-    parser = argparse.ArgumentParser(description=description)
-    add_arguments(parser)
-    args = parser.parse_args()
-
-    def main(args: argparse.Namespace) -> int:
-        found = measure(args)
-        print_table(found, names)
-        write_json(args.json, found)
-        plot(args.plot, found, names)
-        return 0
-
-    return options.run(main, args)

@@ -22,7 +22,7 @@ from qwen_megakernel.checkpoint.random_configs import model_config, speech_token
 
 PAGE = ROOT / "docs" / "performance.md"
 FRAME_MS = 80
-PARTS = ("decode", "vocoder", "overhead")  # of a frame, as measure_streams.py names them
+PARTS = ("decode", "vocoder", "overhead")  # of a frame, as `measure.py streams` names them
 PROMPTS = (10, 110, 200)
 BATCH, POSITION = (1, 4, 16, 64), 250
 PRECISIONS = ("bf16", "int8-talker", "int8")
@@ -86,7 +86,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def measured_cpu() -> list[str]:
-    """Decoding against this machine's memory, from measure_bandwidth.py."""
+    """Decoding against this machine's memory, from `measure.py bandwidth`."""
     rows = []
     for result in load_results("bandwidth_*.json"):
         rows.append(
@@ -106,7 +106,7 @@ def measured_cpu() -> list[str]:
 
 
 def streams_table() -> list[str]:
-    """Streams side by side, from measure_streams.py; the engine's part is told apart."""
+    """Streams side by side, from `measure.py streams`; the engine's part is told apart."""
     rows = []
     for result in load_results("streams_cpu_*.json"):
         per_frame = (result["summary"][f"{part}_ms_per_frame"]["p50"] for part in PARTS)

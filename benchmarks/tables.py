@@ -88,7 +88,7 @@ def speech_table() -> list[str]:
 
 
 def voices_table() -> list[str]:
-    """One row a result file of measure_voices.py, p50."""
+    """One row a result file of `measure.py voices`, p50."""
     columns = ["model", "machine", "x-vector", "codes", "a remembered voice"]
     rows = []
     for result in load_results("voices_*.json"):
@@ -107,7 +107,7 @@ def voices_table() -> list[str]:
 
 
 def pipecat_table() -> list[str]:
-    """One row a result file of measure_pipecat.py."""
+    """One row a result file of `measure.py pipecat`."""
     columns = ["mode", "pipelines", "machine", "chunk to frame, p95", "event loop held"]
     columns += ["barge-in to engine told, p95", "commit", "file"]
     rows = []
@@ -155,7 +155,7 @@ def load_table() -> list[str]:
 
 
 def server_table() -> list[str]:
-    """One row a figure of each result file of measure_server.py."""
+    """One row a figure of each result file of `measure.py server`."""
     rows = []
     for result in load_results("server_*.json"):
         settings = result["settings"]

@@ -2,7 +2,7 @@
 """Further steps of gpu_check.py, for more than one call: endurance, batches, listeners, peers.
 
 Run alone as gpu_steps.py is: gpu_silicon.py STEP --json FILE [--emulation | --toy]. A step's result
-holds `rows`, which benchmarks/performance.py turns into docs/performance.md.
+holds `rows`, which benchmarks/pages.py turns into docs/performance.md.
 """
 
 import json
@@ -234,23 +234,23 @@ class SiliconSteps(Steps):
         """The 1.7B shapes."""
         return self._validate(BIG, tuple(INT8_STACKS), INT8_FRAMES)
 
-    # ---- what a listener meets: scripts of benchmarks/, each in a process of its own
+    # ---- what a listener meets: benchmarks/measure.py, each time in a process of its own
 
     def first_sound(self) -> dict[str, Any]:
         """Text to first sound by stage; the first request against the tenth."""
-        return self._scripts("measure_first_sound.py", ["--runs", "3" if self.toy else "20"])
+        return self._scripts("first-sound", ["--runs", "3" if self.toy else "20"])
 
     def open_loop(self) -> dict[str, Any]:
         """First sound under requests that come when they like."""
         load = ["--rps", "4" if self.toy else RATES]
         load += ["--duration", "1" if self.toy else str(RATE_SECONDS)]
-        return self._scripts("measure_open_loop.py", load + self._many())
+        return self._scripts("open-loop", load + self._many())
 
     def capacity(self) -> dict[str, Any]:
         """Listeners who play what they hear."""
         load = ["--listeners", "2" if self.toy else LISTENERS]
         load += ["--duration", "1" if self.toy else str(LISTEN_SECONDS)]
-        return self._scripts("measure_open_loop.py", load + self._many())
+        return self._scripts("open-loop", load + self._many())
 
     def _many(self) -> list[str]:
         few = ["--streams", "4", "--max-frames", "4"]
@@ -259,21 +259,21 @@ class SiliconSteps(Steps):
     def peers(self) -> dict[str, Any]:
         """Our decoders and the official package on one checkpoint."""
         frames = ["--frames", "4" if self.toy else "80"]
-        return self._scripts("measure_peers.py", frames, backend=False)
+        return self._scripts("peers", frames, backend=False)
 
     def memory(self) -> dict[str, Any]:
         """Load time and memory for 1, 8 and 64 slots."""
         few = ["--max-frames", "2"] if self.toy else []
         counts = MEMORY_STREAMS[:1] if self.toy else MEMORY_STREAMS
-        return self._scripts("measure_memory.py", *(["--streams", str(n), *few] for n in counts))
+        return self._scripts("memory", *(["--streams", str(n), *few] for n in counts))
 
     def texts(self) -> dict[str, Any]:
         """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
         runs, frames = ("1", "4") if self.toy else ("5", "200")
-        return self._scripts("measure_texts.py", ["--runs", runs, "--max-frames", frames])
+        return self._scripts("texts", ["--runs", runs, "--max-frames", frames])
 
-    def _scripts(self, script: str, *options: list[str], backend: bool = True) -> dict[str, Any]:
-        """Rows of a script, run once for each of `options` and each model.
+    def _scripts(self, name: str, *options: list[str], backend: bool = True) -> dict[str, Any]:
+        """Rows of a measurement, run once for each of `options` and each model.
 
         Of one that fails, or whose time is up, what it has written until then is kept.
         """
@@ -282,7 +282,7 @@ class SiliconSteps(Steps):
         for each, model in product(options, (TOY,) if self.toy else (SMALL, BIG)):
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "result.json"
-                command = [sys.executable, f"benchmarks/{script}", "--model", model, *each]
+                command = [sys.executable, "benchmarks/measure.py", name, "--model", model, *each]
                 command += ["--json", str(file), "--quiet"]
                 if backend:  # a CPU's own fast one, or the kernel
                     command += ["--backend", "torch" if self.emulation else "kernel"]
@@ -298,11 +298,11 @@ class SiliconSteps(Steps):
             if code is None:
                 return kept | {"status": "timeout"}
             if code:
-                raise SystemExit(f"{script} for {model} ended with {code}.")
+                raise SystemExit(f"{name} for {model} ended with {code}.")
         return kept
 
     def _written(self, file: Path) -> dict[str, Any]:
-        """A script's result; no rows where there is none, or half of it."""
+        """A measurement's result; no rows where there is none, or half of it."""
         try:
             return json.loads(file.read_text())
         except (OSError, ValueError):

@@ -340,7 +340,7 @@ class Steps:
         common += ["--max-frames", "4" if self.toy else "60"]
         commands = {"benchmark.py": ["benchmark.py"]}
         for streams in (2,) if self.toy else STREAM_COUNTS[1:]:
-            script = ["benchmarks/measure_streams.py", "--streams", str(streams)]
+            script = ["benchmarks/measure.py", "streams", "--streams", str(streams)]
             commands[f"{streams} streams"] = script
         found = {}
         for name, command in commands.items():

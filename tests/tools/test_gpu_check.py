@@ -16,7 +16,7 @@ import torch
 import validate_kernel
 from benchmarks import performance
 from benchmarks.load_test import workload
-from benchmarks.measure_open_loop import LEAD_SECONDS
+from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
 from tools import compute_sanitizer, gpu_silicon, kernel_timer
 
@@ -195,20 +195,20 @@ json.dump({"rows": [{"rps": 1}]}, open(file, "w"))
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit('planted')"])
 def test_what_a_script_wrote_before_its_end_is_kept(monkeypatch, tmp_path, end):
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "planted.py").write_text(SCRIPT + end)
+    (tmp_path / "benchmarks" / "measure.py").write_text(SCRIPT + end)
     monkeypatch.setattr(gpu_silicon, "ROOT", tmp_path)
     steps = gpu_silicon.SiliconSteps(True, time.monotonic() + 2, tmp_path / "result.json")
     if "sleep" in end:
-        assert steps._scripts("planted.py", [])["status"] == "timeout"
+        assert steps._scripts("planted", [])["status"] == "timeout"
     else:
-        with pytest.raises(SystemExit, match=r"planted\.py for tiny-random ended with 1"):
-            steps._scripts("planted.py", [])
+        with pytest.raises(SystemExit, match="planted for tiny-random ended with 1"):
+            steps._scripts("planted", [])
     kept = json.loads((tmp_path / "result.json").read_text())
     assert kept["rows"] == [{"model": "tiny-random", "rps": 1}]
 
 
 def listening_seconds(listeners: int) -> float:
-    """How long `measure_open_loop.listen` takes: nobody hears faster than sound plays."""
+    """How long `measures.load.listen` takes: nobody hears faster than sound plays."""
 
     def of(index: int) -> float:
         spent = 0.0
