@@ -64,25 +64,18 @@ def add_plain_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(quiet=True)
 
 
-def add_runs_option(parser: argparse.ArgumentParser, runs: int = 5) -> None:
-    """--runs N."""
-    parser.add_argument(
-        "--runs", type=options.at_least(1), default=runs, help="how often to measure"
-    )
-
-
-def add_warmup_option(parser: argparse.ArgumentParser, warmup: int = 2) -> None:
-    """--warmup N."""
-    parser.add_argument(
-        "--warmup", type=options.at_least(0), default=warmup, help="runs that are not counted"
-    )
+def add_count(
+    parser: argparse.ArgumentParser, name: str, default: int, meaning: str, least: int = 1
+) -> None:
+    """An option that takes a whole number from `least` on."""
+    parser.add_argument(name, type=options.at_least(least), default=default, help=meaning)
 
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
     parser.add_argument("--text", default=TEXT, help='what to say; "-": standard input')
-    add_runs_option(parser, runs)
-    add_warmup_option(parser, warmup)
+    add_count(parser, "--runs", runs, "runs that are counted")
+    add_count(parser, "--warmup", warmup, "runs before, which are not counted", least=0)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
     parser.add_argument(
         "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"

@@ -17,69 +17,21 @@ from qwen_megakernel.cli import options
 
 # name -> (function in measures/, what it measures)
 MEASUREMENTS = {
-    "ttfc": (
-        "speed.speech",
-        "Measure the time to the first codec frame, the first samples and the first audible sample "
-        "of a speech.",
-    ),
+    "ttfc": ("speed.speech", "Measure the time to the first codec frame and first audible sample."),
     "rtf": ("speed.speech", "Measure the real-time factor of whole utterances, streamed."),
-    "tok-s": (
-        "speed.speech",
-        "Measure decoding: frames and codes a second, and the milliseconds of a frame by part.",
-    ),
+    "tok-s": ("speed.speech", "Measure how many codec frames and codes are decoded in a second."),
     "e2e": ("speed.speech", "Measure everything between a text and its last sample."),
-    "streams": (
-        "speed.streams",
-        "Measure many streams at once: their speed together, and what the engine itself costs for "
-        "each frame.",
-    ),
-    "memory": (
-        "speed.memory",
-        "Measure how long an engine takes to load and how much memory it uses at most.",
-    ),
-    "bandwidth": (
-        "speed.bandwidth",
-        "Compare decoding with the memory: the weights that a frame reads, at what part of the "
-        "measured bandwidth.",
-    ),
-    "profile": (
-        "speed.profile",
-        "Profile a frame of the plain decoder: the share of each torch operation, and its calls.",
-    ),
-    "first-sound": (
-        "latency.first_sound",
-        "Measure the way from a text to its first sound, stage by stage and as a whole, and the "
-        "first request of an engine.",
-    ),
-    "texts": (
-        "latency.texts",
-        "Measure short, medium and long texts: load time, memory, the time of a step, and first "
-        "packets of 1 and of 3 frames.",
-    ),
-    "peers": (
-        "peers.peers",
-        "Compare the decoders that can run here, and the official package, on one checkpoint.",
-    ),
-    "voices": (
-        "voices.voices",
-        "Measure what cloning a voice costs: the x-vector of a recording, its codes, and asking "
-        "for them again.",
-    ),
-    "pipecat": (
-        "pipecat.pipecat",
-        "Measure what the Pipecat service adds: from a chunk to its frame, how long the event loop "
-        "is held up, and from a barge-in to quiet.",
-    ),
-    "server": (
-        "load.server",
-        "Measure what the HTTP server adds to the engine: to the first byte, to each chunk, and "
-        "with many streams at once.",
-    ),
-    "open-loop": (
-        "load.open_loop",
-        "Measure an engine under many listeners, in one process: requests at random times, or "
-        "listeners who play what they hear.",
-    ),
+    "streams": ("speed.streams", "Measure many streams at once, and what the engine adds to each."),
+    "memory": ("speed.memory", "Measure the load time of an engine and the memory that it takes."),
+    "bandwidth": ("speed.bandwidth", "Compare decoding with the measured bandwidth of the memory."),
+    "profile": ("speed.profile", "Profile the torch operations in a frame of the plain decoder."),
+    "first-sound": ("latency.first_sound", "Measure each stage from a text to its first sound."),
+    "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
+    "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
+    "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
+    "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
+    "server": ("load.server", "Measure what the HTTP server adds to the engine."),
+    "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 
 

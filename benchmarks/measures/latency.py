@@ -38,7 +38,7 @@ FIRST_PACKETS = (1, 3)
 def first_sound_options(parser: argparse.ArgumentParser) -> None:
     """Which engine, and how often."""
     options.add_model_options(parser)
-    common.add_runs_option(parser, runs=20)
+    common.add_count(parser, "--runs", 20, "how often each stage is measured")
 
 
 def first_sound(args: argparse.Namespace) -> int:
@@ -148,7 +148,7 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 def texts_options(parser: argparse.ArgumentParser) -> None:
     """Which engine, how often and how long."""
     options.add_model_options(parser)
-    common.add_runs_option(parser)
+    common.add_count(parser, "--runs", 5, "runs that are counted")
     parser.add_argument("--max-frames", type=int, default=400, help="length of a speech at most")
 
 

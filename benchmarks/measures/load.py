@@ -199,19 +199,11 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
 def server_options(parser: argparse.ArgumentParser) -> None:
     """How many requests and streams, of which pace."""
     common.add_plain_options(parser)
-    parser.add_argument(
-        "--requests", type=options.at_least(1), default=200, help="requests one after the other"
-    )
-    parser.add_argument(
-        "--streams", type=options.at_least(1), default=32, help="streams at once, for the chunks"
-    )
-    parser.add_argument(
-        "--crowd", type=options.at_least(1), default=200, help="streams at once, for the gaps"
-    )
+    common.add_count(parser, "--requests", 200, "requests one after the other")
+    common.add_count(parser, "--streams", 32, "streams at once, for the chunks")
+    common.add_count(parser, "--crowd", 200, "streams at once, for the gaps")
     parser.add_argument("--rtf", type=options.positive, default=0.4, help="pace of the engine")
-    parser.add_argument(
-        "--frames", type=options.at_least(1), default=125, help="frames of a speech, 80 ms each"
-    )
+    common.add_count(parser, "--frames", 125, "frames of a speech, 80 ms each")
     parser.add_argument("--model", help="measure the first byte over this engine too")
 
 

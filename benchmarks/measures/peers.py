@@ -33,9 +33,7 @@ TEXT = "Hello there, how are you today?"
 def peers_options(parser: argparse.ArgumentParser) -> None:
     """Which checkpoint on which device, and how many frames."""
     options.add_model_options(parser)
-    parser.add_argument(
-        "--frames", type=options.at_least(1), default=80, help="frames that each decoder makes"
-    )
+    common.add_count(parser, "--frames", 80, "frames that each decoder makes")
 
 
 def peers(args: argparse.Namespace) -> int:

@@ -29,13 +29,9 @@ METRICS = {
 def pipecat_options(parser: argparse.ArgumentParser) -> None:
     """How many pipelines and turns, of which pace."""
     common.add_plain_options(parser)
-    parser.add_argument(
-        "--pipelines", type=options.at_least(1), default=4, help="pipelines at once"
-    )
-    parser.add_argument(
-        "--turns", type=options.at_least(1), default=5, help="turns of each pipeline, in a run"
-    )
-    common.add_runs_option(parser, runs=3)
+    common.add_count(parser, "--pipelines", 4, "pipelines at once")
+    common.add_count(parser, "--turns", 5, "turns of each pipeline, in a run")
+    common.add_count(parser, "--runs", 3, "runs that are counted")
     parser.add_argument("--rtf", type=options.positive, default=0.25, help="pace of the chunks")
     parser.add_argument("--token", action="store_true", help="feed text in Pipecat's TOKEN mode")
 

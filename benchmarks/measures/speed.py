@@ -48,7 +48,7 @@ def speech(args: argparse.Namespace) -> int:
 def streams_options(parser: argparse.ArgumentParser) -> None:
     """The options of a speech, and how many at once."""
     common.add_arguments(parser)
-    parser.add_argument("--streams", type=options.at_least(1), default=8, help="speeches at once")
+    common.add_count(parser, "--streams", 8, "speeches at once")
 
 
 def streams(args: argparse.Namespace) -> int:

@@ -37,9 +37,9 @@ def voices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=options.positive, default=10.0, help="length of the recording"
     )
-    parser.add_argument("--threads", type=options.at_least(1), default=2, help="threads of PyTorch")
-    common.add_runs_option(parser)
-    common.add_warmup_option(parser)
+    common.add_count(parser, "--threads", 2, "threads of PyTorch")
+    common.add_count(parser, "--runs", 5, "runs that are counted")
+    common.add_count(parser, "--warmup", 2, "runs before, which are not counted", least=0)
     options.add_verbosity(parser)
 
 
