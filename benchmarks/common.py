@@ -29,6 +29,9 @@ from qwen_megakernel.cli.doctor import report
 from qwen_megakernel.engine.speech_engine import Files
 from qwen_megakernel.errors import MissingPackageError, OutputError
 
+Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
+Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
+
 SCHEMA = 1
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
 CLIENT_BUFFER_MS = 100
@@ -64,18 +67,31 @@ def add_plain_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(quiet=True)
 
 
-def add_count(
-    parser: argparse.ArgumentParser, name: str, default: int, meaning: str, least: int = 1
-) -> None:
-    """An option that takes a whole number from `least` on."""
-    parser.add_argument(name, type=options.at_least(least), default=default, help=meaning)
+def option(name: str, **settings: Any) -> Options:
+    """An option as `add_argument` takes it, for `takes`."""
+    return lambda parser: parser.add_argument(name, **settings)
+
+
+def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
+    """An option that is a whole number from `least` on, for `takes`."""
+    return option(name, type=options.at_least(least), default=default, help=meaning)
+
+
+def takes(*added: Options) -> Callable[[Measurement], Measurement]:
+    """Give a measurement its options, which benchmarks/measure.py adds to its command line."""
+
+    def give(measurement: Measurement) -> Measurement:
+        measurement.options = added
+        return measurement
+
+    return give
 
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
     parser.add_argument("--text", default=TEXT, help='what to say; "-": standard input')
-    add_count(parser, "--runs", runs, "runs that are counted")
-    add_count(parser, "--warmup", warmup, "runs before, which are not counted", least=0)
+    count("--runs", runs, "runs that are counted")(parser)
+    count("--warmup", warmup, "runs before, which are not counted", least=0)(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
     parser.add_argument(
         "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"

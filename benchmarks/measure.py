@@ -66,10 +66,10 @@ def run(command: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> 
 def _complete(command: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
     """`command` with the options of a measurement and the one that all have, --json."""
     module, function = MEASUREMENTS[name][0].split(".")
-    found = import_module(f"benchmarks.measures.{module}")
-    getattr(found, f"{function}_options")(command)
-    common.add_result_option(command)
-    command.set_defaults(name=name, measure=getattr(found, function))
+    measurement = getattr(import_module(f"benchmarks.measures.{module}"), function)
+    for add in (*measurement.options, common.add_result_option):
+        add(command)
+    command.set_defaults(name=name, measure=measurement)
     return command
 
 

@@ -91,11 +91,6 @@ def source_of(result: dict[str, Any]) -> list[str]:
     return [result["commit"], f"`{result['file']}`"]
 
 
-def median_of(result: dict[str, Any]) -> dict[str, float]:
-    """p50 of every figure."""
-    return {name: values["p50"] for name, values in result["summary"].items()}
-
-
 def busy_machine_of(result: dict[str, Any]) -> str:
     """The machine, and how busy it was: what else ran counts in wall time."""
     return f"{machine_of(result)}, load average {result['machine']['load_1min']:.1f}"
@@ -104,65 +99,57 @@ def busy_machine_of(result: dict[str, Any]) -> str:
 # ---- tables between the markers of a page --------------------------------------------------------
 
 
-def speech_table() -> list[str]:
-    """One row a result file of benchmark.py: what ran where, and its p50 figures."""
-    columns = ["model", "backend", "machine", "first frame", "first samples", "RTF"]
+Cell = str | Callable[[dict[str, Any]], str]  # a format of a result, or a function of it
+
+
+def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
+    """One row for each result file of this name, with its commit and its own name behind."""
     rows = []
-    for result in load_results("benchmark_*.json"):
-        p50 = median_of(result)
-        rows.append(
-            [
-                model_of(result),
-                f"{result['backend']}, {result['dtype']}",
-                machine_of(result),
-                f"{p50['first_frame_ms']:.0f} ms",
-                f"{p50['first_chunk_ms']:.0f} ms",
-                f"{p50['rtf']:.2f}",
-                *source_of(result),
-            ]
+    for result in load_results(pattern):
+        cells = (
+            c.format_map(result) if isinstance(c, str) else c(result) for c in columns.values()
         )
+        rows.append([*cells, *source_of(result)])
     return table([*columns, "commit", "file"], rows)
+
+
+def speech_table() -> list[str]:
+    """Results of benchmark.py: what ran where, and its p50 figures."""
+    columns: dict[str, Cell] = {
+        "model": model_of,
+        "backend": "{backend}, {dtype}",
+        "machine": machine_of,
+        "first frame": "{summary[first_frame_ms][p50]:.0f} ms",
+        "first samples": "{summary[first_chunk_ms][p50]:.0f} ms",
+        "RTF": "{summary[rtf][p50]:.2f}",
+    }
+    return result_table("benchmark_*.json", columns)
 
 
 def voices_table() -> list[str]:
-    """One row a result file of `measure.py voices`, p50."""
-    columns = ["model", "machine", "x-vector", "codes", "a remembered voice"]
-    rows = []
-    for result in load_results("voices_*.json"):
-        p50 = median_of(result)
-        rows.append(
-            [
-                model_of(result),
-                machine_of(result),
-                f"{p50['x_vector_ms']:.0f} ms",
-                f"{p50['codec_ms']:.0f} ms",
-                f"{p50['cached_voice_ms']:.1f} ms",
-                *source_of(result),
-            ]
-        )
-    return table([*columns, "commit", "file"], rows)
+    """Results of `measure.py voices`, p50."""
+    columns: dict[str, Cell] = {
+        "model": model_of,
+        "machine": machine_of,
+        "x-vector": "{summary[x_vector_ms][p50]:.0f} ms",
+        "codes": "{summary[codec_ms][p50]:.0f} ms",
+        "a remembered voice": "{summary[cached_voice_ms][p50]:.1f} ms",
+    }
+    return result_table("voices_*.json", columns)
 
 
 def pipecat_table() -> list[str]:
-    """One row a result file of `measure.py pipecat`."""
-    columns = ["mode", "pipelines", "machine", "chunk to frame, p95", "event loop held"]
-    columns += ["barge-in to engine told, p95", "commit", "file"]
-    rows = []
-    for result in load_results("pipecat_*.json"):
-        settings, summary = result["settings"], result["summary"]
-        rows.append(
-            [
-                "TOKEN" if settings["token"] else "SENTENCE",
-                settings["pipelines"],
-                machine_of(result),
-                f"{summary['overhead_ms']['p95']:.1f} ms",
-                f"{summary['loop_held_ms']['max']:.1f} ms CPU, "
-                f"{summary['loop_held_wall_ms']['max']:.1f} ms by the clock",
-                f"{summary['quiet_ms']['p95']:.2f} ms",
-                *source_of(result),
-            ]
-        )
-    return table(columns, rows)
+    """Results of `measure.py pipecat`."""
+    columns: dict[str, Cell] = {
+        "mode": lambda result: "TOKEN" if result["settings"]["token"] else "SENTENCE",
+        "pipelines": "{settings[pipelines]}",
+        "machine": machine_of,
+        "chunk to frame, p95": "{summary[overhead_ms][p95]:.1f} ms",
+        "event loop held": "{summary[loop_held_ms][max]:.1f} ms CPU, "
+        "{summary[loop_held_wall_ms][max]:.1f} ms by the clock",
+        "barge-in to engine told, p95": "{summary[quiet_ms][p95]:.2f} ms",
+    }
+    return result_table("pipecat_*.json", columns)
 
 
 def load_table() -> list[str]:
@@ -590,11 +577,11 @@ def precision() -> list[str]:
         "default sampling and the same random numbers:",
         "",
         "| | code 0, best | codes 1.., best | all, drawn |",
-        *spaced_table(["", *"012"], shares)[1:],
+        *spaced_table([""] * 4, shares)[1:],
         "Bytes of weights a frame reads, computed from the released shapes:",
         "",
         f"| | {' | '.join(WIDTHS.values())} |",
-        *spaced_table(["", *WIDTHS], sizes)[1:],
+        *spaced_table([""] * (1 + len(WIDTHS)), sizes)[1:],
         "Variants:",
         "",
         *(f"- `{name}`: {VARIANTS[name]}" for name in names),

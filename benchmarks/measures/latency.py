@@ -35,12 +35,9 @@ FIRST_PACKETS = (1, 3)
 # ---- the first sound -----------------------------------------------------------------------------
 
 
-def first_sound_options(parser: argparse.ArgumentParser) -> None:
-    """Which engine, and how often."""
-    options.add_model_options(parser)
-    common.add_count(parser, "--runs", 20, "how often each stage is measured")
-
-
+@common.takes(
+    options.add_model_options, common.count("--runs", 20, "how often each stage is measured")
+)
 def first_sound(args: argparse.Namespace) -> int:
     """From a text to its first sound, stage by stage and as a whole, and the first request of all.
 
@@ -145,13 +142,11 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 # ---- whole texts ---------------------------------------------------------------------------------
 
 
-def texts_options(parser: argparse.ArgumentParser) -> None:
-    """Which engine, how often and how long."""
-    options.add_model_options(parser)
-    common.add_count(parser, "--runs", 5, "runs that are counted")
-    parser.add_argument("--max-frames", type=int, default=400, help="length of a speech at most")
-
-
+@common.takes(
+    options.add_model_options,
+    common.count("--runs", 5, "runs that are counted"),
+    common.option("--max-frames", type=int, default=400, help="length of a speech at most"),
+)
 def texts(args: argparse.Namespace) -> int:
     """Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3
     frames.

@@ -43,23 +43,19 @@ RAMP_S = 1.0  # in which a crowd arrives
 # ---- an engine and its listeners -----------------------------------------------------------------
 
 
-def open_loop_options(parser: argparse.ArgumentParser) -> None:
-    """Which engine, and the loads."""
-    options.add_model_options(parser)
-    parser.add_argument(
+@common.takes(
+    options.add_model_options,
+    common.option(
         "--rps", type=workload.numbers(float), default=[], help="requests a second: 1,10,20"
-    )
-    parser.add_argument(
+    ),
+    common.option(
         "--listeners", type=workload.numbers(int), default=[], help="listeners at once: 8,16"
-    )
-    parser.add_argument(
-        "--duration", type=options.positive, default=60.0, help="seconds of each load"
-    )
-    parser.add_argument("--streams", type=int, default=64, help="slots of the engine")
-    parser.add_argument("--seed", type=int, default=0, help="seed of arrivals and lengths")
-    parser.add_argument("--max-frames", type=int, help="cut longer requests")
-
-
+    ),
+    common.option("--duration", type=options.positive, default=60.0, help="seconds of each load"),
+    common.option("--streams", type=int, default=64, help="slots of the engine"),
+    common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
+    common.option("--max-frames", type=int, help="cut longer requests"),
+)
 def open_loop(args: argparse.Namespace) -> int:
     """Requests that come when they like (--rps), or listeners who play one speech after another
     (--listeners).
@@ -196,17 +192,15 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
 # ---- the HTTP server -----------------------------------------------------------------------------
 
 
-def server_options(parser: argparse.ArgumentParser) -> None:
-    """How many requests and streams, of which pace."""
-    common.add_plain_options(parser)
-    common.add_count(parser, "--requests", 200, "requests one after the other")
-    common.add_count(parser, "--streams", 32, "streams at once, for the chunks")
-    common.add_count(parser, "--crowd", 200, "streams at once, for the gaps")
-    parser.add_argument("--rtf", type=options.positive, default=0.4, help="pace of the engine")
-    common.add_count(parser, "--frames", 125, "frames of a speech, 80 ms each")
-    parser.add_argument("--model", help="measure the first byte over this engine too")
-
-
+@common.takes(
+    common.add_plain_options,
+    common.count("--requests", 200, "requests one after the other"),
+    common.count("--streams", 32, "streams at once, for the chunks"),
+    common.count("--crowd", 200, "streams at once, for the gaps"),
+    common.option("--rtf", type=options.positive, default=0.4, help="pace of the engine"),
+    common.count("--frames", 125, "frames of a speech, 80 ms each"),
+    common.option("--model", help="measure the first byte over this engine too"),
+)
 def server(args: argparse.Namespace) -> int:
     """What the HTTP server adds to the engine, held against the limits.
 

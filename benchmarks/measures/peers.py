@@ -30,12 +30,9 @@ FRAMES_PER_STEP = 4
 TEXT = "Hello there, how are you today?"
 
 
-def peers_options(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint on which device, and how many frames."""
-    options.add_model_options(parser)
-    common.add_count(parser, "--frames", 80, "frames that each decoder makes")
-
-
+@common.takes(
+    options.add_model_options, common.count("--frames", 80, "frames that each decoder makes")
+)
 def peers(args: argparse.Namespace) -> int:
     """Measure what can run here and report; the result file is written after each system."""
     loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))

@@ -26,16 +26,14 @@ METRICS = {
 }
 
 
-def pipecat_options(parser: argparse.ArgumentParser) -> None:
-    """How many pipelines and turns, of which pace."""
-    common.add_plain_options(parser)
-    common.add_count(parser, "--pipelines", 4, "pipelines at once")
-    common.add_count(parser, "--turns", 5, "turns of each pipeline, in a run")
-    common.add_count(parser, "--runs", 3, "runs that are counted")
-    parser.add_argument("--rtf", type=options.positive, default=0.25, help="pace of the chunks")
-    parser.add_argument("--token", action="store_true", help="feed text in Pipecat's TOKEN mode")
-
-
+@common.takes(
+    common.add_plain_options,
+    common.count("--pipelines", 4, "pipelines at once"),
+    common.count("--turns", 5, "turns of each pipeline, in a run"),
+    common.count("--runs", 3, "runs that are counted"),
+    common.option("--rtf", type=options.positive, default=0.25, help="pace of the chunks"),
+    common.option("--token", action="store_true", help="feed text in Pipecat's TOKEN mode"),
+)
 def pipecat(args: argparse.Namespace) -> int:
     """Measure, report, hold against the limits."""
     logger.remove()

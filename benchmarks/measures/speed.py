@@ -3,6 +3,7 @@
 import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 import torch.profiler
@@ -28,11 +29,7 @@ READ_BYTES, NUM_READS = 512 * 2**20, 20
 PROFILED_FRAMES, PROFILED_ROWS = 4, 12
 
 
-def speech_options(parser: argparse.ArgumentParser) -> None:
-    """What to say, how often, with which engine."""
-    common.add_arguments(parser)
-
-
+@common.takes(common.add_arguments)
 def speech(args: argparse.Namespace) -> int:
     """One speech after another; the figures of `SHOWN`."""
     found = common.measure(args)
@@ -45,12 +42,7 @@ def speech(args: argparse.Namespace) -> int:
 # ---- streams side by side ------------------------------------------------------------------------
 
 
-def streams_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a speech, and how many at once."""
-    common.add_arguments(parser)
-    common.add_count(parser, "--streams", 8, "speeches at once")
-
-
+@common.takes(common.add_arguments, common.count("--streams", 8, "speeches at once"))
 def streams(args: argparse.Namespace) -> int:
     """Many streams at once: aggregate speed, and what the engine itself costs a frame."""
     with options.engine_from_args(args, num_slots=args.streams) as tts:
@@ -90,13 +82,11 @@ def speak_together(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def memory_options(parser: argparse.ArgumentParser) -> None:
-    """Which engine, of how many slots."""
-    options.add_model_options(parser)
-    parser.add_argument("--streams", type=int, default=1, help="slots of the engine, all spoken on")
-    parser.add_argument("--max-frames", type=int, default=20, help="length of each speech")
-
-
+@common.takes(
+    options.add_model_options,
+    common.option("--streams", type=int, default=1, help="slots of the engine, all spoken on"),
+    common.option("--max-frames", type=int, default=20, help="length of each speech"),
+)
 def memory(args: argparse.Namespace) -> int:
     """Load time, and the most memory that an engine of so many slots takes; it is the process's
     only engine, so that the peak is its own."""
@@ -120,11 +110,7 @@ def memory(args: argparse.Namespace) -> int:
 # ---- bandwidth -----------------------------------------------------------------------------------
 
 
-def bandwidth_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a speech, with fewer runs."""
-    common.add_arguments(parser, runs=3, warmup=1)
-
-
+@common.takes(partial(common.add_arguments, runs=3, warmup=1))
 def bandwidth(args: argparse.Namespace) -> int:
     """Decoding against the memory: weights read a frame, at what part of the measured bandwidth."""
     with ThreadPoolExecutor(max_workers=1) as thread:
@@ -165,12 +151,10 @@ def read_bandwidth(device: torch.device) -> float:
 # ---- operations ----------------------------------------------------------------------------------
 
 
-def profile_options(parser: argparse.ArgumentParser) -> None:
-    """Which model."""
-    parser.add_argument("--model", default="random-0.6b-base", help="name or folder of the model")
-    options.add_verbosity(parser)
-
-
+@common.takes(
+    common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
+    options.add_verbosity,
+)
 def profile(args: argparse.Namespace) -> int:
     """Where a frame of the plain decoder goes: share of each torch operation, how many calls."""
     loaded = loading.load(loading.resolve(args.model))

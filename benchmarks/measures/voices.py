@@ -31,18 +31,14 @@ METRICS = {
 }
 
 
-def voices_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, how long a recording, how often."""
-    parser.add_argument("--model", default="random-0.6b-base", help="name or folder of the model")
-    parser.add_argument(
-        "--seconds", type=options.positive, default=10.0, help="length of the recording"
-    )
-    common.add_count(parser, "--threads", 2, "threads of PyTorch")
-    common.add_count(parser, "--runs", 5, "runs that are counted")
-    common.add_count(parser, "--warmup", 2, "runs before, which are not counted", least=0)
-    options.add_verbosity(parser)
-
-
+@common.takes(
+    common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
+    common.option("--seconds", type=options.positive, default=10.0, help="length of the recording"),
+    common.count("--threads", 2, "threads of PyTorch"),
+    common.count("--runs", 5, "runs that are counted"),
+    common.count("--warmup", 2, "runs before, which are not counted", least=0),
+    options.add_verbosity,
+)
 def voices(args: argparse.Namespace) -> int:
     """Measure and report."""
     torch.set_num_threads(args.threads)

@@ -1,8 +1,10 @@
 """benchmarks/measure.py: every name measures, says what, and is as ready as the engine it loads."""
 
 import argparse
+import re
 
 import pytest
+from commands import ROOT
 
 from benchmarks import common, measure
 from qwen_megakernel.cli import options
@@ -31,6 +33,15 @@ def test_a_name_that_is_missing_or_unknown_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
         measure.main(words)
     assert ended.value.code == 2 and "NAME" in capsys.readouterr().err
+
+
+def test_pages_and_tools_name_only_what_there_is():
+    files = [*ROOT.glob("docs/*.md"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = re.findall(r"`(?:python )?(?:benchmarks/)?measure\.py ([a-z][\w-]*)", text)
+    called = re.findall(r'_scripts\("([\w-]+)"', text)
+    assert len(named) > 5 and len(called) > 5
+    assert {*named, *called} <= set(measure.MEASUREMENTS)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
