@@ -89,7 +89,7 @@ def takes(*added: Options) -> Callable[[Measurement], Measurement]:
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
-    parser.add_argument("--text", default=TEXT, help='what to say; "-": standard input')
+    parser.add_argument("--text", default=TEXT, help="what to say")
     count("--runs", runs, "runs that are counted")(parser)
     count("--warmup", warmup, "runs before, which are not counted", least=0)(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
@@ -257,9 +257,36 @@ def summarize(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def tell(figures: dict[str, float]) -> str:
-    """One row of `summarize` as a person reads it."""
-    return "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
+def hold_against(
+    limits: dict[str, Any],
+    args: argparse.Namespace,
+    settings: Sequence[str],
+    meanings: dict[str, str],
+    values: dict[str, list[float]],
+) -> int:
+    """Report figures that have limits and write the result file.
+
+    Args:
+        limits: figure -> the most of its p95, or (which of its numbers, the most).
+        settings: the arguments that the result file keeps.
+        meanings: figure -> what it is.
+        values: figure -> its values.
+    Returns:
+        The exit code: 1 when a limit is missed.
+    """
+    summary = summarize(values)
+    for name, figures in summary.items():
+        told = "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
+        print(f"{name:28}{told} {meanings[name]}")
+    kept = {name: getattr(args, name) for name in settings}
+    found = {"settings": kept, "limits": limits, "summary": summary}
+    write_json(args.json, header() | found)
+    missed = []
+    for name, limit in limits.items():
+        key, most = limit if isinstance(limit, tuple) else ("p95", limit)
+        if summary[name][key] > most:
+            missed.append(f"{name}: {key} is above {most}")
+    return tell_missed(missed)
 
 
 def tell_missed(missed: list[str]) -> int:

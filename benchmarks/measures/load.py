@@ -211,24 +211,8 @@ def server(args: argparse.Namespace) -> int:
     from qwen_megakernel.server.service import freeze_garbage_collector
 
     freeze_garbage_collector()  # a pause of ours would count as one of the server's
-    values = asyncio.run(measure(args))
-    summary = common.summarize(values)
-    names = ("requests", "streams", "crowd", "rtf", "frames", "model")
-    found = {
-        **common.header(),
-        "settings": {name: getattr(args, name) for name in names},
-        "limits": LIMITS,
-        "summary": summary,
-    }
-    for name, figures in summary.items():
-        print(f"{name:28}{common.tell(figures)} {METRICS[name]}")
-    common.write_json(args.json, found)
-    missed = [
-        f"{name}: {key} is above {limit}"
-        for name, (key, limit) in LIMITS.items()
-        if summary[name][key] > limit
-    ]
-    return common.tell_missed(missed)
+    settings = ("requests", "streams", "crowd", "rtf", "frames", "model")
+    return common.hold_against(LIMITS, args, settings, METRICS, asyncio.run(measure(args)))
 
 
 def serve_paced(pipe: Connection, rtf: float, speech_frames: int, num_slots: int) -> None:

@@ -19,10 +19,10 @@ TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. Se
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
 
 METRICS = {
-    "overhead_ms": ("ms", "engine's chunk to the frame behind the service"),
-    "loop_held_ms": ("ms", "longest callback of the event loop, CPU time of its thread"),
-    "loop_held_wall_ms": ("ms", "the same by the clock: what else the machine does counts too"),
-    "quiet_ms": ("ms", "interruption in the service to the engine being told"),
+    "overhead_ms": "engine's chunk to the frame behind the service",
+    "loop_held_ms": "longest callback of the event loop, CPU time of its thread",
+    "loop_held_wall_ms": "the same by the clock: what else the machine does counts too",
+    "quiet_ms": "interruption in the service to the engine being told",
 }
 
 
@@ -40,24 +40,8 @@ def pipecat(args: argparse.Namespace) -> int:
     # The first run is the warm-up.
     runs = [asyncio.run(asyncio.wait_for(run_once(args), 120)) for _ in range(args.runs + 1)][1:]
     values = {name: [value for run in runs for value in run[name]] for name in METRICS}
-    summary = common.summarize(values)
-    found = {
-        **common.header(),
-        "settings": {
-            name: getattr(args, name) for name in ("pipelines", "turns", "rtf", "token", "runs")
-        },
-        "limits": LIMITS,
-        "summary": summary,
-    }
-    for name, (unit, meaning) in METRICS.items():
-        print(f"{name:18}{common.tell(summary[name])}{unit:4}{meaning}")
-    common.write_json(args.json, found)
-    missed = [
-        f"{name} p95 is above {limit} ms"
-        for name, limit in LIMITS.items()
-        if summary[name]["p95"] > limit
-    ]
-    return common.tell_missed(missed)
+    settings = ("pipelines", "turns", "rtf", "token", "runs")
+    return common.hold_against(LIMITS, args, settings, METRICS, values)
 
 
 async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
