@@ -39,7 +39,7 @@ def test_pages_and_tools_name_only_what_there_is():
     files = [*ROOT.glob("docs/*.md"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     named = re.findall(r"`(?:python )?(?:benchmarks/)?measure\.py ([a-z][\w-]*)", text)
-    called = re.findall(r'_scripts\("([\w-]+)"', text)
+    called = re.findall(r'\b(?:_scripts\(|measure\(\s*context, )"([\w-]+)"', text)
     assert len(named) > 5 and len(called) > 5
     assert {*named, *called} <= set(measure.MEASUREMENTS)
 
