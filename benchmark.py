@@ -22,15 +22,14 @@ def main(args: argparse.Namespace) -> int:
         for name, limit in (("first_chunk_ms", args.max_ttfc_ms), ("rtf", args.max_rtf))
         if limit is not None and found["summary"][name]["p50"] > limit
     ]
-    for line in missed:
-        print(line, file=sys.stderr)
-    return 1 if missed else 0
+    return common.tell_missed(missed)
 
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
+    common.add_result_option(parser)
     parser.add_argument(
         "--max-ttfc-ms", type=options.positive, help="limit for first_chunk_ms, p50"
     )

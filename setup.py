@@ -17,7 +17,7 @@ WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
 COREML = ["coremltools>=9,<10"]
-BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/bench_server.py
+BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/load_test
 RAY = ["ray[serve]>=2.60", *SERVER]
 
 setup(

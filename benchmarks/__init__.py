@@ -1,1 +1,3 @@
-"""Benchmarks; each is a script, `common` is what they share."""
+"""Benchmarks: `measure.py` measures this project, `load_test` any speech server, `pages.py` writes
+what the documents say of the results; `roofline.py` calculates what nothing can go below.
+"""

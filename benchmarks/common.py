@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,9 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.cli.doctor import report
 from qwen_megakernel.engine.speech_engine import Files
 from qwen_megakernel.errors import MissingPackageError, OutputError
+
+Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
+Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
 
 SCHEMA = 1
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
@@ -58,34 +61,44 @@ def add_result_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result file")
 
 
-def plain_parser(description: str) -> argparse.ArgumentParser:
-    """The command line of a script that loads no model of its own: --json, --debug."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    add_result_option(parser)
+def add_plain_options(parser: argparse.ArgumentParser) -> None:
+    """--debug, for a measurement that loads no model."""
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(quiet=True)
-    return parser
 
 
-def model_parser(description: str) -> argparse.ArgumentParser:
-    """The command line of a script about one model: --json, and which engine to load."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    add_result_option(parser)
-    options.add_model_options(parser)
-    return parser
+def option(name: str, **settings: Any) -> Options:
+    """An option as `add_argument` takes it, for `takes`."""
+    return lambda parser: parser.add_argument(name, **settings)
+
+
+def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
+    """An option that is a whole number from `least` on, for `takes`."""
+    return option(name, type=options.at_least(least), default=default, help=meaning)
+
+
+def takes(*added: Options) -> Callable[[Measurement], Measurement]:
+    """Give a measurement its options, which benchmarks/measure.py adds to its command line."""
+
+    def give(measurement: Measurement) -> Measurement:
+        measurement.options = added
+        return measurement
+
+    return give
 
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
-    """--text, --runs, --warmup, --json, --plot and the options of every script."""
-    parser.add_argument("--text", default=TEXT)
-    parser.add_argument("--runs", type=options.at_least(1), default=runs)
-    parser.add_argument(
-        "--warmup", type=options.at_least(0), default=warmup, help="runs that are not counted"
-    )
-    add_result_option(parser)
+    """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
+    parser.add_argument("--text", default=TEXT, help="what to say")
+    count("--runs", runs, "runs that are counted")(parser)
+    count("--warmup", warmup, "runs before, which are not counted", least=0)(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
-    parser.add_argument("--first-chunk-frames", type=int, default=1)
-    parser.add_argument("--chunk-frames", type=int, default=10)
+    parser.add_argument(
+        "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"
+    )
+    parser.add_argument(
+        "--chunk-frames", type=int, default=10, help="codec frames of a chunk at most"
+    )
     options.add_model_options(parser)
     options.add_speech_options(parser)
 
@@ -93,11 +106,16 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine, run, and return a result object."""
     with timed_engine(args) as (tts, load_s):
-        for index in range(args.warmup):
-            run_once(tts, args, index)
-        runs = [run_once(tts, args, index) for index in range(args.runs)]
+        runs = repeat(args, lambda index: run_once(tts, args, index))
         settings = {"text": args.text, "warmup": args.warmup}
         return result(tts, runs, settings) | {"load_s": load_s}
+
+
+def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """`run(0)`, `run(1)`, ...: first --warmup times, which do not count, then --runs times."""
+    for index in range(args.warmup):
+        run(index)
+    return [run(index) for index in range(args.runs)]
 
 
 @contextmanager
@@ -239,9 +257,43 @@ def summarize(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def tell(figures: dict[str, float]) -> str:
-    """One row of `summarize` as a person reads it."""
-    return "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
+def hold_against(
+    limits: dict[str, Any],
+    args: argparse.Namespace,
+    settings: Sequence[str],
+    meanings: dict[str, str],
+    values: dict[str, list[float]],
+) -> int:
+    """Report figures that have limits and write the result file.
+
+    Args:
+        limits: figure -> the most of its p95, or (which of its numbers, the most).
+        settings: the arguments that the result file keeps.
+        meanings: figure -> what it is.
+        values: figure -> its values.
+    Returns:
+        The exit code: 1 when a limit is missed.
+    """
+    summary = summarize(values)
+    for name, figures in summary.items():
+        told = "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
+        print(f"{name:28}{told} {meanings[name]}")
+    kept = {name: getattr(args, name) for name in settings}
+    found = {"settings": kept, "limits": limits, "summary": summary}
+    write_json(args.json, header() | found)
+    missed = []
+    for name, limit in limits.items():
+        key, most = limit if isinstance(limit, tuple) else ("p95", limit)
+        if summary[name][key] > most:
+            missed.append(f"{name}: {key} is above {most}")
+    return tell_missed(missed)
+
+
+def tell_missed(missed: list[str]) -> int:
+    """Say which limits were missed; the exit code: 1 when there is one."""
+    for line in missed:
+        print(line, file=sys.stderr)
+    return 1 if missed else 0
 
 
 def write_json(path: str | None, found: dict[str, Any]) -> None:
@@ -305,19 +357,3 @@ def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
     figure.suptitle(f"{found['model']}, {found['backend']} on {found['device']}")
     figure.tight_layout()
     figure.savefig(path)
-
-
-def script(description: str, names: list[str]) -> int:
-    """A benchmark that reports some figures of `METRICS`; returns the exit code."""
-    parser = argparse.ArgumentParser(description=description)
-    add_arguments(parser)
-    args = parser.parse_args()
-
-    def main(args: argparse.Namespace) -> int:
-        found = measure(args)
-        print_table(found, names)
-        write_json(args.json, found)
-        plot(args.plot, found, names)
-        return 0
-
-    return options.run(main, args)

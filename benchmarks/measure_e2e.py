@@ -1,11 +1,11 @@
-"""Everything between a text and its last sample: all figures of all runs."""
+"""Everything between a text and its last sample: all figures of all runs; `measure.py e2e`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
-from benchmarks import common
+from benchmarks import measure
 
 if __name__ == "__main__":
-    sys.exit(common.script(__doc__, list(common.METRICS)))
+    sys.exit(measure.script("e2e"))

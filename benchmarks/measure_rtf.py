@@ -1,15 +1,11 @@
-"""Real-time factor of whole utterances, streamed."""
+"""Real-time factor of whole utterances, streamed; `measure.py rtf`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
-from benchmarks import common
+from benchmarks import measure
 
 if __name__ == "__main__":
-    sys.exit(
-        common.script(
-            __doc__, ["rtf", "total_ms", "audio_s", "max_gap_ms", "underruns", "underruns_100ms"]
-        )
-    )
+    sys.exit(measure.script("rtf"))

@@ -1,15 +1,11 @@
-"""Time to first codec frame, to first samples, and to first audible sample."""
+"""Time to first codec frame, to first samples, and to first audible sample; `measure.py ttfc`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
-from benchmarks import common
+from benchmarks import measure
 
 if __name__ == "__main__":
-    sys.exit(
-        common.script(
-            __doc__, ["first_frame_ms", "first_chunk_ms", "first_audible_ms", "leading_silence_ms"]
-        )
-    )
+    sys.exit(measure.script("ttfc"))

@@ -274,13 +274,13 @@ def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
         ("benchmark.py", "--warmup", "-1"),
         ("benchmark.py", "--max-rtf", "nan"),
         ("validate_kernel.py", "--steps", "0"),
-        ("benchmarks/measure_streams.py", "--streams", "0"),
-        ("benchmarks/measure_texts.py", "--runs", "0"),
-        ("benchmarks/bench_server.py", "--duration", "-1"),
+        ("benchmarks/measure.py streams", "--streams", "0"),
+        ("benchmarks/measure.py texts", "--runs", "0"),
+        ("benchmarks/load_test", "--duration", "-1"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(run_here, script, option, value):
-    done = run_here(script, option, value)
+    done = run_here(*script.split(), option, value)
     assert done.returncode == 2
     assert f"argument {option}: {value} is " in done.stderr
 
@@ -306,7 +306,7 @@ def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits
 ):
     result = tmp_path / "result.json"
     amount = ("--pipelines", 2, "--turns", 1, "--runs", 1, "--rtf", 0.05)
-    done = run_here("benchmarks/measure_pipecat.py", *amount, *mode, "--json", result)
+    done = run_here("benchmarks/measure.py", "pipecat", *amount, *mode, "--json", result)
     found = json.loads(result.read_text())
     summary, limits = found["summary"], found["limits"]
     assert found["schema"] == 1 and summary["overhead_ms"]["count"] >= 14  # 7 chunks each

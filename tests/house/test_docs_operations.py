@@ -6,7 +6,7 @@ import shlex
 import pytest
 from commands import ROOT, lines
 
-from benchmarks import bench_server
+from benchmarks.load_test import __main__ as load_test
 from qwen_megakernel.cli import main
 from qwen_megakernel.server import app as server_app
 
@@ -20,8 +20,8 @@ def test_commands_have_options_that_exist() -> None:
         words = shlex.split(command)
         if words[:3] == ["python", "-m", "qwen_megakernel"]:
             main.parser().parse_args(words[3:])
-        elif words[:2] == ["python", "benchmarks/bench_server.py"]:
-            bench_server.parser().parse_args(words[2:])
+        elif words[:2] == ["python", "benchmarks/load_test"]:
+            load_test.parser().parse_args(words[2:])
         elif words[:2] == ["docker", "run"]:  # what follows the image's name
             main.parser().parse_args(["serve", *words[words.index("qwen_megakernel") + 1 :]])
         else:
@@ -42,7 +42,7 @@ def test_extras_and_files_exist() -> None:
 def test_every_option_that_is_named_exists() -> None:
     serve = main.parser()._subparsers._group_actions[0].choices["serve"]
     known = {name for action in serve._actions for name in action.option_strings}
-    known |= {n for action in bench_server.parser()._actions for n in action.option_strings}
+    known |= {n for action in load_test.parser()._actions for n in action.option_strings}
     known |= {"--build-arg", "--stop-timeout"}  # Docker's
     assert set(re.findall(r"`(--[\w-]+)", PAGE)) <= known
 

@@ -96,10 +96,6 @@ def test_the_python_example_runs(block, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_measured_table_is_generated_from_the_result_files():
-    assert run("benchmarks/tables.py", "--check").returncode == 0, "run benchmarks/tables.py"
-
-
 def test_every_linked_file_exists():
     for name in re.findall(r"`((?:docs|csrc|benchmarks)/[\w./-]+)`", README):
         assert (ROOT / name).exists(), name

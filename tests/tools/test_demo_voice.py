@@ -1,7 +1,5 @@
 """The demonstration voice says what it is given: words, end, length, on every way through."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -219,9 +217,6 @@ def test_the_page_of_samples_is_written_by_its_script() -> None:
     assert (samples.FOLDER / samples.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_is_small_and_its_card_has_the_measured_figures() -> None:
+def test_it_is_small() -> None:
     size = sum(path.stat().st_size for path in DEMO_VOICE_FOLDER.rglob("*") if path.is_file())
     assert size <= MAX_BYTES
-    command = [sys.executable, "-m", "tools.demo_voice.card", "--check"]
-    done = subprocess.run(command, cwd=ROOT, timeout=60, check=False)
-    assert done.returncode == 0, "run python -m tools.demo_voice.card"

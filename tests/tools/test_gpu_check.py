@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import validate_kernel
-from benchmarks import load, performance
-from benchmarks.measure_open_loop import LEAD_SECONDS
+from benchmarks import pages
+from benchmarks.load_test import workload
+from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
 from tools.gpu_check import compute_sanitizer, kernel_timer
 from tools.gpu_check.steps import registry, scripts
@@ -193,25 +194,25 @@ json.dump({"rows": [{"rps": 1}]}, open(file, "w"))
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit('planted')"])
 def test_what_a_script_wrote_before_its_end_is_kept(monkeypatch, tmp_path, end):
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "planted.py").write_text(SCRIPT + end)
+    (tmp_path / "benchmarks" / "measure.py").write_text(SCRIPT + end)
     monkeypatch.setattr(scripts, "ROOT", tmp_path)
     context = Context(True, time.monotonic() + 2, tmp_path / "result.json")
     if "sleep" in end:
-        assert scripts.measure(context, "planted.py", [])["status"] == "timeout"
+        assert scripts.measure(context, "planted", [])["status"] == "timeout"
     else:
-        with pytest.raises(SystemExit, match=r"planted\.py for tiny-random ended with 1"):
-            scripts.measure(context, "planted.py", [])
+        with pytest.raises(SystemExit, match="planted for tiny-random ended with 1"):
+            scripts.measure(context, "planted", [])
     kept = json.loads((tmp_path / "result.json").read_text())
     assert kept["rows"] == [{"model": "tiny-random", "rps": 1}]
 
 
 def listening_seconds(listeners: int) -> float:
-    """How long `measure_open_loop.listen` takes: nobody hears faster than sound plays."""
+    """How long `measures.load.listen` takes: nobody hears faster than sound plays."""
 
     def of(index: int) -> float:
         spent = 0.0
         while spent <= scripts.LISTEN_SECONDS:
-            audio = load.num_frames(0, index) * performance.FRAME_MS / 1000
+            audio = workload.num_frames(0, index) * pages.FRAME_MS / 1000
             spent, index = spent + max(0.0, audio - LEAD_SECONDS), index + listeners
         return spent
 
@@ -370,11 +371,11 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
 
 def check_rows(found: dict) -> None:
     """What docs/performance.md shows of each step is there."""
-    for step, (_, columns) in performance.STEPS.items():
+    for step, (_, columns) in pages.GPU_TABLES.items():
         for row in found.get(step, {}).get("rows", []):
             if "why_not" not in row:
                 there = [c for c in columns if c not in ONLY_ON_A_GPU]
-                assert all(performance.value(row, column) is not None for column in there), row
+                assert all(pages.value(row, column) is not None for column in there), row
     if "abort" in found:
         assert found["abort"]["timeouts"] and found["abort"]["steps_cut_short"]
     if "two_engines" in found:

@@ -17,11 +17,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
+
+from benchmarks import pages
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "docs" / "kernel_mutations.md"
 STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
 STAGES += ("prompt_attention", "prompt_context", "sampling", "layer", "frame", "forward")
 SEEDS = range(24)  # orders of threads; one that notices ends the search
@@ -102,8 +104,7 @@ def outcomes(program: Path) -> Iterator[str]:
 
 def table_rows() -> list[list[str]]:
     """Of the table as it is: where, what was removed, who noticed, why nobody did."""
-    cells = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines()[6:]]
-    return [[cell.strip() for cell in row] + [""] * (5 - len(row)) for row in cells]
+    return pages.rows_of(pages.MUTATIONS)
 
 
 def noticed_rows() -> dict[tuple[str, str, int], list[str]]:
@@ -162,17 +163,7 @@ def main() -> int:
                 unnoticed.append(row[0])
             rows.append(row)
             print(*row, flush=True)
-    lines = [
-        "# What happens when a synchronisation is removed",
-        "",
-        "Written by `tools/kernel_study/mutate_kernel.py`: "
-        f"{len(rows)} mutants, {len(unnoticed)} unexplained.",
-        "",
-        "| where | removed | other codes or failure | ThreadSanitizer | if nobody: why |",
-        "|---|---|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-    TABLE.write_text("\n".join(lines) + "\n")
+    pages.write(pages.MUTATIONS, pages.kernel_mutations(rows))
     return int(bool(unnoticed))
 
 

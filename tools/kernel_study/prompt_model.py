@@ -3,7 +3,7 @@
 
 Nothing here is measured on our kernel. What a block brings from L2 decides: its share of the
 weights, which its team reads by itself, and all activations of the team's rows. The first run of
-`benchmarks/measure_first_sound.py` on a GPU replaces it.
+`benchmarks/measure.py first-sound` on a GPU replaces it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tools.kernel_study.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY
 
 L2_BANDWIDTH = 5.5e6 / NUM_SMS  # bytes a microsecond that reach one SM
 TEAM_ROWS, MOST_TEAMS = 16, 8  # csrc/dims.cuh
-POSITIONS = (10, 30, 110, 200)  # where benchmarks/measure_first_sound.py looks
+POSITIONS = (10, 30, 110, 200)  # where `benchmarks/measure.py first-sound` looks
 
 
 def attention_us(positions: int) -> float:

@@ -11,6 +11,9 @@ import sys
 from itertools import product
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
+
+from benchmarks import pages
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
@@ -18,7 +21,6 @@ from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.native import compiling
 
-TABLE = Path(__file__).parents[2] / "docs" / "kernel_ptxas.md"
 MODELS = ("random-0.6b", "random-1.7b")
 WEIGHTS = ("bf16", *INT8_STACKS)
 REGISTERS_PER_SM = 65536
@@ -62,16 +64,7 @@ def main() -> int:
     parser.add_argument("--model", default=",".join(MODELS))
     parser.add_argument("--weights", default=",".join(WEIGHTS), help=f"of {', '.join(WEIGHTS)}")
     args = parser.parse_args()
-    table = [
-        "# What ptxas says",
-        "",
-        "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for both kernels of an architecture, compiled side by side.",
-        "",
-        "| model | weights | arch | kernel | threads | registers | stack | spill stores/loads "
-        "| CPU s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    table = []
     failed = False
     for model in args.model.split(","):
         for weights, arch in product(args.weights.split(","), args.arch.split(",")):
@@ -80,10 +73,9 @@ def main() -> int:
             for row in found:
                 failed |= row[7] != "0/0" or row[6] != "0"
                 failed |= int(row[5]) * int(row[4]) > REGISTERS_PER_SM
-                table.append(f"| {' | '.join(row)} |")
+                table.append(row)
                 print(*row, flush=True)
-    TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text("\n".join(table) + "\n")
+    pages.write(pages.PTXAS, pages.kernel_ptxas(table))
     return int(failed)
 
 

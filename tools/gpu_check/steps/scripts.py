@@ -1,6 +1,6 @@
 """Steps that run a script of ours in a process of its own: what a user and a listener meet.
 
-A step of a script of benchmarks/ returns `rows`, which benchmarks/performance.py turns into
+A step of benchmarks/measure.py returns `rows`, which benchmarks/pages.py turns into
 docs/performance.md.
 """
 
@@ -29,7 +29,7 @@ def benchmark(context: Context) -> dict[str, Any]:
     common += ["--max-frames", "4" if context.toy else "60"]
     commands = {"benchmark.py": ["benchmark.py"]}
     for streams in (2,) if context.toy else STREAM_COUNTS[1:]:
-        script = ["benchmarks/measure_streams.py", "--streams", str(streams)]
+        script = ["benchmarks/measure.py", "streams", "--streams", str(streams)]
         commands[f"{streams} streams"] = script
     found = {}
     for name, command in commands.items():
@@ -42,21 +42,21 @@ def benchmark(context: Context) -> dict[str, Any]:
 
 def first_sound(context: Context) -> dict[str, Any]:
     """Text to first sound by stage; the first request against the tenth."""
-    return measure(context, "measure_first_sound.py", ["--runs", "3" if context.toy else "20"])
+    return measure(context, "first-sound", ["--runs", "3" if context.toy else "20"])
 
 
 def open_loop(context: Context) -> dict[str, Any]:
     """First sound under requests that come when they like."""
     load = ["--rps", "4" if context.toy else RATES]
     load += ["--duration", "1" if context.toy else str(RATE_SECONDS)]
-    return measure(context, "measure_open_loop.py", load + _many(context))
+    return measure(context, "open-loop", load + _many(context))
 
 
 def capacity(context: Context) -> dict[str, Any]:
     """Listeners who play what they hear."""
     load = ["--listeners", "2" if context.toy else LISTENERS]
     load += ["--duration", "1" if context.toy else str(LISTEN_SECONDS)]
-    return measure(context, "measure_open_loop.py", load + _many(context))
+    return measure(context, "open-loop", load + _many(context))
 
 
 def _many(context: Context) -> list[str]:
@@ -66,35 +66,33 @@ def _many(context: Context) -> list[str]:
 
 def peers(context: Context) -> dict[str, Any]:
     """Our decoders and the official package on one checkpoint."""
-    return measure(
-        context, "measure_peers.py", ["--frames", "4" if context.toy else "80"], backend=False
-    )
+    return measure(context, "peers", ["--frames", "4" if context.toy else "80"], backend=False)
 
 
 def memory(context: Context) -> dict[str, Any]:
     """Load time and memory for 1, 8 and 64 slots."""
     few = ["--max-frames", "2"] if context.toy else []
     counts = MEMORY_STREAMS[:1] if context.toy else MEMORY_STREAMS
-    return measure(context, "measure_memory.py", *(["--streams", str(n), *few] for n in counts))
+    return measure(context, "memory", *(["--streams", str(n), *few] for n in counts))
 
 
 def texts(context: Context) -> dict[str, Any]:
     """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
     runs, frames = ("1", "4") if context.toy else ("5", "200")
-    return measure(context, "measure_texts.py", ["--runs", runs, "--max-frames", frames])
+    return measure(context, "texts", ["--runs", runs, "--max-frames", frames])
 
 
 def measure(
-    context: Context, script: str, *options: list[str], backend: bool = True
+    context: Context, name: str, *options: list[str], backend: bool = True
 ) -> dict[str, Any]:
-    """Rows of a script, run once for each of `options` and each model.
+    """Rows of a measurement, run once for each of `options` and each model.
 
     Of one that fails, or whose time is up, what it has written until then is kept.
     """
     rows, results = [], []
     kept = {"rows": rows, "runs": results}
     for each, model in product(options, context.models):
-        command = [f"benchmarks/{script}", "--model", model, *each, "--quiet"]
+        command = ["benchmarks/measure.py", name, "--model", model, *each, "--quiet"]
         if backend:  # a CPU's own fast one, or the kernel
             command += ["--backend", "torch" if context.emulation else "kernel"]
         code, found = _run(command, max(0.0, context.deadline - time.monotonic()))
@@ -104,7 +102,7 @@ def measure(
         if code is None:
             return kept | {"status": "timeout"}
         if code:
-            raise SystemExit(f"{script} for {model} ended with {code}.")
+            raise SystemExit(f"{name} for {model} ended with {code}.")
     return kept
 
 

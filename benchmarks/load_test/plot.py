@@ -1,4 +1,4 @@
-"""The picture of a result of bench_server.py: latency and underruns against load."""
+"""The picture of a result of the load test: latency and underruns against load."""
 
 from typing import Any
 

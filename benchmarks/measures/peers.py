@@ -5,18 +5,14 @@ official package generates through transformers, as it is used; its figure holds
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 import torch
 
 from benchmarks import common
-from benchmarks.measure_open_loop import endless
+from benchmarks.measures.load import endless
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import (
@@ -33,6 +29,48 @@ from qwen_megakernel.validation import official
 PROMPT_POSITIONS = 30
 FRAMES_PER_STEP = 4
 TEXT = "Hello there, how are you today?"
+
+
+@common.takes(
+    options.add_model_options, common.count("--frames", 80, "frames that each decoder makes")
+)
+def peers(args: argparse.Namespace) -> int:
+    """Measure what can run here and report; the result file is written after each system."""
+    loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
+    has_gpu = torch.cuda.is_available()
+    device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
+    dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)
+    rows: list[dict[str, Any]] = []
+    found = common.model_header(loaded.files, device=str(device), dtype=common.name_of(dtype))
+    found |= {"settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS}}
+
+    def add(system: str, measure: Callable[[], list[float]]) -> None:
+        try:
+            rows.append({"system": system, "ms_per_frame": common.spread(measure())})
+        except EnvironmentError_ as error:
+            rows.append({"system": system, "why_not": error.what})
+        measured = [row for row in rows if "ms_per_frame" in row]
+        for row in measured:
+            best = min(other["ms_per_frame"]["p50"] for other in measured)
+            row["times_the_best"] = row["ms_per_frame"]["p50"] / best
+        common.write_json(args.json, found | {"rows": rows})
+
+    names = ("kernel", "graph", "torch") if device.type == "cuda" else ("graph", "torch")
+    for name in names:
+        add(
+            name,
+            lambda name=name: decoder_ms(loaded, choose_backend(name, device), dtype, args.frames),
+        )
+    add("qwen-tts", lambda: official_ms(loaded, device, dtype, args.frames))
+    for row in rows:
+        if "why_not" in row:
+            print(f"{row['system']:10} not measured: {row['why_not']}")
+        else:
+            figures = row["ms_per_frame"]
+            print(
+                f"{row['system']:10}{figures['p50']:9.2f} ms a frame, {row['times_the_best']:.1f}x"
+            )
+    return 0
 
 
 def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -> list[float]:
@@ -84,48 +122,3 @@ def official_ms(loaded: Any, device: torch.device, dtype: torch.dtype, frames: i
         run = official.generate(model, Sampling(), frames, **prompt)
         times.append(1000 * (time.perf_counter() - started) / len(run.codes))
     return times[1:]
-
-
-def main(args: argparse.Namespace) -> int:
-    """Measure what can run here and report; the result file is written after each system."""
-    loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
-    has_gpu = torch.cuda.is_available()
-    device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
-    dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)
-    rows: list[dict[str, Any]] = []
-    found = common.model_header(loaded.files, device=str(device), dtype=common.name_of(dtype))
-    found |= {"settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS}}
-
-    def add(system: str, measure: Callable[[], list[float]]) -> None:
-        try:
-            rows.append({"system": system, "ms_per_frame": common.spread(measure())})
-        except EnvironmentError_ as error:
-            rows.append({"system": system, "why_not": error.what})
-        measured = [row for row in rows if "ms_per_frame" in row]
-        for row in measured:
-            best = min(other["ms_per_frame"]["p50"] for other in measured)
-            row["times_the_best"] = row["ms_per_frame"]["p50"] / best
-        common.write_json(args.json, found | {"rows": rows})
-
-    names = ("kernel", "graph", "torch") if device.type == "cuda" else ("graph", "torch")
-    for name in names:
-        add(
-            name,
-            lambda name=name: decoder_ms(loaded, choose_backend(name, device), dtype, args.frames),
-        )
-    add("qwen-tts", lambda: official_ms(loaded, device, dtype, args.frames))
-    for row in rows:
-        if "why_not" in row:
-            print(f"{row['system']:10} not measured: {row['why_not']}")
-        else:
-            figures = row["ms_per_frame"]
-            print(
-                f"{row['system']:10}{figures['p50']:9.2f} ms a frame, {row['times_the_best']:.1f}x"
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    parser = common.model_parser(__doc__)
-    parser.add_argument("--frames", type=options.at_least(1), default=80)
-    sys.exit(options.run(main, parser.parse_args()))

@@ -1,4 +1,4 @@
-"""benchmarks/measure_server.py: what it takes for a chunk, and a small run from end to end."""
+"""benchmarks/measures/load.py: what it takes for a chunk, and small runs from end to end."""
 
 import json
 import subprocess
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import measure_server
-from benchmarks.paced_engine import FRAME_SAMPLES, handed_over
-from benchmarks.speech_client import Heard
+from benchmarks import common
+from benchmarks.load_test.speech_client import Heard
+from benchmarks.measures import load
+from benchmarks.measures.paced_engine import FRAME_SAMPLES, handed_over
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def chunk(num_frames, handed_over_s):
@@ -31,7 +32,7 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
     for index, (start, end) in enumerate(pairwise(cuts)):
         heard.pieces.append(data[start:end])
         heard.arrivals.append(200.0 + index)
-    found = list(measure_server.chunks_of(heard))
+    found = list(load.chunks_of(heard))
     assert [given for given, _, _ in found] == pytest.approx([100 + i for i in range(7)])
     # In frames the cuts lie at 1, 2.5, 15 and a bit; the chunks end at 1, 3, 7, 15, 25, 35, 38.
     assert [at for _, at, _ in found] == [201, 203, 203, 203, 204, 204, 204]
@@ -43,7 +44,7 @@ def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path
     result = tmp_path / "result.json"
     amount = ["--requests", "4", "--streams", "2", "--crowd", "4", "--frames", "20"]
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "measure_server.py", *amount, "--json", result],
+        [sys.executable, ROOT / "benchmarks" / "measure.py", "server", *amount, "--json", result],
         capture_output=True,
         text=True,
         timeout=200,
@@ -59,3 +60,21 @@ def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path
     assert all(figures["p50"] >= 0 for figures in summary.values())
     missed = [name for name, (key, most) in limits.items() if summary[name][key] > most]
     assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)
+
+
+def test_the_result_file_is_written_after_every_load(run_here, monkeypatch, tmp_path):
+    written = []
+
+    def write_json(path, found):
+        written.append([row["rps"] for row in found["rows"]])
+
+    monkeypatch.setattr(common, "write_json", write_json)
+    loads = ("--rps", "8,12", "--duration", "0.3", "--max-frames", "2", "--streams", "2")
+    script = ("benchmarks/measure.py", "open-loop", "--model", "tiny-random", "--backend", "torch")
+    assert run_here(*script, *loads, "--json", tmp_path / "result.json").returncode == 0
+    assert written == [[8.0], [8.0, 12.0]]
+
+
+def test_no_load_is_a_mistake_of_the_command_line(run_here):
+    done = run_here("benchmarks/measure.py", "open-loop")
+    assert done.returncode == 2 and "--listeners" in done.stderr

@@ -6,28 +6,42 @@ GPU, so that the figures are those of the service.
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from loguru import logger
 
 from benchmarks import common
-from benchmarks.paced_engine import FRAME_S, PacedEngine, handed_over
+from benchmarks.measures.paced_engine import FRAME_S, PacedEngine, handed_over
 from qwen_megakernel.cli import options
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
 
 METRICS = {
-    "overhead_ms": ("ms", "engine's chunk to the frame behind the service"),
-    "loop_held_ms": ("ms", "longest callback of the event loop, CPU time of its thread"),
-    "loop_held_wall_ms": ("ms", "the same by the clock: what else the machine does counts too"),
-    "quiet_ms": ("ms", "interruption in the service to the engine being told"),
+    "overhead_ms": "engine's chunk to the frame behind the service",
+    "loop_held_ms": "longest callback of the event loop, CPU time of its thread",
+    "loop_held_wall_ms": "the same by the clock: what else the machine does counts too",
+    "quiet_ms": "interruption in the service to the engine being told",
 }
+
+
+@common.takes(
+    common.add_plain_options,
+    common.count("--pipelines", 4, "pipelines at once"),
+    common.count("--turns", 5, "turns of each pipeline, in a run"),
+    common.count("--runs", 3, "runs that are counted"),
+    common.option("--rtf", type=options.positive, default=0.25, help="pace of the chunks"),
+    common.option("--token", action="store_true", help="feed text in Pipecat's TOKEN mode"),
+)
+def pipecat(args: argparse.Namespace) -> int:
+    """Measure, report, hold against the limits."""
+    logger.remove()
+    # The first run is the warm-up.
+    runs = [asyncio.run(asyncio.wait_for(run_once(args), 120)) for _ in range(args.runs + 1)][1:]
+    values = {name: [value for run in runs for value in run[name]] for name in METRICS}
+    settings = ("pipelines", "turns", "rtf", "token", "runs")
+    return common.hold_against(LIMITS, args, settings, METRICS, values)
 
 
 async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
@@ -120,44 +134,3 @@ def _watch_loop() -> Callable[[], tuple[float, float]]:
 
     asyncio.Handle._run = timed
     return stop
-
-
-def main(args: argparse.Namespace) -> int:
-    """Measure, report, hold against the limits."""
-    logger.remove()
-    # The first run is the warm-up.
-    runs = [asyncio.run(asyncio.wait_for(run_once(args), 120)) for _ in range(args.runs + 1)][1:]
-    values = {name: [value for run in runs for value in run[name]] for name in METRICS}
-    summary = common.summarize(values)
-    found = {
-        **common.header(),
-        "settings": {
-            name: getattr(args, name) for name in ("pipelines", "turns", "rtf", "token", "runs")
-        },
-        "limits": LIMITS,
-        "summary": summary,
-    }
-    for name, (unit, meaning) in METRICS.items():
-        print(f"{name:18}{common.tell(summary[name])}{unit:4}{meaning}")
-    common.write_json(args.json, found)
-    missed = [name for name, limit in LIMITS.items() if summary[name]["p95"] > limit]
-    for name in missed:
-        print(f"{name} p95 is above {LIMITS[name]} ms", file=sys.stderr)
-    return 1 if missed else 0
-
-
-def parse_args() -> argparse.Namespace:
-    """The command line."""
-    parser = common.plain_parser(__doc__)
-    parser.add_argument("--pipelines", type=options.at_least(1), default=4)
-    parser.add_argument(
-        "--turns", type=options.at_least(1), default=5, help="of each pipeline, in a run"
-    )
-    parser.add_argument("--runs", type=options.at_least(1), default=3)
-    parser.add_argument("--rtf", type=options.positive, default=0.25, help="pace of the chunks")
-    parser.add_argument("--token", action="store_true", help="TOKEN mode")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(options.run(main, parse_args()))

@@ -15,9 +15,8 @@ import numpy as np
 
 from qwen_megakernel import audio
 
-SAMPLE_RATE = (
-    24000  # of servers that do not say X-Sample-Rate: OpenAI's and every one of this model
-)
+# Of servers that do not say X-Sample-Rate: OpenAI's and every one of this model.
+SAMPLE_RATE = 24000
 PLAYABLE_GAP_MS = 50  # SGLang's c50 asks that no silence is longer
 
 

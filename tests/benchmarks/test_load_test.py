@@ -13,8 +13,10 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 
-from benchmarks import bench_server, common, load
-from benchmarks.speech_client import Heard, played_at_ms
+from benchmarks import common
+from benchmarks.load_test import __main__ as load_test
+from benchmarks.load_test import workload
+from benchmarks.load_test.speech_client import Heard, played_at_ms
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import EngineBusy
 
@@ -31,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """run(*words): the command, in this process."""
 
     def run_(*words: str) -> Done:
-        code = options.run(bench_server.main, bench_server.parser().parse_args(words))
+        code = options.run(load_test.main, load_test.parser().parse_args(words))
         return Done(code, *capsys.readouterr())
 
     return run_
@@ -41,20 +43,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 
 def test_arrivals_are_a_poisson_process_and_the_same_everywhere() -> None:
-    times = list(load.arrivals(3, 20, 500))
+    times = list(workload.arrivals(3, 20, 500))
     gaps = np.diff([0, *times])
     assert np.mean(gaps) == pytest.approx(1 / 20, rel=0.03)
     assert np.std(gaps) == pytest.approx(1 / 20, rel=0.05)  # exponential: as large as the mean
     counts = np.histogram(times, bins=500, range=(0, 500))[0]
     assert np.var(counts) == pytest.approx(np.mean(counts), rel=0.15)  # Poisson: the same
-    assert times == list(load.arrivals(3, 20, 500))
-    assert times[:5] != list(load.arrivals(4, 20, 500))[:5]
+    assert times == list(workload.arrivals(3, 20, 500))
+    assert times[:5] != list(workload.arrivals(4, 20, 500))[:5]
     # SHA-256 of "0:gap:0", its first 8 bytes over 2**64: any machine, any version.
-    assert load.uniform(0, "gap", 0) == pytest.approx(0.178349, abs=1e-6)
+    assert workload.uniform(0, "gap", 0) == pytest.approx(0.178349, abs=1e-6)
 
 
 def test_every_prompt_comes_before_one_comes_again() -> None:
-    order = load.prompt_order(0, 8, 20)
+    order = workload.prompt_order(0, 8, 20)
     assert sorted(order[:8]) == sorted(order[8:16]) == list(range(8))
     assert order[:8] != order[8:16] and len(order) == 20
 
@@ -129,7 +131,7 @@ def test_both_loads_against_our_server(run: Callable[..., Done], tmp_path: Path)
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["model"] == "hum" and found["schema"] == common.SCHEMA
     opened, closed = found["levels"]
-    assert opened["completed"] == len(list(load.arrivals(0, 12, 1)))
+    assert opened["completed"] == len(list(workload.arrivals(0, 12, 1)))
     assert closed["completed"] >= 3 and closed["in_flight_peak"] <= 3
     for level in found["levels"]:
         assert level["errors"] == {} and len(level["requests"]) == level["completed"]
@@ -143,7 +145,7 @@ def test_both_loads_against_our_server(run: Callable[..., Done], tmp_path: Path)
         )
     sent = [stream.request for stream in engine.streams]
     assert {request.voice for request in sent} == {"vivian"}
-    assert {request.text for request in sent} == set(bench_server.PROMPTS)
+    assert {request.text for request in sent} == set(load_test.PROMPTS)
     assert "12 rps" in done.stdout and "3 users" in done.stdout
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
@@ -250,4 +252,4 @@ def test_a_server_that_is_not_there_is_named(run: Callable[..., Done]) -> None:
 
 
 def test_gaps_between_arrivals_are_never_negative() -> None:
-    assert all(a < b for a, b in pairwise(load.arrivals(1, 50, 10)))
+    assert all(a < b for a, b in pairwise(workload.arrivals(1, 50, 10)))

@@ -1,22 +1,50 @@
-"""docs/performance.md is what its generator makes of the committed results, a GPU's included."""
+"""benchmarks/pages.py: what is generated is what the committed results say, a GPU's included."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks import performance
-
-ROOT = Path(__file__).parents[2]
+from benchmarks import pages
 
 
-def test_the_page_is_generated_from_the_result_files():
-    command = [sys.executable, "benchmarks/performance.py", "--check"]
-    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0, (
-        "run python benchmarks/performance.py"
-    )
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_a_page_is_what_its_results_say(page):
+    assert pages.main([page, "--check"]) == 0, f"run python benchmarks/pages.py {page}"
+
+
+@pytest.fixture
+def document(tmp_path, monkeypatch):
+    """A page in another folder, with a table of its own."""
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", {"page.md": lambda: ["| new |"]})
+    return tmp_path / "page.md"
+
+
+def test_only_what_is_between_the_markers_is_written(document, capsys):
+    old = f"Before.\n{pages.BEGIN}\n| old |\n{pages.END}\nAfter.\n"
+    document.write_text(old)
+    assert pages.main(["--check"]) == 1 and "out of date: page.md" in capsys.readouterr().err
+    assert document.read_text() == old  # a check writes nothing
+    assert pages.main([]) == 0
+    assert document.read_text() == old.replace("old", "new")
+    assert pages.main(["--check"]) == 0
+
+
+def test_a_page_without_markers_is_written_whole(document):
+    document.write_text("old\n")
+    assert pages.main(["page.md"]) == 0 and document.read_text() == "| new |\n"
+
+
+@pytest.mark.parametrize("make", [pages.kernel_ptxas, pages.kernel_mutations])
+def test_a_page_of_the_kernel_has_the_rows_it_is_given(make):
+    width = len(make([])[-2].split(" | "))
+    rows = [["a", *["" for _ in range(width - 1)]], ["b"] * width]
+    assert make(rows)[-1] == f"| {' | '.join(rows[1])} |" and make(rows)[:2] == make([])[:2]
+
+
+def test_a_mutant_that_nothing_explains_is_counted():
+    rows = [["a", "b", "yes", "", ""], ["a", "b", "", "", "why"], ["a", "b", "", "", ""]]
+    assert "3 mutants, 1 unexplained." in pages.kernel_mutations(rows)[2]
 
 
 RESULT = {
@@ -79,11 +107,11 @@ def results(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         found = RESULT | {"emulation": emulation, "commit": "emulated" if emulation else "abc"}
         (tmp_path / folder / "result.json").write_text(json.dumps(found))
-    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
 
 
 def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
-    page = performance.page()
+    page = "\n".join(pages.performance())
     # 3320 MB at the 4000 GB/s of the same run are 0.83 ms.
     assert "| random-0.6b-base | 1 | 1.200 | 0.830 | 1.446 | 69 % | 1.560 | 1.150 |" in page
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
@@ -94,23 +122,23 @@ def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
 
 
 def test_memory_is_that_of_a_model_on_the_host_and_on_the_gpu(results):
-    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in performance.page()
+    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in pages.performance()
 
 
 def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
-    page = performance.page()
+    page = "\n".join(pages.performance())
     assert "| m | qwen-tts | – | – |" in page and "| m | graph | 4.500 | 3.750 |" in page
     assert "emulated" not in page
 
 
 def test_without_a_gpus_result_the_page_tells_the_commands(tmp_path, monkeypatch):
-    monkeypatch.setattr(performance, "RESULTS", tmp_path)
-    page = performance.page()
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    page = "\n".join(pages.performance())
     assert "tools/gpu_check.sh --set listeners" in page and "no GPU was at hand" in page
 
 
 def test_the_plot_is_drawn(results, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "floors.png"
-    performance.plot(str(path))
+    pages.plot(str(path))
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000

@@ -1,0 +1,82 @@
+"""Load a speech server: Poisson arrivals (--rps) or so many listeners at once (--concurrency).
+
+Any OpenAI-compatible server will do, so that others can be measured beside ours:
+
+    python -m qwen_megakernel serve --model demo-voice &
+    python benchmarks/load_test --url http://127.0.0.1:8090 --rps 1,2,4 --pid $!
+
+First audio is told both ways: `first_byte` is the first byte of audio, `first_audible` the first
+sound a listener hears (two 20 ms windows in a row above -45 dBFS, the second 10 ms after the
+first), both since the first byte of the request's body; `first_byte_planned` counts from the
+planned arrival. Percentiles are nearest-rank. The definitions are those of nari-labs' benchmark of
+speech servers (docs/tts_bench/methodology.md) and, for `planned` and `c50`, of SGLang-Omni's; the
+arrivals are drawn by SHA-256 as theirs are, but are not the same draws.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
+
+from benchmarks import common
+from benchmarks.load_test import plot
+from benchmarks.load_test.levels import measure
+from benchmarks.load_test.workload import PROMPTS, numbers
+from qwen_megakernel.cli import options
+from qwen_megakernel.errors import UsageError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(prog="load_test", description=__doc__.splitlines()[0])
+    root.add_argument("--url", default="http://127.0.0.1:8090", help="of the server, without /v1")
+    root.add_argument("--rps", type=numbers(float), default=[], help="requests a second: 1,2,4")
+    root.add_argument("--concurrency", type=numbers(int), default=[], help="listeners: 1,4,16")
+    root.add_argument(
+        "--duration", type=options.positive, default=30.0, help="seconds for each load"
+    )
+    root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
+    root.add_argument(
+        "--timeout", type=options.positive, default=120.0, help="seconds for a request"
+    )
+    root.add_argument(
+        "--word-ms",
+        type=options.positive,
+        help="text by the word, one each so many ms, over the WebSocket",
+    )
+    root.add_argument("--max-in-flight", type=options.at_least(1), default=4096)
+    root.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
+    root.add_argument("--prompts", metavar="FILE", help="texts to say, one a line")
+    root.add_argument("--voice")
+    root.add_argument("--language")
+    root.add_argument("--model-name", help="`model` of the requests")
+    root.add_argument("--body", type=json.loads, default={}, help="JSON: more fields of requests")
+    root.add_argument("--api-key")
+    root.add_argument("--label", help="what is measured (default: the model the server lists)")
+    root.add_argument("--pid", type=int, help="of the server, to tell its memory")
+    common.add_result_option(root)
+    root.add_argument("--plot", metavar="FILE", help="draw it (needs the [plots] extra)")
+    options.add_verbosity(root)
+    return root
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, report; 1 when a request failed."""
+    if not args.rps and not args.concurrency:
+        raise UsageError("There is no load.", cure="Give --rps 1,2,4 or --concurrency 1,4,16.")
+    args.texts = list(PROMPTS)
+    if args.prompts:
+        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
+        args.texts = [line.strip() for line in lines if line.strip()]
+    found = asyncio.run(measure(args))
+    common.write_json(args.json, found)
+    plot.draw(args.plot, found)
+    return int(any(level["errors"] for level in found["levels"]))
+
+
+if __name__ == "__main__":
+    parsed = parser().parse_args()
+    sys.exit(options.run(main, parsed))

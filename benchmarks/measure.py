@@ -1,0 +1,77 @@
+"""Every measurement in one program: python benchmarks/measure.py NAME [options].
+
+A measurement is a function of a module in measures/, which is imported when it is asked for: a
+machine with a GPU lacks what the measurements of servers need.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
+
+from benchmarks import common
+from qwen_megakernel.cli import options
+
+# name -> (function in measures/, what it measures)
+MEASUREMENTS = {
+    "ttfc": ("speed.speech", "Measure the time to the first codec frame and first audible sample."),
+    "rtf": ("speed.speech", "Measure the real-time factor of whole utterances, streamed."),
+    "tok-s": ("speed.speech", "Measure how many codec frames and codes are decoded in a second."),
+    "e2e": ("speed.speech", "Measure everything between a text and its last sample."),
+    "streams": ("speed.streams", "Measure many streams at once, and what the engine adds to each."),
+    "memory": ("speed.memory", "Measure the load time of an engine and the memory that it takes."),
+    "bandwidth": ("speed.bandwidth", "Compare decoding with the measured bandwidth of the memory."),
+    "profile": ("speed.profile", "Profile the torch operations in a frame of the plain decoder."),
+    "first-sound": ("latency.first_sound", "Measure each stage from a text to its first sound."),
+    "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
+    "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
+    "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
+    "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
+    "server": ("load.server", "Measure what the HTTP server adds to the engine."),
+    "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the command line names."""
+    return run(parser(argv), argv)
+
+
+def script(name: str) -> int:
+    """The measurement `name` as a script of its own, which has no NAME on its command line."""
+    return run(_complete(argparse.ArgumentParser(description=MEASUREMENTS[name][1]), name))
+
+
+def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The command line, with the options of the measurement that `argv` begins with."""
+    words = sys.argv[1:] if argv is None else argv
+    root = argparse.ArgumentParser(prog="measure.py", description=__doc__.splitlines()[0])
+    names = root.add_subparsers(metavar="NAME", required=True)
+    for name, (_, description) in MEASUREMENTS.items():
+        command = names.add_parser(name, help=description, description=description)
+        if name == next(iter(words), None):
+            _complete(command, name)
+    return root
+
+
+def run(command: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Parse, measure, and return the exit code."""
+    args = command.parse_args(argv)
+    return options.run(args.measure, args)
+
+
+def _complete(command: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """`command` with the options of a measurement and the one that all have, --json."""
+    module, function = MEASUREMENTS[name][0].split(".")
+    measurement = getattr(import_module(f"benchmarks.measures.{module}"), function)
+    for add in (*measurement.options, common.add_result_option):
+        add(command)
+    command.set_defaults(name=name, measure=measurement)
+    return command
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""How long a text takes to its first sound and to its end.
+
+Each measurement writes the result file after every row, so that what was measured stays if the
+time is up.
+"""
+
+import argparse
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks import common
+from benchmarks.load_test import workload
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
+from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
+
+PROMPT_POSITIONS = (10, 30, 110, 200)
+TEXT = workload.PROMPTS[0]
+TEXTS = {
+    "short": "Hello, how are you today?",
+    "medium": "The doctor can see you on Monday morning. Please bring your card and be there at 9.",
+    "long": "It is cold today, and we are late. Turn left after the bridge. The station is on your "
+    "right. We will meet you at the hotel on Friday. Please call me back when you have time, and "
+    "tell me whether the train leaves at half past nine or at ten.",
+}
+FIRST_PACKETS = (1, 3)
+
+
+# ---- the first sound -----------------------------------------------------------------------------
+
+
+@common.takes(
+    options.add_model_options, common.count("--runs", 20, "how often each stage is measured")
+)
+def first_sound(args: argparse.Namespace) -> int:
+    """From a text to its first sound, stage by stage and as a whole, and the first request of all.
+
+    Stages are measured on the engine's own parts, each waited for by itself; `first_chunk` is what
+    a caller of the engine sees. Rows named `request 1 cold` and `request 10` tell what warm-up is
+    worth.
+    """
+    loaded = loading.load(loading.resolve(args.model or "random-0.6b"))
+    settings = {"backend": args.backend, "device": args.device, "dtype": args.dtype}
+    with TTSEngine(loaded, weights=args.weights, warmup=False, **settings) as cold:
+        cold_ms = first_chunks(cold, 1)
+    with TTSEngine(loaded, weights=args.weights, **settings) as tts:
+        rows: list[dict[str, Any]] = []
+        result = common.engine_header(tts) | {
+            "settings": {"runs": args.runs, "text": TEXT},
+            "rows": rows,
+        }
+
+        def add(stage: str, values: list[float]) -> None:
+            ms = common.spread(values)
+            rows.append({"stage": stage, "ms": ms})
+            common.write_json(args.json, result)
+            print(f"{stage:20}{ms['p50']:10.3f} ms p50{ms['p95']:10.3f} p95", flush=True)
+
+        requests = first_chunks(tts, max(10, args.runs))
+        add("request 1 cold", cold_ms)
+        add("request 1", requests[:1])
+        add("request 10", requests[9:10])
+        add("first_chunk", requests[10:] or requests[1:])
+        for stage, values in stages(tts, args.runs):
+            add(stage, values)
+    return 0
+
+
+def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
+    """Milliseconds of `work` on the engine's thread, the device's part included."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        work()
+        if tts.device.type == "cuda":
+            torch.cuda.synchronize(tts.device)
+        return 1000 * (time.perf_counter() - started)
+
+    return [tts._loop.run(once) for _ in range(repeats + 2)][2:]
+
+
+def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
+    """Milliseconds of one stage after the other, `repeats` times each."""
+    parts = tts._loop.stages
+    request = SpeechRequest(TEXT, voice=tts.default_voice)
+    ids = tts._tokenizer.encode(TEXT)
+    yield "tokenise", timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats)
+    yield "prompt", timed(tts, lambda: parts.prompts.build(ids, request), repeats)
+    width = tts.config.talker.stack.hidden_size
+    rows = 0.3 * torch.randn(max(PROMPT_POSITIONS) + 1, width)
+    rows = rows.to(parts.decoder.embeddings.device, parts.decoder.embeddings.dtype)
+
+    def prefill(count: int) -> None:
+        prompt = Prefill(rows[:count], rows[:0], rows[-1])
+        parts.decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
+
+    for count in PROMPT_POSITIONS:
+        yield f"prefill {count}", timed(tts, lambda count=count: prefill(count), repeats)
+    drawn: list[float] = []
+
+    def first_frame() -> None:
+        prefill(PROMPT_POSITIONS[1])
+        if tts.device.type == "cuda":
+            torch.cuda.synchronize(tts.device)
+        started = time.perf_counter()
+        parts.decoder.step([0], 1)
+        drawn.append(1000 * (time.perf_counter() - started))
+
+    timed(tts, first_frame, repeats)
+    yield "first frame", drawn[2:]
+    codes = torch.zeros(1, 10, tts.config.talker.num_code_groups, dtype=torch.int32)
+    for frames in (1, 2, 4, 10):
+        state = parts.vocoder.new_state()
+        chunk = codes[:, :frames]
+
+        def decode(chunk: torch.Tensor = chunk, state: Any = state) -> None:
+            parts.vocoder.step(chunk, [state]).cpu()
+
+        yield f"vocoder {frames}", timed(tts, decode, repeats)
+
+
+def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
+    """Milliseconds from the call to the first chunk, one request after another.
+
+    Each is read to its end: one that is only closed leaves a step, and perhaps a chunk, in the way
+    of the next.
+    """
+    found = []
+    for index in range(repeats):
+        stream = tts.stream(TEXT, voice=tts.default_voice, seed=index, max_frames=8)
+        times = [chunk.t_ms for chunk in stream]
+        found.append(times[0])
+    return found
+
+
+# ---- whole texts ---------------------------------------------------------------------------------
+
+
+@common.takes(
+    options.add_model_options,
+    common.count("--runs", 5, "runs that are counted"),
+    common.option("--max-frames", type=int, default=400, help="length of a speech at most"),
+)
+def texts(args: argparse.Namespace) -> int:
+    """Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3
+    frames.
+
+    The tables that the systems of docs/ledger.md publish of themselves, on one machine; with
+    `espeak-ng` installed, what the system's own voice takes for the same texts.
+    """
+    with common.timed_engine(args) as (tts, load_s):
+        rows: list[dict[str, Any]] = []
+        found = common.engine_header(tts) | {
+            "settings": {"runs": args.runs, "texts": TEXTS, "max_frames": args.max_frames},
+            "load_s": load_s,
+            "rows": rows,
+        }
+
+        def add(system: str, text: str, first: int | None, figures: dict[str, Any]) -> None:
+            rows.append({"system": system, "text": text, "first_frames": first} | figures)
+            common.write_json(args.json, found)
+            print(
+                f"{system:10}{text:8}{first or '-':>3}  first chunk p50 "
+                f"{figures['first_chunk_ms']['p50']:.1f} ms, whole "
+                f"{figures['total_ms']['p50']:.1f} ms",
+                flush=True,
+            )
+
+        for name, text in TEXTS.items():
+            for first in FIRST_PACKETS:
+                runs = [speak(tts, args, text, first, index) for index in range(args.runs)]
+                found["peak_memory_mb"] = common.peak_memory_mb()
+                spreads = {key: common.spread([run[key] for run in runs]) for key in runs[0]}
+                add(tts.backend, name, first, spreads)
+    for name, text in TEXTS.items():
+        if figures := system_voice(text, args.runs):
+            add("espeak-ng", name, None, figures)
+    return 0
+
+
+def speak(tts: TTSEngine, args: argparse.Namespace, text: str, first: int, index: int) -> dict:
+    """One utterance, read as it comes."""
+    stream = tts.stream(
+        text,
+        voice=tts.default_voice,
+        seed=index,
+        max_frames=args.max_frames,
+        first_chunk_frames=first,
+    )
+    chunks = [chunk for chunk in stream if chunk.num_frames]
+    audio_ms = 1000 * sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate
+    timings, frames = stream.timings, len(stream.codes)
+    return {
+        "first_chunk_ms": chunks[0].t_ms,
+        "total_ms": timings["total"],
+        "audio_s": audio_ms / 1000,
+        "rtf": timings["total"] / audio_ms,
+        "step_ms": timings["decode"] / frames,
+        "vocoder_ms_per_frame": timings["vocoder"] / frames,
+    }
+
+
+def system_voice(text: str, runs: int) -> dict[str, Any] | None:
+    """First bytes and end of `espeak-ng --stdout`, process start included; None without it."""
+    program = shutil.which("espeak-ng")
+    if program is None:
+        return None
+    first, total = [], []
+    for _ in range(runs):
+        started = time.perf_counter()
+        with subprocess.Popen([program, "--stdout", text], stdout=subprocess.PIPE) as process:
+            process.stdout.read(1024)  # behind the header there is sound
+            first.append(1000 * (time.perf_counter() - started))
+            process.stdout.read()
+        total.append(1000 * (time.perf_counter() - started))
+    return {"first_chunk_ms": common.spread(first), "total_ms": common.spread(total)}

@@ -1,0 +1,326 @@
+"""Engines and servers under load: many listeners of an engine, and what the server adds to it."""
+
+import argparse
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import common
+from benchmarks.load_test import workload
+from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
+from qwen_megakernel import TTSEngine, audio
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import options
+from qwen_megakernel.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchmarks.load_test.speech_client import Heard
+
+LEAD_SECONDS = 1.0  # a listener's player takes chunks this long before it needs them
+
+LIMITS = {  # figure -> (which of its numbers, at most)
+    "first_byte_overhead_ms": ("p50", 3.0),
+    "chunk_overhead_ms": ("p50", 1.0),
+    "underruns_added": ("max", 0.0),
+}
+METRICS = {
+    "first_byte_overhead_ms": "request sent to first byte, less the engine's own first chunk",
+    "chunk_overhead_ms": "engine's chunk to its last byte at the client, --streams at once",
+    "crowd_chunk_overhead_ms": "the same, --crowd at once",
+    "underruns_added": "of each of the --crowd: gaps a player hears, less the engine's own",
+    "real_first_byte_overhead_ms": "first byte, over the engine of --model",
+}
+TEXT = "Your table for two is ready."
+FEW_FRAMES = 3  # of a request that is only about its first byte
+RAMP_S = 1.0  # in which a crowd arrives
+
+
+# ---- an engine and its listeners -----------------------------------------------------------------
+
+
+@common.takes(
+    options.add_model_options,
+    common.option(
+        "--rps", type=workload.numbers(float), default=[], help="requests a second: 1,10,20"
+    ),
+    common.option(
+        "--listeners", type=workload.numbers(int), default=[], help="listeners at once: 8,16"
+    ),
+    common.option("--duration", type=options.positive, default=60.0, help="seconds of each load"),
+    common.option("--streams", type=int, default=64, help="slots of the engine"),
+    common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
+    common.option("--max-frames", type=int, help="cut longer requests"),
+)
+def open_loop(args: argparse.Namespace) -> int:
+    """Requests that come when they like (--rps), or listeners who play one speech after another
+    (--listeners).
+
+    Lengths are drawn (load_test/workload.py), so the end token is masked: its row of the codec head
+    is zero, which puts it far below the 50 best. Sampling is the real one. First audio counts from
+    the call and from the planned arrival; a run is an underrun when a player with no buffer, or
+    100 ms, would stop. The result file is written after each load.
+    """
+    if not args.rps and not args.listeners:
+        raise UsageError("There is no load.", cure="Give --rps 1,10,20, --listeners 8,16 or both.")
+    name = args.model or "random-0.6b"
+    loaded = endless(loading.load(loading.resolve(name)))
+    rows = []
+    settings = {"num_slots": args.streams, "backend": args.backend, "device": args.device}
+    with TTSEngine(loaded, dtype=args.dtype, weights=args.weights, **settings) as tts:
+        loads = [("rps", value, at_random_times) for value in args.rps]
+        loads += [("listeners", value, listen) for value in args.listeners]
+        result = common.engine_header(tts) | {
+            "settings": {"streams": args.streams, "duration_s": args.duration, "seed": args.seed},
+            "rows": rows,
+        }
+        for load_name, value, run in loads:
+            started = time.perf_counter()
+            heard = asyncio.run(run(tts, args, value))
+            found = row(load_name, value, heard, time.perf_counter() - started)
+            rows.append(found)
+            result["peak_memory_mb"] = common.peak_memory_mb()
+            common.write_json(args.json, result)
+            first = found["first_chunk_ms"]
+            print(
+                f"{load_name} {value:g}: {found['requests']} requests, first chunk p50 "
+                f"{first['p50']:.1f} p95 {first['p95']:.1f} ms, "
+                f"{100 * found['underruns']:.1f} % underruns, "
+                f"{found['times_real_time']:.1f} times real time",
+                flush=True,
+            )
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One request, in milliseconds since its planned arrival."""
+
+    sent_ms: float
+    chunk_ms: list[float]
+    chunk_audio_ms: list[float]
+    num_frames: int
+
+    def underruns(self, buffer_ms: float) -> int:
+        """Times a player runs dry."""
+        return len(audio.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
+
+
+def endless(loaded: loading.Checkpoint) -> loading.Checkpoint:
+    """The same without an end token within reach of sampling."""
+    head = loaded.talker["codec_head.weight"].clone()
+    head[loaded.config.talker.codec_eos_id] = 0
+    return replace(loaded, talker=loaded.talker | {"codec_head.weight": head})
+
+
+async def speak(
+    tts: TTSEngine, args: argparse.Namespace, index: int, planned: float, *, paced: bool
+) -> Played:
+    """Request number `index`, read to its end."""
+    times: list[float] = []
+    durations: list[float] = []
+    started = time.perf_counter()
+    num_frames = workload.num_frames(args.seed, index)
+    stream = tts.stream(
+        workload.PROMPTS[index % len(workload.PROMPTS)],
+        voice=tts.default_voice,
+        seed=index,
+        max_frames=min(num_frames, args.max_frames or num_frames),
+    )
+    async for chunk in stream:
+        if not chunk.num_frames:
+            continue
+        times.append(1000 * (time.perf_counter() - planned))
+        durations.append(1000 * len(chunk.samples) / tts.sample_rate)
+        if paced:
+            played_until = planned + (times[0] + sum(durations)) / 1000
+            await asyncio.sleep(max(0.0, played_until - LEAD_SECONDS - time.perf_counter()))
+    return Played(1000 * (started - planned), times, durations, len(stream.codes))
+
+
+async def at_random_times(tts: TTSEngine, args: argparse.Namespace, rps: float) -> list[Played]:
+    """Requests at their planned times, whether or not earlier ones are done."""
+    begin, tasks = time.perf_counter() + 0.05, []
+    for index, at in enumerate(workload.arrivals(args.seed, rps, args.duration)):
+        await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+        tasks.append(asyncio.create_task(speak(tts, args, index, begin + at, paced=False)))
+    return list(await asyncio.gather(*tasks))
+
+
+async def listen(tts: TTSEngine, args: argparse.Namespace, listeners: int) -> list[Played]:
+    """So many listeners, each with the next request as soon as the last has been played."""
+    heard: list[Played] = []
+    end = time.perf_counter() + args.duration
+
+    async def listener(number: int) -> None:
+        index = number
+        while True:
+            heard.append(await speak(tts, args, index, time.perf_counter(), paced=True))
+            index += listeners
+            if time.perf_counter() > end:
+                return
+
+    await asyncio.gather(*(listener(number) for number in range(listeners)))
+    return heard
+
+
+def row(load_name: str, value: float, heard: list[Played], seconds: float) -> dict[str, Any]:
+    """Figures of one load."""
+    frames = sum(each.num_frames for each in heard)
+    audio_s = sum(sum(each.chunk_audio_ms) for each in heard) / 1000
+    first = [each.chunk_ms[0] - each.sent_ms for each in heard]
+    planned = [each.chunk_ms[0] for each in heard]
+    return {
+        load_name: value,
+        "requests": len(heard),
+        "frames": frames,
+        "first_chunk_ms": common.spread(first),
+        "first_chunk_planned_ms": common.spread(planned),
+        "underruns": sum(each.underruns(0) > 0 for each in heard) / len(heard),
+        f"underruns_{common.CLIENT_BUFFER_MS}ms": sum(
+            each.underruns(common.CLIENT_BUFFER_MS) > 0 for each in heard
+        )
+        / len(heard),
+        "times_real_time": audio_s / seconds,
+    }
+
+
+# ---- the HTTP server -----------------------------------------------------------------------------
+
+
+@common.takes(
+    common.add_plain_options,
+    common.count("--requests", 200, "requests one after the other"),
+    common.count("--streams", 32, "streams at once, for the chunks"),
+    common.count("--crowd", 200, "streams at once, for the gaps"),
+    common.option("--rtf", type=options.positive, default=0.4, help="pace of the engine"),
+    common.count("--frames", 125, "frames of a speech, 80 ms each"),
+    common.option("--model", help="measure the first byte over this engine too"),
+)
+def server(args: argparse.Namespace) -> int:
+    """What the HTTP server adds to the engine, held against the limits.
+
+    The server runs in a process of its own, on loopback. Most of it is measured with an engine of
+    fixed pace whose chunks say when they were handed over (paced_engine.py); `--model` adds the
+    first byte over a real engine, whose own time the server reports.
+    """
+    from qwen_megakernel.server.service import freeze_garbage_collector
+
+    freeze_garbage_collector()  # a pause of ours would count as one of the server's
+    settings = ("requests", "streams", "crowd", "rtf", "frames", "model")
+    return common.hold_against(LIMITS, args, settings, METRICS, asyncio.run(measure(args)))
+
+
+def serve_paced(pipe: Connection, rtf: float, speech_frames: int, num_slots: int) -> None:
+    """A server over the paced engine; sends its port."""
+    _serve(pipe, PacedEngine(rtf, speech_frames=speech_frames, num_slots=num_slots))
+
+
+def serve_model(pipe: Connection, model: str) -> None:
+    """A server over a real engine; sends its port."""
+    _serve(pipe, TTSEngine.from_pretrained(model))
+
+
+def _serve(pipe: Connection, engine: Any) -> None:
+    from qwen_megakernel.server import app, serving
+    from qwen_megakernel.server.service import freeze_garbage_collector
+    from qwen_megakernel.server.settings import ServerSettings
+
+    settings = ServerSettings()
+    running = serving.new_server(app.create_app(engine, settings), settings)
+    freeze_garbage_collector()  # as the command `serve` does
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        pipe.send(listener.getsockname()[1])
+        running.run(sockets=[listener])
+
+
+class Server:
+    """A server in a process of its own; use it in a `with` block."""
+
+    def __init__(self, target: Any, *arguments: Any):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+
+    def __enter__(self) -> str:
+        self._process.start()
+        return f"http://127.0.0.1:{self._pipe.recv()}"
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def chunks_of(heard: "Heard") -> Iterator[tuple[float, float, float]]:
+    """Of each chunk of the paced engine: handed over and arrived, in s, and its length in ms."""
+    data = b"".join(heard.pieces)
+    ends, total = [], 0
+    for piece in heard.pieces:
+        total += len(piece)
+        ends.append(total)
+    start, frames, piece = 0, 1, 0
+    while start < len(data):
+        end = min(start + 2 * FRAME_SAMPLES * frames, len(data))
+        while ends[piece] < end:
+            piece += 1
+        yield handed_over(data[start:]), heard.arrivals[piece], (end - start) / 2 / RATE * 1000
+        start, frames = end, min(2 * frames, 10)
+
+
+async def one_by_one(url: str, num_requests: int) -> list[float]:
+    """First byte over the engine, of requests made one after the other; in ms."""
+    from benchmarks.load_test.speech_client import SpeechClient
+
+    found = []
+    body = {"response_format": "pcm", "max_new_tokens": FEW_FRAMES + 1}
+    async with SpeechClient(url, body, None, 60) as client:
+        for index in range(num_requests + 3):  # the first connect, import and warm up
+            heard = await client.speak(TEXT, time.perf_counter())
+            assert heard.error is None, heard.error
+            facts = await client.facts(heard.request_id)
+            first_byte_ms = 1000 * (heard.arrivals[0] - heard.sent)
+            if index >= 3:
+                found.append(first_byte_ms - facts["engine_ms"]["first_chunk"])
+    return found
+
+
+async def together(url: str, num_streams: int) -> tuple[list[float], list[float]]:
+    """Chunk overheads in ms, and underruns added for each stream, of streams side by side."""
+    from benchmarks.load_test.speech_client import SpeechClient
+
+    overheads, added = [], []
+    async with SpeechClient(url, {"response_format": "pcm"}, None, 120) as client:
+
+        async def listen(index: int) -> None:
+            await asyncio.sleep(RAMP_S * index / num_streams)
+            heard = await client.speak(TEXT, time.perf_counter())
+            assert heard.error is None, heard.error
+            given, arrived, durations = zip(*chunks_of(heard), strict=True)
+            overheads.extend(1000 * (b - a) for a, b in zip(given, arrived, strict=True))
+            gaps = [
+                len(audio.playback_gaps([1000 * at for at in times], durations, 0))
+                for times in (arrived, given)
+            ]
+            added.append(float(gaps[0] - gaps[1]))
+
+        await asyncio.gather(*(listen(index) for index in range(num_streams)))
+    return overheads, added
+
+
+async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Every figure's values."""
+    found: dict[str, list[float]] = {}
+    with Server(serve_paced, args.rtf, args.frames, args.crowd) as url:
+        found["first_byte_overhead_ms"] = await one_by_one(url, args.requests)
+        await together(url, args.streams)  # not counted: connections, imports
+        found["chunk_overhead_ms"], _ = await together(url, args.streams)
+        crowd = await together(url, args.crowd)
+        found["crowd_chunk_overhead_ms"], found["underruns_added"] = crowd
+    if args.model:
+        with Server(serve_model, args.model) as url:
+            found["real_first_byte_overhead_ms"] = await one_by_one(url, args.requests // 4)
+    return found
