@@ -15,6 +15,8 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.validation import compare, official
 
+pytest_plugins = ["cpu_report"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
