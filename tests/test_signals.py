@@ -58,9 +58,9 @@ def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
 @pytest.mark.parametrize(
     ("numbers", "code"),
     [
-        ([signal.SIGINT], 130),
+        pytest.param([signal.SIGINT], 130, marks=pytest.mark.ci),
         ([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
-        ([signal.SIGTERM, signal.SIGINT], 143),
+        pytest.param([signal.SIGTERM, signal.SIGINT], 143, marks=pytest.mark.ci),
         ([signal.SIGHUP], 129),
     ],
 )

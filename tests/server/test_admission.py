@@ -214,7 +214,9 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
         assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
+)
 def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
     """Loading is a thread that is inside PyTorch nearly all the time."""
     code = """

@@ -37,6 +37,7 @@ from qwen_megakernel.errors import EngineBusy, GenerationError
 from qwen_megakernel.server.app import PAGE
 
 Open = Callable[..., Any]
+pytestmark = pytest.mark.ci  # a browser
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ def test_another_sentence_is_told_apart(reader: Reader, references: list[shards.
     assert reader.read(wrong, text_feed="stepwise").codes.shape == codes.shape
 
 
+@pytest.mark.ci
 def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
     emulated = Reader(DEMO_VOICE, backend="emulation", max_frames=100)
     for sampling in (Sampling.greedy(), reader.checkpoint.sampling):

@@ -18,12 +18,17 @@ NUM_CODES = 20  # in two products, the second of which is not full
 ODD = {name: {"num_heads": 3, "num_kv_heads": 1} for name in ("talker", "predictor")}
 
 
-@pytest.fixture(scope="module", params=["small", "projected", "wide", "odd"])
+def ci(value):
+    """Of the shapes, two are compiled in every run."""
+    return pytest.param(value, marks=pytest.mark.ci)
+
+
+@pytest.fixture(scope="module", params=["small", ci("projected"), ci("wide"), "odd"])
 def probes(request) -> Probes:
     return Probes(k.small_config(**k.SHAPES.get(request.param, ODD)))
 
 
-@pytest.fixture(scope="module", params=["odd", "projected", "wide"])
+@pytest.fixture(scope="module", params=["odd", ci("projected"), ci("wide")])
 def short_probes(request) -> dict[torch.dtype, Probes]:
     config = k.small_config(**k.SHAPES.get(request.param, ODD))
     config = replace(config, talker=replace(config.talker, num_code_groups=NUM_CODES))
@@ -115,7 +120,7 @@ def prompt_rows(first_position, count):
     return [(1, first_position + i, 0) for i in range(count)]
 
 
-@pytest.fixture(scope="module", params=[32, 128], ids=["short heads", "long heads"])
+@pytest.fixture(scope="module", params=[32, ci(128)], ids=["short heads", "long heads"])
 def prompt_probes(request) -> dict[torch.dtype, Probes]:
     # A chunk is 128 positions of short heads in float32, 32 of long ones; in bf16 twice as many.
     config = k.small_config(talker={"head_dim": request.param, "num_heads": 3, "num_kv_heads": 1})
