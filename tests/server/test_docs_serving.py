@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import soundfile
 import waveforms
-from commands import ROOT, blocks, lines, run
+from commands import ROOT, blocks, lines
 from live_server import serving
 
 from qwen_megakernel import TTSEngine
@@ -56,8 +56,9 @@ def test_every_curl_command_works(folder, address):
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["websocket", "openai"])
-def test_every_example_runs(folder, address, block):
-    done = run("-c", block.replace(ADDRESS, address), cwd=folder)
+def test_every_example_runs(run_here, monkeypatch, folder, address, block):
+    monkeypatch.chdir(folder)
+    done = run_here("-c", block.replace(ADDRESS, address))
     assert done.returncode == 0 and '"error"' not in done.stdout, done
     assert re.search(r"^\d+ bytes", done.stdout, re.MULTILINE)
 
