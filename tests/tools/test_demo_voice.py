@@ -61,7 +61,9 @@ def check(
     assert found["word_accuracy"] >= min_word_accuracy, found
 
 
-@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(
+    "feed", [pytest.param(feed, marks=[pytest.mark.ci] if feed == "full" else []) for feed in FEEDS]
+)
 def test_unseen_sentences_end_in_time_with_their_words_said(
     reader: Reader, references: list[shards.Utterance], feed: str
 ) -> None:
