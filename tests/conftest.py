@@ -105,7 +105,9 @@ def tts(cache_folder: Path) -> Iterator[Any]:
     """A `TTSEngine` of the smallest checkpoint on three slots, for the tests of one file."""
     from qwen_megakernel import TTSEngine
 
-    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as engine:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", num_slots=3, warmup=False
+    ) as engine:
         yield engine
 
 

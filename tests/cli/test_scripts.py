@@ -21,7 +21,7 @@ from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.gpu import driver
 
-SHORT = ("--max-frames", "6", "--seed", "3")
+SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
 TINY = ("--model", "tiny-random")
 SPEAK = ("-m", "qwen_megakernel", "speak")
 
@@ -96,6 +96,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
 def test_samples_that_nothing_takes_are_told_as_well(environment):
     """A chunk is larger than the buffer, so nothing is left in it to fail again."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
+    command += ["--backend", "torch"]
     environment = os.environ | environment
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -205,8 +206,8 @@ def test_what_cannot_be_said_or_written_is_told_before_a_model_is_loaded(
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
 def test_a_speech_that_is_cut_off_is_told(run_here, tmp_path, caplog, script):
     text = "This sentence is too long for so few frames."
-    options = ("--model", "demo-voice", "--output", tmp_path / "a.wav", "--max-frames", "5")
-    done = run_here(*script, text, *options, "--seed", "7")
+    options = ("--model", "demo-voice", "--backend", "torch", "--max-frames", "5", "--seed", "7")
+    done = run_here(*script, text, *options, "--output", tmp_path / "a.wav")
     assert done.returncode == 0, done.stderr
     assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages
 
@@ -322,8 +323,8 @@ def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits
 
 def test_the_end_to_end_check_passes_with_the_demonstration_voice(run_here, tmp_path):
     result = tmp_path / "e2e.json"
-    demo = ("--model", "demo-voice", "--device", "cpu", "--runs", 1, "--json", result)
-    done = run_here("test_e2e.py", *demo)
+    demo = ("--model", "demo-voice", "--backend", "torch", "--device", "cpu")
+    done = run_here("test_e2e.py", *demo, "--runs", 1, "--json", result)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]
 

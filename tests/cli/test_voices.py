@@ -200,10 +200,11 @@ def test_the_demos_clone_too(run_here, recordings, tmp_path, script):
 
 
 def test_a_terminal_sees_a_bar(tmp_path, monkeypatch):
-    options = ("--model", "tiny-random", "--max-frames", 10, "--output", tmp_path / "a.wav")
+    options = ("--model", "tiny-random", "--backend", "torch", "--max-frames", 10)
+    output = ("--output", tmp_path / "a.wav")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with open(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert run("speak", "Hello there, you.", "--seed", 1, *options) == 0
+        assert run("speak", "Hello there, you.", "--seed", 1, *options, *output) == 0
     assert "s of speech in" in os.read(ours, 100_000).decode()

@@ -195,7 +195,10 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
     environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
     with subprocess.Popen(
-        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, "--backend", "torch", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2])

@@ -33,7 +33,7 @@ def address(folder):
     """Of a server as the page describes it, uploads allowed."""
     with (
         TTSEngine.from_pretrained(
-            "tiny-random-base", voices=folder, max_frames=40, warmup=False
+            "tiny-random-base", backend="torch", voices=folder, max_frames=40, warmup=False
         ) as tts,
         serving(tts, voices=folder, allow_upload=True) as live,
     ):
