@@ -55,16 +55,18 @@ TRICKY = """It costs $5 & `touch ran`; $(shell touch ran) "she" said: it's \\n 1
     ],
 )
 def test_make_demo_says_the_text_as_it_is(argument, variable, said, tmp_path):
-    """With a Python that only tells how it was called."""
+    """With a Python that only tells how it was called, and wants to keep its bytecode."""
     for name in ("requirements.txt", "setup.py"):  # older than what is ready
         shutil.copy2(ROOT / name, tmp_path)
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    tell = "import json, sys\nassert not sys.dont_write_bytecode\nprint(json.dumps(sys.argv))\n"
+    python.write_text(f"#!{sys.executable}\n{tell}")
     python.chmod(0o755)
     for step in (".torch-ready", ".demo-ready"):
         (tmp_path / step).touch()
     environment = {name: value for name, value in os.environ.items() if name != "TEXT"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     if variable is not None:
         environment["TEXT"] = variable
     done = subprocess.run(
@@ -83,7 +85,7 @@ def test_the_server_answers_openais_voices():
     [command] = re.findall(r"`python -m qwen_megakernel (serve [^`]+)`", README)
     args = main.parser().parse_args(command.split())
     with (
-        TTSEngine.from_pretrained(args.model, warmup=False) as tts,
+        TTSEngine.from_pretrained(args.model, backend="torch", warmup=False) as tts,
         serving(tts, voice_fallback=args.voice_fallback) as live,
     ):
         assert args.port == 8090
