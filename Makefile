@@ -3,13 +3,15 @@ PYTHON ?= python3
 TEXT ?= Hello, how are you today?
 VENV := .venv
 BIN := $(VENV)/bin
-# Most of what is installed is never imported: bytecode is made of what is, when it is.
+# Most of what is installed is never imported: bytecode is made of what is, when it is. Images of
+# containers often forbid that; then each process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Some tests wait for sound to be played; one more of them than there are cores keeps the cores busy.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + os.cpu_count()))")
 
-.PHONY: demo test test-slow lint rehearse-gpu clean
+.PHONY: demo test test-ci test-slow lint rehearse-gpu clean
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -18,8 +20,11 @@ demo: export DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
 	$(BIN)/python demo_pipeline.py --model demo-voice --text="$$DEMO_TEXT" --output out.wav
 
-test: lint  ## linters and the whole default test suite
+test: lint  ## linters and the default test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak
+	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow

@@ -15,6 +15,8 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.validation import compare, official
 
+pytest_plugins = ["cpu_report"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
@@ -103,7 +105,9 @@ def tts(cache_folder: Path) -> Iterator[Any]:
     """A `TTSEngine` of the smallest checkpoint on three slots, for the tests of one file."""
     from qwen_megakernel import TTSEngine
 
-    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as engine:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", num_slots=3, warmup=False
+    ) as engine:
         yield engine
 
 

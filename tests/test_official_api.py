@@ -133,7 +133,9 @@ def test_a_script_says_the_same_with_both_packages(
 
 @pytest.fixture(scope="module")
 def base(cache_folder):
-    with Qwen3TTSModel.from_pretrained("tiny-random-base", dtype="float32", warmup=False) as model:
+    with Qwen3TTSModel.from_pretrained(
+        "tiny-random-base", backend="torch", dtype="float32", warmup=False
+    ) as model:
         yield model
 
 
@@ -198,7 +200,12 @@ def test_what_the_official_package_refuses_is_refused(base, reference):
 def test_scripts_of_the_faster_package_run(cache_folder, reference):
     """Prompts, chunks and defaults; the package needs a GPU, so our engine is the yardstick."""
     with FasterQwen3TTS.from_pretrained(
-        "tiny-random-base", device="cpu", dtype="float32", max_seq_len=64, warmup=False
+        "tiny-random-base",
+        backend="torch",
+        device="cpu",
+        dtype="float32",
+        max_seq_len=64,
+        warmup=False,
     ) as model:
         chunks = list(
             model.generate_voice_clone_streaming(
@@ -248,7 +255,7 @@ def test_scripts_of_the_faster_package_run(cache_folder, reference):
 
 
 def test_speakers_and_designs_of_the_faster_package_run(cache_folder):
-    options = {"device": "cpu", "dtype": "float32", "warmup": False}
+    options = {"backend": "torch", "device": "cpu", "dtype": "float32", "warmup": False}
     with FasterQwen3TTS.from_pretrained("tiny-random", **options) as model:
         wavs, _ = model.generate_custom_voice("Hi.", "ryan", "English", max_new_tokens=4, seed=1)
         expected = model.synthesize(

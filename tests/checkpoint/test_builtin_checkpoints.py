@@ -71,6 +71,7 @@ def test_a_model_without_speaker_encoder_has_no_tensors_of_one(load_checkpoint) 
         load_checkpoint("tiny-random").load_prefix("talker.")
 
 
+@pytest.mark.ci  # three processes import torch
 def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path) -> None:
     code = (
         "from qwen_megakernel.checkpoint.loading import resolve; "

@@ -5,7 +5,7 @@ import shlex
 import pytest
 import soundfile
 import waveforms
-from commands import ROOT, blocks, lines, run
+from commands import ROOT, blocks, lines
 
 PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
 MODEL = "tiny-random-base"
@@ -34,12 +34,11 @@ def test_every_command_runs(run_here, monkeypatch, folder):
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["engine", "agent", "compat"])
-def test_every_example_runs(folder, block):
+def test_every_example_runs(run_here, monkeypatch, folder, block):
     if "pipecat" in block:
         pytest.importorskip("pipecat")
-    done = run("-c", f"MODEL = {MODEL!r}\n{block}", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    out = done.stdout
+    monkeypatch.chdir(folder)
+    out = run_here("-c", f"MODEL = {MODEL!r}\n{block}").stdout
     if "in_context" in block:
         assert out.splitlines() == ["1", "mario True It is cold today, and we are late."]
     if "num_bytes" in block:

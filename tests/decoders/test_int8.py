@@ -119,7 +119,7 @@ def test_the_engine_speaks_with_int8_weights():
     codes = {}
     for weights in (None, "int8"):
         settings = {"weights": weights, "device": "cpu", "dtype": "bfloat16", "warmup": False}
-        with TTSEngine.from_pretrained("tiny-random", **settings) as tts:
+        with TTSEngine.from_pretrained("tiny-random", backend="torch", **settings) as tts:
             speech = tts.synthesize("Hello.", voice="vivian", seed=1, max_frames=4)
             codes[weights] = speech.codes
     assert len(codes["int8"]) and not np.array_equal(codes[None], codes["int8"])

@@ -70,7 +70,12 @@ def transformers_probabilities(logits, temperature, top_k, top_p):
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"),
-    [(0.9, 50, 1.0), (0.3, 5, 1.0), (1.5, 0, 0.8), (0.7, 20, 0.5)],
+    [
+        (0.9, 50, 1.0),
+        (0.7, 20, 0.5),
+        pytest.param(0.3, 5, 1.0, marks=pytest.mark.ci),
+        pytest.param(1.5, 0, 0.8, marks=pytest.mark.ci),
+    ],
 )
 def test_the_distribution_is_that_of_transformers_over_20000_draws(temperature, top_k, top_p):
     torch.manual_seed(3)

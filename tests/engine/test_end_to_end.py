@@ -5,6 +5,7 @@ must be identical (greedy, float32), and samples equal.
 """
 
 import types
+from itertools import product
 
 import numpy as np
 import pytest
@@ -93,9 +94,22 @@ def compare(tts, model, call, text=TEXT, **options):
     return ours
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("language", ["auto", "chinese", "english"])
-@pytest.mark.parametrize("speaker", ["vivian", "eric"])
+def some(in_every_run, *values):
+    """Every combination of `values`; .ci/run has those that are not `in_every_run`."""
+    return [
+        pytest.param(*each, marks=[] if each in in_every_run else pytest.mark.ci)
+        for each in product(*values)
+    ]
+
+
+# Eric speaks a dialect, to which Chinese and "auto" are changed.
+VOICES = (("vivian", "auto", False), ("eric", "chinese", True), ("vivian", "english", True))
+
+
+@pytest.mark.parametrize(
+    ("speaker", "language", "full"),
+    some(VOICES, ("vivian", "eric"), ("auto", "chinese", "english"), (False, True)),
+)
 def test_custom_voice(engine, official_model, speaker, language, full):
     name = "tiny-random"
     compare(
@@ -140,9 +154,14 @@ def test_voice_design(engine, official_model, instruct):
     )
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("in_context", [False, True])
-@pytest.mark.parametrize("name", ["tiny-random-base", "tiny-random-base-1.7b"])
+BASE, LARGE_BASE = "tiny-random-base", "tiny-random-base-1.7b"
+CLONES = ((BASE, False, True), (BASE, True, False), (LARGE_BASE, True, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "in_context", "full"),
+    some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True)),
+)
 def test_cloned_voice(engine, official_model, name, in_context, full):
     tts, model = engine(name), official_model(name)
     voice = clone_voice(tts.config, in_context)

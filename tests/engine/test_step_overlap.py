@@ -185,7 +185,9 @@ def test_a_prompt_does_not_keep_a_finished_chunk_waiting(speak):
 
 @pytest.fixture(scope="module")
 def plain():
-    with TTSEngine.from_pretrained("tiny-random", num_slots=3, warmup=False) as tts:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", num_slots=3, warmup=False
+    ) as tts:
         yield tts
 
 

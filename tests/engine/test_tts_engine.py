@@ -247,7 +247,7 @@ def test_options_that_do_not_exist_are_named_with_those_that_do(tts):
 @pytest.mark.parametrize("model", [Path("/nowhere"), "/nowhere", None, "", 5])
 def test_what_is_no_model_is_named(model):
     with pytest.raises((UsageError, ModelFilesError), match=str(model) or "model is ''"):
-        TTSEngine.from_pretrained(model)
+        TTSEngine.from_pretrained(model, backend="torch")
 
 
 @pytest.mark.parametrize("options", [{"num_slots": "2"}, {"num_slots": 2.5}, {"max_frames": "x"}])
@@ -257,10 +257,12 @@ def test_sizes_that_are_no_numbers_are_refused(options):
 
 
 def test_a_dtype_may_be_torchs_own():
-    with TTSEngine.from_pretrained("tiny-random", dtype=torch.float32, warmup=False) as tts:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", dtype=torch.float32, warmup=False
+    ) as tts:
         assert tts.dtype == torch.float32
     with pytest.raises(UsageError, match=r"dtype is torch\.float16; known: float32"):
-        TTSEngine.from_pretrained("tiny-random", dtype=torch.float16)
+        TTSEngine.from_pretrained("tiny-random", backend="torch", dtype=torch.float16)
 
 
 def test_numbers_of_any_kind_are_taken(tts, alone):
@@ -303,7 +305,7 @@ def test_decoding_codes_gives_the_streams_audio(tts, alone):
 
 def test_the_warm_up_fits_an_engine_of_few_frames():
     """Its sentence has more text rows than a part of this engine has frames."""
-    with TTSEngine.from_pretrained("tiny-random-base", max_frames=1) as small:
+    with TTSEngine.from_pretrained("tiny-random-base", backend="torch", max_frames=1) as small:
         assert small.synthesize("Hi", text_feed="full", seed=1).finish_reason == "length"
 
 

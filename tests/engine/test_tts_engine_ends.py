@@ -179,7 +179,7 @@ def test_a_reader_whose_event_loop_is_gone_harms_nobody(tts, alone):
 
 
 def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
-    engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
+    engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
     speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
     waiting = engine.stream(TEXT, voice=VOICE)
     next(speaking)
@@ -219,7 +219,7 @@ def test_two_hundred_streams_leave_nothing_behind(tts):
 
 
 def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
-    stream = TTSEngine.from_pretrained("tiny-random", warmup=False).stream(
+    stream = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False).stream(
         TEXT, voice=VOICE, seed=1, max_frames=12
     )
     gc.collect()
@@ -268,7 +268,7 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
     def hang(*args, **kwargs):
         raise KernelTimeout("planted hang")
 
-    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
 
         def hang_once():
             with monkeypatch.context() as patch:
@@ -291,7 +291,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
         with monkeypatch.context() as patch:
             patch.setattr(tts._loop._decoder, "step", fail)
             with pytest.raises(GenerationError, match="illegal memory access"):

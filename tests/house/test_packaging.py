@@ -29,6 +29,7 @@ def wheel(tmp_path_factory):
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.ci
 def test_the_wheel_ships_kernel_sources_and_the_demonstration_voice(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {
@@ -42,6 +43,7 @@ def test_the_wheel_ships_kernel_sources_and_the_demonstration_voice(wheel):
     assert wheel.stat().st_size < 15e6
 
 
+@pytest.mark.ci
 def test_the_installed_wheel_speaks_from_another_folder(wheel, tmp_path):
     site = tmp_path / "site"
     install = [

@@ -232,7 +232,7 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEng
 
 @BOTH
 async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMode) -> None:
-    engine = TTSEngine.from_pretrained("tiny-random", warmup=False)
+    engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:
         await run.turn("This sentence is cut short by the end of its engine.")
@@ -251,7 +251,7 @@ def test_the_warm_up_goes_through_every_chunk_size(monkeypatch: pytest.MonkeyPat
         return step(vocoder, codes, *args)
 
     monkeypatch.setattr(Vocoder, "step", seen_step)
-    TTSEngine.from_pretrained("demo-voice").close()
+    TTSEngine.from_pretrained("demo-voice", backend="torch").close()
     assert {1, 2, 4, 8, 10} <= sizes
 
 

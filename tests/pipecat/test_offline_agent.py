@@ -63,7 +63,7 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
 
 
 async def test_the_agent_speaks_with_the_demo_voice(agent: SimpleNamespace) -> None:
-    with TTSEngine.from_pretrained("demo-voice", num_slots=1) as engine:
+    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=1) as engine:
         tts = MegakernelTTSService(
             engine=engine, settings=MegakernelTTSService.Settings(seed=3, max_frames=60)
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import run
+from commands import CommandsHere
 from fake_engine import FakeEngine
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transports.base_transport import BaseTransport
@@ -67,10 +67,13 @@ async def test_the_agent_greets_whoever_connects(
     await asyncio.wait_for(running, 20)
 
 
-def test_help_loads_no_model_and_a_model_that_is_not_there_is_told() -> None:
+def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(
+    run_here: CommandsHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = EXAMPLES / "voice_agent.py"
-    assert "usage" in run(agent, "--help", TTS_MODEL="/no/such/folder").stdout
-    done = run(agent, TTS_MODEL="/no/such/folder")
+    monkeypatch.setenv("TTS_MODEL", "/no/such/folder")
+    assert "usage" in run_here(agent, "--help").stdout
+    done = run_here(agent)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: There is no folder /no/such/folder" in done.stderr
 

@@ -19,7 +19,9 @@ TEXT = "Hello there, how are you today?"
 
 @pytest.fixture(scope="module")
 def tts():
-    with TTSEngine.from_pretrained("tiny-random", num_slots=2, warmup=False) as engine:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", num_slots=2, warmup=False
+    ) as engine:
         yield engine
 
 
@@ -32,7 +34,7 @@ def live(tts):
 @pytest.fixture(scope="module")
 def base():
     with (
-        TTSEngine.from_pretrained("tiny-random-base", warmup=False) as engine,
+        TTSEngine.from_pretrained("tiny-random-base", backend="torch", warmup=False) as engine,
         serving(engine) as server,
     ):
         yield server

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import soundfile
 import waveforms
-from commands import ROOT, blocks, lines, run
+from commands import ROOT, blocks, lines
 from live_server import serving
 
 from qwen_megakernel import TTSEngine
@@ -33,7 +33,7 @@ def address(folder):
     """Of a server as the page describes it, uploads allowed."""
     with (
         TTSEngine.from_pretrained(
-            "tiny-random-base", voices=folder, max_frames=40, warmup=False
+            "tiny-random-base", backend="torch", voices=folder, max_frames=40, warmup=False
         ) as tts,
         serving(tts, voices=folder, allow_upload=True) as live,
     ):
@@ -56,8 +56,9 @@ def test_every_curl_command_works(folder, address):
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["websocket", "openai"])
-def test_every_example_runs(folder, address, block):
-    done = run("-c", block.replace(ADDRESS, address), cwd=folder)
+def test_every_example_runs(run_here, monkeypatch, folder, address, block):
+    monkeypatch.chdir(folder)
+    done = run_here("-c", block.replace(ADDRESS, address))
     assert done.returncode == 0 and '"error"' not in done.stdout, done
     assert re.search(r"^\d+ bytes", done.stdout, re.MULTILINE)
 

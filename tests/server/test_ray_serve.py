@@ -40,6 +40,7 @@ serve = pytest.importorskip("ray.serve")
 from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.ci  # Ray's daemons
 NUM_SLOTS = 4
 LONG_STORY = STORY * 8  # 15 s to make: nobody is done before the last begins, on a busy machine too
 

@@ -52,7 +52,7 @@ def test_the_first_bytes_leave_before_frame_two_exists(response_format):
 
 
 def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch):
-    with TTSEngine.from_pretrained("tiny-random", warmup=False) as tts:
+    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
         released, steps = threading.Event(), []
         step = tts._loop._decoder.step
 

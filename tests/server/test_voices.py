@@ -35,7 +35,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tts(folder):
-    with TTSEngine.from_pretrained("tiny-random-base", voices=folder, warmup=False) as engine:
+    with TTSEngine.from_pretrained(
+        "tiny-random-base", backend="torch", voices=folder, warmup=False
+    ) as engine:
         yield engine
 
 
@@ -245,7 +247,7 @@ def test_uploads_are_off_unless_they_are_allowed_and_the_refusal_says_how(tmp_pa
 
 def test_a_model_that_cannot_clone_says_so():
     with (
-        TTSEngine.from_pretrained("tiny-random", warmup=False) as tts,
+        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
         serving(tts) as live,
     ):
         answer = live.speak(TEXT, ref_audio=base64.b64encode(recording()).decode())

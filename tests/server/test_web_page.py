@@ -37,6 +37,7 @@ from qwen_megakernel.errors import EngineBusy, GenerationError
 from qwen_megakernel.server.app import PAGE
 
 Open = Callable[..., Any]
+pytestmark = pytest.mark.ci  # a browser
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,7 @@ def test_an_api_key_can_be_given(open_page: Open, browser: Any) -> None:
 def base_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TTSEngine, Path]]:
     voices = tmp_path_factory.mktemp("voices")
     with TTSEngine.from_pretrained(
-        "tiny-random-base", max_frames=24, warmup=False, voices=voices
+        "tiny-random-base", backend="torch", max_frames=24, warmup=False, voices=voices
     ) as engine:
         yield engine, voices
 

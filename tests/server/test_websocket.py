@@ -52,7 +52,7 @@ async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
     """On the real engine: fed a character at a time, the same samples as in one request."""
     text = "Once upon a time there was a house."
     with (
-        TTSEngine.from_pretrained("tiny-random", warmup=False) as tts,
+        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
         serving(tts) as live,
     ):
         async with session(live, {"voice": "vivian", "seed": 9, "max_new_tokens": 25}) as socket:

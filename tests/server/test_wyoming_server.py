@@ -146,7 +146,9 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
 
 async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
     text = "Hello there, you."
-    with TTSEngine.from_pretrained("tiny-random", max_frames=20, warmup=False) as engine:
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="torch", max_frames=20, warmup=False
+    ) as engine:
         async with connected(engine) as client:
             await client.write_event(Synthesize(text, SynthesizeVoice(name="aiden")).event())
             events = await events_until(client, AudioStop)
@@ -264,7 +266,7 @@ async def test_closing_ends_what_is_spoken() -> None:
 
 def test_the_command_speaks_both_protocols_and_drains() -> None:
     command = [sys.executable, "-m", "qwen_megakernel", "serve", "--port", "0"]
-    command += ["--wyoming-port", "0", "--model", "demo-voice"]
+    command += ["--wyoming-port", "0", "--model", "demo-voice", "--backend", "torch"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         ports = {}
         for line in server.stderr:

@@ -16,7 +16,9 @@ OPTIONS = {"seed": 11, "max_frames": 8}
 
 @pytest.fixture(scope="module")
 def engine(trained):
-    with SheenEngine.from_pretrained(str(trained), num_slots=2, warmup=False) as engine:
+    with SheenEngine.from_pretrained(
+        str(trained), backend="torch", num_slots=2, warmup=False
+    ) as engine:
         yield engine
 
 

@@ -38,13 +38,15 @@ INT16_STEP = 1.5 / 32768
 
 @pytest.fixture(scope="module")
 def engine(trained):
-    with SheenEngine.from_pretrained(str(trained), num_slots=3, warmup=False) as engine:
+    with SheenEngine.from_pretrained(
+        str(trained), backend="torch", num_slots=3, warmup=False
+    ) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def refusing(trained):
-    made = SheenEngine.from_pretrained(str(trained), order="refuse", warmup=False)
+    made = SheenEngine.from_pretrained(str(trained), backend="torch", order="refuse", warmup=False)
     with made as engine:
         yield engine
 
@@ -224,7 +226,7 @@ def test_a_recording_is_encoded_as_the_dataset_was(engine, recordings, samples):
 
 
 def test_a_closed_engine_says_so(trained):
-    engine = SheenEngine.from_pretrained(str(trained), warmup=False)
+    engine = SheenEngine.from_pretrained(str(trained), backend="torch", warmup=False)
     engine.close()
     with pytest.raises(EngineClosed):
         engine.stream(HELLO)
@@ -245,7 +247,7 @@ def test_options_that_cannot_work_are_refused(trained, tmp_path):
     with pytest.raises(TaskError, match="A folder of voices cannot be used"):
         load(voices=tmp_path)
     with pytest.raises(ModelFilesError, match=r"has no sheen\.json"):
-        SheenEngine.from_pretrained(str(tmp_path))
+        SheenEngine.from_pretrained(str(tmp_path), backend="torch")
 
 
 @pytest.mark.parametrize(
@@ -263,14 +265,14 @@ def test_damaged_files_are_named(voice_folder, name, content, words):
     path = voice_folder / name
     path.write_text(content) if content else path.unlink()
     with pytest.raises(ModelFilesError, match=words):
-        SheenEngine.from_pretrained(str(voice_folder), warmup=False)
+        SheenEngine.from_pretrained(str(voice_folder), backend="torch", warmup=False)
 
 
 def test_a_model_of_another_training_is_refused(voice_folder, base_folder):
     for name in ("model.safetensors", "config.json"):
         (voice_folder / name).write_bytes((base_folder / name).read_bytes())
     with pytest.raises(ModelFilesError, match="embeddings; the last audio token has id"):
-        SheenEngine.from_pretrained(str(voice_folder), warmup=False)
+        SheenEngine.from_pretrained(str(voice_folder), backend="torch", warmup=False)
 
 
 def test_the_families_are_told_apart_by_their_files(trained, model_folder):
@@ -290,11 +292,13 @@ def english_folder(voice_folder):
 
 @needs_espeak
 def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
-    with SheenEngine.from_pretrained(str(english_folder), warmup=False) as english:
+    with SheenEngine.from_pretrained(str(english_folder), backend="torch", warmup=False) as english:
         assert english.languages == ["auto", "english"]
         said = english.synthesize("Hello, world.", language="en-GB", **GREEDY).codes.tolist()
         assert said == engine.synthesize("həlˈoʊ, wˈɜːld.", **GREEDY).codes.tolist()
-    given = SheenEngine.from_pretrained(str(english_folder), phonemes=True, warmup=False)
+    given = SheenEngine.from_pretrained(
+        str(english_folder), backend="torch", phonemes=True, warmup=False
+    )
     with given as plain:
         said = plain.synthesize("Hello, world.", **GREEDY).codes.tolist()
         assert said == engine.synthesize("Hello, world.", **GREEDY).codes.tolist()
@@ -306,11 +310,11 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
     monkeypatch.setenv("PATH", "")
     (english_folder / "model.safetensors").unlink()
     with pytest.raises(EnvironmentError_, match="espeak-ng, which is not installed"):
-        SheenEngine.from_pretrained(str(english_folder))
+        SheenEngine.from_pretrained(str(english_folder), backend="torch")
 
 
 def test_the_warm_up_speaks(trained):
-    with SheenEngine.from_pretrained(str(trained)) as engine:
+    with SheenEngine.from_pretrained(str(trained), backend="torch") as engine:
         assert engine.spent_ms["vocoder"] > 0
 
 

@@ -60,17 +60,23 @@ class CommandsHere:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
     def __call__(self, *command: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """command: a script of the checkout or `-m` and a module, then its arguments."""
-        name, *arguments = map(str, command)
-        if is_module := name == "-m":
-            name = arguments.pop(0)
-        self._monkeypatch.setattr(sys, "argv", [name, *arguments])
+        """command: a script of the checkout, `-m` and a module or `-c` and a program; arguments."""
+        kind, *arguments = map(str, command)
+        name = arguments.pop(0) if kind in ("-m", "-c") else kind
+        self._monkeypatch.setattr(sys, "argv", [name if kind == "-m" else kind, *arguments])
         self._monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            if is_module:
+        code = 0
+        try:
+            if kind == "-m":
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
+            elif kind == "-c":
+                exec(compile(name, "<string>", "exec"), {"__name__": "__main__"})
             else:
                 runpy.run_path(str(ROOT / name), run_name="__main__")
-        code = ended.value.code or 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        if isinstance(code, str):  # which Python tells as it exits
+            print(code, file=sys.stderr)
+            code = 1
         return subprocess.CompletedProcess(command, code, *self._capsys.readouterr())

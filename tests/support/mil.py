@@ -5,24 +5,29 @@ the program gives its result, which is what float16 costs at least; Core ML's ow
 what the Neural Engine does inside an operation, are not here.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from coremltools.converters.mil.frontend.milproto.load import load as load_program
-from coremltools.converters.mil.mil import types
 from torch import Tensor
 
-TYPES = {
-    types.fp16: torch.float16,
-    types.fp32: torch.float32,
-    types.int32: torch.int32,
-    types.int16: torch.int16,
-    types.uint16: torch.int32,
-    types.bool: torch.bool,
-}
+
+@functools.cache
+def torch_types() -> dict[type, torch.dtype]:
+    """By Core ML's. coremltools is imported late: it takes seconds of each who collects tests."""
+    from coremltools.converters.mil.mil import types
+
+    return {
+        types.fp16: torch.float16,
+        types.fp32: torch.float32,
+        types.int32: torch.int32,
+        types.int16: torch.int16,
+        types.uint16: torch.int32,
+        types.bool: torch.bool,
+    }
 
 
 class State:
@@ -37,6 +42,8 @@ class EmulatedModel:
 
     def __init__(self, path: str):
         import coremltools as ct
+        from coremltools.converters.mil.frontend.milproto.load import load as load_program
+        from coremltools.converters.mil.mil import types
 
         model = ct.models.MLModel(path, skip_model_load=True)
         spec = model.get_spec()
@@ -46,6 +53,7 @@ class EmulatedModel:
             specification_version=spec.specificationVersion,
             file_weights_dir=model.weights_dir,
         ).functions["main"]
+        self._is_state = types.is_state
         self.operations = list(self._function.operations)
         self._constants: dict[str, Any] = {}
 
@@ -96,7 +104,7 @@ class EmulatedModel:
                 return [value_of(each) for each in var]
             if var.name in values:
                 return values[var.name]
-            return None if types.is_state(var.sym_type) else plain(var.val)
+            return None if self._is_state(var.sym_type) else plain(var.val)
 
         given = {name: value_of(var) for name, var in operation.inputs.items() if var is not None}
         if operation.op_type == "read_state":
@@ -108,7 +116,7 @@ class EmulatedModel:
         found = OPERATIONS[operation.op_type](**given)
         found = list(found) if isinstance(found, list | tuple) else [found]
         return [
-            each.to(TYPES[output.dtype])
+            each.to(torch_types()[output.dtype])
             for each, output in zip(found, operation.outputs, strict=True)
         ]
 
@@ -137,7 +145,7 @@ def constant(operation: Any) -> Any:
     data, scale = (np.asarray(operation.inputs[name].val) for name in ("data", "scale"))
     assert data.dtype == np.int8
     product = data.astype(np.float32) * scale.astype(np.float32)
-    return torch.from_numpy(product).to(TYPES[operation.outputs[0].dtype])
+    return torch.from_numpy(product).to(torch_types()[operation.outputs[0].dtype])
 
 
 def numbers(value: Any) -> list[int]:

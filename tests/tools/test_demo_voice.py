@@ -58,7 +58,9 @@ def check(
     assert found["word_accuracy"] >= min_word_accuracy, found
 
 
-@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(
+    "feed", [pytest.param(feed, marks=[pytest.mark.ci] if feed == "full" else []) for feed in FEEDS]
+)
 def test_unseen_sentences_end_in_time_with_their_words_said(
     reader: Reader, references: list[shards.Utterance], feed: str
 ) -> None:
@@ -84,6 +86,7 @@ def test_another_sentence_is_told_apart(reader: Reader, references: list[shards.
     assert reader.read(wrong, text_feed="stepwise").codes.shape == codes.shape
 
 
+@pytest.mark.ci
 def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
     emulated = Reader(DEMO_VOICE, backend="emulation", max_frames=100)
     for sampling in (Sampling.greedy(), reader.checkpoint.sampling):

@@ -196,6 +196,7 @@ def train(tmp_path: Path, references: list[shards.Utterance]) -> Callable[..., d
     return run
 
 
+@pytest.mark.ci
 def test_training_resumed_is_training_uninterrupted(
     train: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:

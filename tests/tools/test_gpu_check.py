@@ -332,14 +332,14 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.mark.parametrize(
     ("which", "steps"),
     [
-        ("truth", "microbenchmark,endurance,sanitizer"),
+        pytest.param("truth", "microbenchmark,endurance,sanitizer", marks=pytest.mark.ci),
         pytest.param(
             "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
         ),
-        ("endurance", "abort,two_engines"),
+        pytest.param("endurance", "abort,two_engines", marks=pytest.mark.ci),
         pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
         pytest.param("endurance", "batch_curve,million", marks=SLOW),
-        ("listeners", "engine_build,memory"),
+        pytest.param("listeners", "engine_build,memory", marks=pytest.mark.ci),
         pytest.param("listeners", "first_sound,peers,open_loop,texts,capacity", marks=SLOW),
     ],
 )

@@ -50,6 +50,7 @@ def test_the_texts_grow_past_the_seeds_longest(tool):
     assert lengths == sorted(lengths) and lengths[0] < 30 and lengths[-1] > 721
 
 
+@pytest.mark.ci
 def test_it_runs_and_draws(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "figures.png"
     plot = ("--plot", picture) if importlib.util.find_spec("matplotlib") else ()

@@ -266,7 +266,7 @@ def frames(decoder, sampling: Sampling):
 BF16_LOGITS = 3 * 2**-8
 
 CASES = [
-    pytest.param("sm_90a", torch.bfloat16, None, "small", id="sm_90a-bf16", marks=slow),  # .ci/run
+    pytest.param("sm_90a", torch.bfloat16, None, "small", id="sm_90a-bf16", marks=pytest.mark.ci),
     pytest.param("sm_90a", torch.float32, None, "small", id="sm_90a-f32", marks=slow),
     *(
         pytest.param(arch, torch.bfloat16, "int8", "projected", id=f"{arch}-int8", marks=slow)

@@ -145,7 +145,10 @@ pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", file])
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    ["validate_kernel.py", *(pytest.param(p, marks=pytest.mark.ci) for p in list(PROGRAMS)[1:])],
+)
 def test_neither_a_variable_nor_a_default_makes_sums_less_than_float32(program):
     code = f"""
 import os, torch

@@ -334,6 +334,7 @@ def test_a_state_has_the_counted_size(official_package: ModuleType):
     assert state.values.shape == (135_232 + 1_163_264 + 1,)
 
 
+@pytest.mark.ci  # seconds of shapes that are large
 def test_released_shapes_equal_official_in_any_split(official_package: ModuleType):
     decoder = official_decoder(RELEASED)
     vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict())

@@ -29,6 +29,8 @@ from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
+# coremltools converts and checks for seconds: every run has a model of each kind that is cheap.
+ci = pytest.mark.ci
 CPU = torch.device("cpu")
 NUM_POSITIONS, CHUNK_FRAMES = 24, 3
 # Keys and values are float16 in Core ML, whatever it computes in; the rest is one rounding or two.
@@ -63,6 +65,7 @@ def distance(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@ci
 def test_every_model_is_there_with_what_an_app_needs(converted):
     loaded, folder = converted
     found = {path.name for path in folder.iterdir()}
@@ -75,6 +78,7 @@ def test_every_model_is_there_with_what_an_app_needs(converted):
     assert [tuple(s.shape) for s in state.values.values()] == [(1, size, 1, NUM_POSITIONS)] * 2
 
 
+@ci
 def test_no_program_has_an_inexact_inverse(converted):
     """Core ML's `inverse` adds 1e-4 to what it divides by, and its batch_norm 1e-5."""
     _, folder = converted
@@ -83,6 +87,7 @@ def test_no_program_has_an_inexact_inverse(converted):
         assert not kinds & {"inverse", "batch_norm"} and len(kinds) > 2
 
 
+@ci
 def test_embeddings_are_the_checkpoints(converted):
     loaded, folder = converted
     embeddings = plain_decoder(loaded).embeddings
@@ -101,6 +106,7 @@ def test_embeddings_are_the_checkpoints(converted):
             torch.testing.assert_close(torch.from_numpy(found.reshape(-1)), row)
 
 
+@ci
 def test_the_talker_is_the_plain_decoders(converted):
     loaded, folder = converted
     talker, plain = stack_of(folder, "CodeDecoder"), plain_decoder(loaded)
@@ -114,7 +120,7 @@ def test_the_talker_is_the_plain_decoders(converted):
         assert distance(found["logits"][0], torch.mv(plain.codec_head, hidden)) < TOLERANCE
 
 
-@pytest.mark.parametrize("model", ["tiny-random", "tiny-random-1.7b"])
+@pytest.mark.parametrize("model", ["tiny-random", pytest.param("tiny-random-1.7b", marks=ci)])
 def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
     load_checkpoint, tmp_path, model
 ):
@@ -133,6 +139,7 @@ def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
             assert distance(logits[group - 1], plain._predict(rows, first, group)) < TOLERANCE
 
 
+@ci
 def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
     loaded, folder = converted
     decoder, config = mil.load(folder, "SpeechDecoder"), loaded.codec_config.decoder
@@ -149,6 +156,7 @@ def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4)
 
 
+@ci
 def test_an_app_that_follows_the_page_speaks(converted):
     """ "In an app" of docs/coreml.md, its five steps with all six models, greedily."""
     loaded, folder = converted
@@ -213,7 +221,9 @@ def test_half_precision_is_near(load_checkpoint, tmp_path):
     assert 0 < distance(found[1:], expected[1:]) < HALF_TOLERANCE
 
 
-@pytest.mark.parametrize(("weights", "is_int8"), [("int8-talker", False), ("int8", True)])
+@pytest.mark.parametrize(
+    ("weights", "is_int8"), [pytest.param("int8-talker", False, marks=ci), ("int8", True)]
+)
 def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path, weights, is_int8):
     loaded = load_checkpoint("tiny-random")
     options = ExportOptions(8, "float32", weights=weights)
@@ -248,6 +258,7 @@ def engine(model="tiny-random", **options):
     )
 
 
+@ci
 @pytest.mark.parametrize(
     "options", [{"do_sample": False, "subtalker_do_sample": False}, {"seed": 3}]
 )
@@ -262,6 +273,7 @@ def test_an_engine_draws_the_plain_decoders_codes(apple, options):
     np.testing.assert_array_equal(again.codes, expected.codes)
 
 
+@ci
 def test_streams_do_not_see_each_other(apple):
     with engine(num_slots=2) as tts:
         beside, alone = (
@@ -400,6 +412,7 @@ def test_a_folder_must_be_named(capsys):
     assert left.value.code == 2 and "required: --to" in capsys.readouterr().err
 
 
+@ci
 def test_the_page_has_the_models_and_their_names(converted):
     _, folder = converted
     page = (ROOT / "docs" / "coreml.md").read_text(encoding="utf-8")

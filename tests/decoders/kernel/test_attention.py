@@ -1,5 +1,7 @@
 """Every attention of csrc/ against attention written out in torch, cache and append included."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import kernel_models as k
@@ -18,16 +20,26 @@ NUM_CODES = 20  # in two products, the second of which is not full
 ODD = {name: {"num_heads": 3, "num_kv_heads": 1} for name in ("talker", "predictor")}
 
 
-@pytest.fixture(scope="module", params=["small", "projected", "wide", "odd"])
+def ci(value):
+    """Every run compiles two shapes, and of prompts and short contexts one in float32."""
+    return pytest.param(value, marks=pytest.mark.ci)
+
+
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, ci(torch.bfloat16)], ids=["float32", "bfloat16"]
+)
+
+
+@pytest.fixture(scope="module", params=["small", ci("projected"), ci("wide"), "odd"])
 def probes(request) -> Probes:
     return Probes(k.small_config(**k.SHAPES.get(request.param, ODD)))
 
 
-@pytest.fixture(scope="module", params=["odd", "projected", "wide"])
-def short_probes(request) -> dict[torch.dtype, Probes]:
+@pytest.fixture(scope="module", params=["odd", ci("projected"), ci("wide")])
+def short_probes(request) -> Callable[[torch.dtype], Probes]:
     config = k.small_config(**k.SHAPES.get(request.param, ODD))
     config = replace(config, talker=replace(config.talker, num_code_groups=NUM_CODES))
-    return {dtype: Probes(config, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return functools.cache(lambda dtype: Probes(config, dtype))
 
 
 def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
@@ -115,27 +127,27 @@ def prompt_rows(first_position, count):
     return [(1, first_position + i, 0) for i in range(count)]
 
 
-@pytest.fixture(scope="module", params=[32, 128], ids=["short heads", "long heads"])
-def prompt_probes(request) -> dict[torch.dtype, Probes]:
+@pytest.fixture(scope="module", params=[32, ci(128)], ids=["short heads", "long heads"])
+def prompt_probes(request) -> Callable[[torch.dtype], Probes]:
     # A chunk is 128 positions of short heads in float32, 32 of long ones; in bf16 twice as many.
     config = k.small_config(talker={"head_dim": request.param, "num_heads": 3, "num_kv_heads": 1})
-    return {dtype: Probes(config, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    return functools.cache(lambda dtype: Probes(config, dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@DTYPES
 @pytest.mark.parametrize(
     ("first_position", "count"),
     # One row and more than a warp; up to, at and behind the edges of chunks; with cached ones.
     [(0, 2), (0, 8), (0, 31), (0, 33), (0, 128), (1, 20), (31, 2), (63, 66), (256, 9), (600, 128)],
 )
 def test_rows_of_a_prompt_see_the_cache_and_each_other(prompt_probes, first_position, count, dtype):
-    run(prompt_probes[dtype], prompt_rows(first_position, count), probe="prompt_attention")
+    run(prompt_probes(dtype), prompt_rows(first_position, count), probe="prompt_attention")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@DTYPES
 def test_a_prompt_has_the_same_bits_on_any_grid(prompt_probes, monkeypatch, dtype):
     monkeypatch.setenv("EMULATION_SMS", "9")
-    probes, rows = prompt_probes[dtype], prompt_rows(5, 70)
+    probes, rows = prompt_probes(dtype), prompt_rows(5, 70)
     expected = run(probes, rows, probe="prompt_attention")
     for blocks in (1, 5, 9):
         assert torch.equal(run(probes, rows, blocks, probe="prompt_attention"), expected)
@@ -144,7 +156,7 @@ def test_a_prompt_has_the_same_bits_on_any_grid(prompt_probes, monkeypatch, dtyp
 @pytest.mark.parametrize("peak", [0, 31, 32, 63, 64, 77, 99])
 def test_the_largest_score_of_a_prompt_counts_wherever_it_is(prompt_probes, peak):
     rows = prompt_rows(100, 3)
-    run(prompt_probes[torch.float32], rows, peak=peak, probe="prompt_attention")
+    run(prompt_probes(torch.float32), rows, peak=peak, probe="prompt_attention")
 
 
 SHORT = [
@@ -162,19 +174,19 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@DTYPES
 @pytest.mark.parametrize("rows", SHORT)
 def test_a_short_context_is_every_blocks_own_or_one_blocks(short_probes, rows, dtype):
-    run(short_probes[dtype], rows, probe="short_attention")
+    run(short_probes(dtype), rows, probe="short_attention")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@DTYPES
 def test_a_short_context_has_the_same_bits_alone_and_in_company(short_probes, dtype):
     for position in (0, 12, 19):
         alone = [(1, position, 0)]
         rows = [*alone, (0, 5, 1), (2, 14, 2)]
         own, together = (
-            run(short_probes[dtype], each, probe="short_attention") for each in (alone, rows)
+            run(short_probes(dtype), each, probe="short_attention") for each in (alone, rows)
         )
         expected = together[0]
         if dtype == torch.bfloat16:  # as o_proj will split it, and every block has it already

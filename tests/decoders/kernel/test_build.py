@@ -172,13 +172,13 @@ def test_the_emulation_compiles_without_warnings(probes):
     assert not WARNING.search((library.parent / "build.log").read_text())
 
 
-IN_EVERY_RUN = ("random-0.6b", "bf16", "sm_90a")
+IN_EVERY_CI_RUN = ("random-0.6b", "bf16", "sm_90a")
 
 
 @pytest.mark.parametrize(
     ("name", "weights", "arch"),
     [
-        pytest.param(*build, marks=[] if build == IN_EVERY_RUN else pytest.mark.slow)
+        pytest.param(*build, marks=pytest.mark.ci if build == IN_EVERY_CI_RUN else pytest.mark.slow)
         for build in product(
             ("random-0.6b", "random-1.7b"), ("bf16", *INT8_STACKS), kernel_build.ARCHITECTURES
         )

@@ -14,9 +14,9 @@ SAMPLED = Sampling()
 @pytest.fixture(
     scope="module",
     params=[
-        (torch.float32, None),
+        pytest.param((torch.float32, None), marks=pytest.mark.ci),
         (torch.bfloat16, None),
-        (torch.float32, "int8"),
+        pytest.param((torch.float32, "int8"), marks=pytest.mark.ci),
         pytest.param((torch.bfloat16, "int8-talker"), marks=pytest.mark.slow),
     ],
     ids=["f32", "bf16", "int8", "bf16-int8-talker"],

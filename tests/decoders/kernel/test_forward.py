@@ -17,7 +17,7 @@ LENGTHS = [2, 17, 110, 129, 300]  # 128 rows are a pass, on eight blocks and mor
     scope="module",
     params=[
         ("projected", torch.float32, None),
-        ("wide", torch.float32, None),
+        pytest.param(("wide", torch.float32, None), marks=pytest.mark.ci),
         ("projected", torch.bfloat16, None),
         pytest.param(("projected", torch.float32, "int8"), marks=pytest.mark.slow),
     ],

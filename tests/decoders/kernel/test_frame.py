@@ -47,7 +47,9 @@ def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
     assert_same(*both(k.with_int8(checkpoint, weights)), [2, 0, 3], 6, sampling)
 
 
-@pytest.mark.parametrize("name", ["tiny-random", "tiny-random-1.7b"])
+@pytest.mark.parametrize(
+    "name", ["tiny-random", pytest.param("tiny-random-1.7b", marks=pytest.mark.ci)]
+)
 def test_codes_equal_the_reference_on_a_checkpoint(both, load_checkpoint, name):
     assert_same(*both(load_checkpoint(name)), [1, 3], 4, SAMPLED)
 

@@ -76,7 +76,14 @@ def run(program: Path, *arguments: str, seed: int = 0, blocks: int = 3):
     )
 
 
-@pytest.mark.parametrize("bug", BUGS)
+# Every run compiles for the sanitizer of most bugs, .ci/run for all of them.
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(bug, marks=[] if sanitizer == "thread" else pytest.mark.ci)
+        for bug, (_, sanitizer) in BUGS.items()
+    ],
+)
 def test_a_planted_bug_is_caught(program, bug):
     number, sanitizer = BUGS[bug]
     binary = program(sanitizer)
@@ -88,6 +95,7 @@ def test_a_planted_bug_is_caught(program, bug):
     assert any(words[sanitizer] in report.stderr for report in reports)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sanitizer", FLAGS)
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]

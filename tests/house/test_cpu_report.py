@@ -1,0 +1,45 @@
+"""What `make test` prints last is what its tests have cost, in every worker and its children."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT
+
+BUSY = "import time\nwhile time.process_time() < {seconds}: pass\n"
+FILES = {
+    "test_own.py": "import time\ndef test_it():\n"
+    "    end = time.process_time() + 0.6\n    while time.process_time() < end: pass\n",
+    "test_child.py": "import subprocess, sys\n"
+    f"def test_it():\n    subprocess.run([sys.executable, '-c', {BUSY.format(seconds=1.2)!r}])\n",
+    **{f"test_cheap_{number}.py": "def test_it(): pass\n" for number in range(12)},
+}
+
+
+@pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2", "--dist", "loadfile"]])
+def test_every_files_cpu_time_is_told_and_the_sum_comes_last(tmp_path, workers):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "cpu_report", *workers, "."],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT / "tests" / "support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    after = os.times()
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, *table, last = done.stdout.splitlines()[-12:]
+    assert title == "CPU seconds of the slowest files:"
+    seconds = {name: float(spent) for spent, name in (row.split(maxsplit=1) for row in table)}
+    assert list(seconds.values()) == sorted(seconds.values(), reverse=True)
+    assert 0.6 <= seconds["test_own.py"] < 1.2 <= seconds["test_child.py"] < 2.4
+    assert "(starting and collecting)" in seconds
+    total = float(re.fullmatch(r"\d+\.\d CPU-minutes in all \((\d+) s\)", last)[1])
+    spent = after.children_user + after.children_system
+    spent -= before.children_user + before.children_system
+    assert total == pytest.approx(spent, abs=1)  # a rounding, and how processes end
