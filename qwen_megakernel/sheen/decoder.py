@@ -68,7 +68,7 @@ class Prompts:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Part:
     """One part of an utterance."""
 
     sampling: Sampling
@@ -111,7 +111,7 @@ class SheenDecoder:
         self.num_slots, self.max_frames = num_slots, max_frames
         self._model, self._tokens, self._order = model, tokens, order
         self._max_prompt = max_prompt
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._slots: list[_Part | None] = [None] * num_slots
         self._cancelled = False
 
     def prefill(
@@ -139,7 +139,7 @@ class SheenDecoder:
                 cure="Leave split on, or speak it in sentences.",
             )
         self._model.begin(slot)
-        self._slots[slot] = _Slot(
+        self._slots[slot] = _Part(
             sampling,
             seed,
             part,
@@ -205,7 +205,7 @@ class SheenDecoder:
         state.num_frames += 1
         return codes
 
-    def _draw(self, state: _Slot, place: int, hidden: Tensor) -> int | None:
+    def _draw(self, state: _Part, place: int, hidden: Tensor) -> int | None:
         """One code; None for <audio_end>, which only the first place may hold."""
         tokens, sampling, size = self._tokens, state.sampling, self._tokens.codebook_size
         first = tokens.first_of_place(place)

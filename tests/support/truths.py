@@ -11,11 +11,13 @@ another commit makes of the same requests on the same machine:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,22 +120,46 @@ def speak(case: Case, sheen_folder: Path) -> list[tuple[np.ndarray, np.ndarray]]
     else:
         engine = TTSEngine.from_pretrained(case.model, backend=case.backend, **options)
     with engine:
-        streams = []
-        for request in case.requests:
-            request = dict(request)
-            if callable(request.get("voice")):
-                request["voice"] = request["voice"](engine)
-            stream = engine.stream(request.pop("text"), **request)
-            if request.get("text_open"):
-                for word in TEXT.split(" "):
-                    stream.feed(word + " ")
-                stream.end_text()
-            streams.append(stream)
+        with _held(engine):
+            streams = [_start(engine, request) for request in case.requests]
         made = []
         for stream in streams:
             samples = np.concatenate([chunk.samples for chunk in stream])
             made.append((np.array(stream.codes), samples))
         return made
+
+
+@contextlib.contextmanager
+def _held(engine: Any) -> Iterator[None]:
+    """The engine begins nothing until the block is over, so that streams always begin together.
+
+    Samples may differ in their last bit by how many streams the vocoder turns into audio at once.
+    """
+    is_held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        go_on.wait()
+
+    holder = threading.Thread(target=engine._loop.run, args=(hold,))
+    holder.start()
+    is_held.wait()
+    yield
+    go_on.set()
+    holder.join()
+
+
+def _start(engine: Any, request: dict[str, Any]) -> Any:
+    """The stream of one request."""
+    request = dict(request)
+    if callable(request.get("voice")):
+        request["voice"] = request["voice"](engine)
+    stream = engine.stream(request.pop("text"), **request)
+    if request.get("text_open"):
+        for word in TEXT.split(" "):
+            stream.feed(word + " ")
+        stream.end_text()
+    return stream
 
 
 def write_sheen_voice(folder: Path) -> None:
