@@ -67,12 +67,7 @@ setup(
         "sheen": SHEEN,
         "coreml": COREML,
         "nvcc": ["cuda-toolkit[nvcc,cudart,cccl,nvvm,crt]==13.2.*"],
-        "reference": [
-            "transformers==4.57.3",
-            "accelerate==1.12.0",
-            "librosa",
-            "einops",
-        ],
+        "reference": ["transformers==4.57.3", "accelerate==1.12.0", "librosa", "einops"],
         "dev": [
             "pytest",
             "pytest-asyncio",

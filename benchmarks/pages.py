@@ -591,11 +591,7 @@ def precision() -> list[str]:
 # ---- the model card of demo-voice ----------------------------------------------------------------
 
 
-KINDS = {
-    "written": "written by hand",
-    "template": "drawn from the training grammar",
-    "all": "both",
-}
+KINDS = {"written": "written by hand", "template": "drawn from the training grammar", "all": "both"}
 CARD_HEAD = """\
 # {name}
 

@@ -177,9 +177,7 @@ class Loudspeaker(BaseOutputTransport):
     def __init__(self) -> None:
         super().__init__(
             TransportParams(
-                audio_out_enabled=True,
-                audio_out_sample_rate=OUT_RATE,
-                audio_out_end_silence_secs=0,
+                audio_out_enabled=True, audio_out_sample_rate=OUT_RATE, audio_out_end_silence_secs=0
             )
         )
         self.played: list[tuple[float, np.ndarray]] = []  # from, [num_samples] int16

@@ -45,7 +45,7 @@ INSTRUCTION = (
 )
 
 transport_params = {
-    "webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True),
+    "webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True)
 }
 
 

@@ -159,13 +159,7 @@ class FasterQwen3TTS(TTSEngine):
         """Speak as a speaker of a CustomVoice checkpoint."""
         self._require_type("custom_voice", "generate_custom_voice")
         return self._chunks(
-            text,
-            chunk_size,
-            False,
-            generation,
-            language=language,
-            voice=speaker,
-            instruct=instruct,
+            text, chunk_size, False, generation, language=language, voice=speaker, instruct=instruct
         )
 
     def generate_voice_design(

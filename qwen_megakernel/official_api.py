@@ -167,11 +167,7 @@ class OfficialNames:
         return sorted(name.lower() for name in self.languages)
 
     def _speak_all(
-        self,
-        texts: list[str],
-        non_streaming_mode: bool,
-        generation: dict[str, Any],
-        **options: Any,
+        self, texts: list[str], non_streaming_mode: bool, generation: dict[str, Any], **options: Any
     ) -> tuple[list[np.ndarray], int]:
         options = {name: _spread(value, len(texts), name) for name, value in options.items()}
         streams = [

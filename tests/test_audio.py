@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from qwen_megakernel.audio import (
-    WavWriter,
-    leading_silence_ms,
-    playback_gaps,
-    to_int16,
-    write_wav,
-)
+from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps, to_int16, write_wav
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 
 RATE = 24000

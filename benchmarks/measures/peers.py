@@ -15,12 +15,7 @@ from benchmarks import common
 from benchmarks.measures.load import endless
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.decoders.backends import (
-    Backend,
-    choose_backend,
-    default_dtype,
-    make_decoder,
-)
+from qwen_megakernel.decoders.backends import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_
 from qwen_megakernel.records import Prefill, Sampling

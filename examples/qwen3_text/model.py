@@ -65,11 +65,7 @@ class Decoder:
     ):
         self.tokenizer, self.max_positions = tokenizer, max_positions
         self._layers = KernelTextModel(
-            values,
-            weights,
-            max_positions=max_positions,
-            device=torch.device(device),
-            dtype=dtype,
+            values, weights, max_positions=max_positions, device=torch.device(device), dtype=dtype
         )
         self._embedding = weights["model.embed_tokens.weight"].to(device=device, dtype=dtype)
         head = weights.get("lm_head.weight")  # absent: tied

@@ -28,6 +28,7 @@ SPEAKER_ENCODER_DEFAULTS = {
 }
 
 SUPPORTED_TOKENIZER = "qwen3_tts_tokenizer_12hz"
+CODEC_TOKENS = ("think", "nothink", "think_bos", "think_eos", "pad", "bos")
 MODEL_TYPES = ("base", "custom_voice", "voice_design")
 TOY = "toy"  # the tts_model_size of the demonstration voice
 
@@ -273,12 +274,7 @@ def _parse_talker(keys: Keys) -> TalkerConfig:
         text_hidden_size=keys("text_hidden_size"),
         num_code_groups=keys("num_code_groups"),
         codec_eos_id=keys("codec_eos_token_id"),
-        codec_think_id=keys("codec_think_id"),
-        codec_nothink_id=keys("codec_nothink_id"),
-        codec_think_bos_id=keys("codec_think_bos_id"),
-        codec_think_eos_id=keys("codec_think_eos_id"),
-        codec_pad_id=keys("codec_pad_id"),
-        codec_bos_id=keys("codec_bos_id"),
+        **{(name := f"codec_{what}_id"): keys(name) for what in CODEC_TOKENS},
         speakers=dict(keys("spk_id") or {}),
         dialects={
             name: dialect

@@ -208,10 +208,7 @@ def _codec_encoder(config: dict) -> Entries:
         kernel = 2 * int(convolution_rate / config["frame_rate"])
         yield from _conv("downsample.conv", hidden, hidden, kernel, bias=False)
     semantic = config["num_semantic_quantizers"]
-    for name, count in (
-        ("semantic", semantic),
-        ("acoustic", config["num_quantizers"] - semantic),
-    ):
+    for name, count in (("semantic", semantic), ("acoustic", config["num_quantizers"] - semantic)):
         rvq = f"quantizer.{name}_residual_vector_quantizer"
         width = config["vector_quantization_hidden_dimension"]
         if width != hidden:

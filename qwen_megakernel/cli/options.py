@@ -121,12 +121,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="stop after this many frames (80 ms each, of a trained voice 85)",
     )
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    kinds = {
-        "temperature": temperature,
-        "top-k": int,
-        "top-p": float,
-        "repetition-penalty": float,
-    }
+    kinds = {"temperature": temperature, "top-k": int, "top-p": float, "repetition-penalty": float}
     for name, kind in kinds.items():
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 

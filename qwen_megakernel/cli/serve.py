@@ -74,10 +74,7 @@ def add_command(commands: Any) -> None:
         help="a line on stderr for each answer, when it is over",
     )
     command.add_argument(
-        "--deadline",
-        type=float,
-        default=600.0,
-        help="seconds for a request (default: %(default)g)",
+        "--deadline", type=float, default=600.0, help="seconds for a request (default: %(default)g)"
     )
     command.add_argument(
         "--drain",
@@ -167,9 +164,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         num_gpus = float(args.device != "cpu" and args.backend != "emulation" and _has_gpu())
     num_replicas = 1 if args.replicas is None else args.replicas
     scale = ray_serve.Scale(
-        min_replicas=num_replicas,
-        max_replicas=args.max_replicas or num_replicas,
-        num_gpus=num_gpus,
+        min_replicas=num_replicas, max_replicas=args.max_replicas or num_replicas, num_gpus=num_gpus
     )
     return {
         "make_engine": _engine_maker(args, settings),

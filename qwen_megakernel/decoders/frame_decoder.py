@@ -98,12 +98,9 @@ class FrameDecoder(ABC):
                 cure="Raise max_frames, or leave split on.",
             )
         # Frame f reads row f - 1, so rows before frame - 1 are spent.
-        waiting = num_rows - max(state.frame - 1, 0)
-        if waiting > self.sizes.max_text_rows:
-            raise UsageError(
-                f"{waiting} text rows would wait in slot {slot}; it holds "
-                f"{self.sizes.max_text_rows}."
-            )
+        waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows
+        if waiting > size:
+            raise UsageError(f"{waiting} text rows would wait in slot {slot}; it holds {size}.")
         if len(rows):
             self._write_text(slot, rows)
             state.num_text_rows = num_rows
@@ -249,10 +246,9 @@ class FrameDecoder(ABC):
 
     def _check_forced(self, forced: Tensor, num_rows: int, num_frames: int) -> None:
         groups = self.config.talker.num_code_groups
-        if tuple(forced.shape) != (num_rows, num_frames, groups):
-            raise UsageError(
-                f"forced is {list(forced.shape)}; need {[num_rows, num_frames, groups]}."
-            )
+        needed = [num_rows, num_frames, groups]
+        if list(forced.shape) != needed:
+            raise UsageError(f"forced is {list(forced.shape)}; need {needed}.")
         sizes = [self.config.talker.vocab_size]
         sizes += [self.config.predictor.vocab_size] * (groups - 1)
         if bool((forced < 0).any()) or bool((forced.cpu() >= forced.new_tensor(sizes).cpu()).any()):

@@ -221,9 +221,8 @@ class PlainDecoder(FrameDecoder):
         self._cancelled = True
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
-        seen = torch.zeros(
-            self.config.talker.vocab_size, dtype=torch.bool, device=self.codec_head.device
-        )
+        vocab_size = self.config.talker.vocab_size
+        seen = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
         return PlainState(sampling, seed, part, seen=seen)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.errors import (
-    DriverError,
-    EnvironmentError_,
-    GPULost,
-    NoGPUError,
-    UsageError,
-)
+from qwen_megakernel.errors import DriverError, EnvironmentError_, GPULost, NoGPUError, UsageError
 
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 

@@ -5,6 +5,7 @@ place in one step: a broken or half-written one is never loaded.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -226,3 +227,17 @@ def _failed_unit(log: str, units: Sequence[Path]) -> str:
 def _escape(path: str | Path) -> str:
     """A path as ninja writes it."""
     return re.sub(r"([ :$])", r"$\1", str(path))
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Make a library that `compiled` returned callable.
+
+    Raises:
+        BuildError: the system's loader refuses it.
+    """
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            f"{path} does not load: {error}.", cure=f"Remove {path.parent}; it is built anew."
+        ) from error

@@ -287,9 +287,7 @@ class ContextTTSService(InProcessTTSService):
     async def _tell_words(self, context_id: str, words: Sequence[WordTime]) -> None:
         for word in words:
             await self.add_word_timestamps(
-                [(word.word, word.seconds)],
-                context_id,
-                includes_inter_frame_spaces=word.unspaced,
+                [(word.word, word.seconds)], context_id, includes_inter_frame_spaces=word.unspaced
             )
 
     # ---- ends ------------------------------------------------------------------------------------

@@ -114,12 +114,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             response = await buffered(speaking, response_format, request.receive, settings)
             response.headers.update(headers)
             return response
-        respond = functools.partial(
-            SpeechResponse,
-            speaking,
-            headers=headers,
-            settings=settings,
-        )
+        respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)
         is_superset = bool(body.stream) and body.stream_format is None
         if not is_superset and body.stream_format != "sse":
             return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])

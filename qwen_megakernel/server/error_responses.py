@@ -41,9 +41,7 @@ _PARAMS = {
     UnknownLanguage: "language",
     RecordingError: "ref_audio",
 }
-_CURES = {
-    ("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false.",
-}
+_CURES = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_ECHO_CHARS = 200  # of what a client sent, in a message
 

@@ -1,5 +1,6 @@
 """Prometheus metrics, named as vLLM-Omni proposes for speech, and the record of one request."""
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,45 +49,37 @@ class Metrics:
 
     def __init__(self, admission: Admission, cache_hits: Callable[[], int]):
         registry = self.registry = CollectorRegistry()
-        self.duration = Histogram(
+        histogram = functools.partial(Histogram, registry=registry)
+        counter = functools.partial(Counter, registry=registry)
+        gauge = functools.partial(Gauge, registry=registry)
+        self.duration = histogram(
             "tts_request_duration_seconds",
             "Arrival of a request to the last frame of its speech",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.first_audio = Histogram(
+        self.first_audio = histogram(
             "tts_time_to_first_audio_seconds",
             "Arrival of a request to its first samples",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.realtime_factor = Histogram(
+        self.realtime_factor = histogram(
             "tts_realtime_factor",
             "Time to speak over length of the speech, waiting included",
             buckets=_FACTORS,
-            registry=registry,
         )
-        self.frame_rate = Histogram(
+        self.frame_rate = histogram(
             "tts_tokens_per_second",
             "Codec frames a second, from the first samples to the last",
             buckets=_RATES,
-            registry=registry,
         )
-        self.requests = Counter(
-            "tts_requests", "Requests that were admitted", ["finish_reason"], registry=registry
+        self.requests = counter("tts_requests", "Requests that were admitted", ["finish_reason"])
+        self.refused = counter(
+            "tts_refused", "Requests that were answered with an error", ["status"]
         )
-        self.refused = Counter(
-            "tts_refused",
-            "Requests that were answered with an error",
-            ["status"],
-            registry=registry,
-        )
-        self.underruns = Counter(
-            "tts_underruns", "Times a player without a buffer ran dry", registry=registry
-        )
-        active = Gauge("tts_active_requests", "Requests being spoken or waiting", registry=registry)
+        self.underruns = counter("tts_underruns", "Times a player without a buffer ran dry")
+        active = gauge("tts_active_requests", "Requests being spoken or waiting")
         active.set_function(lambda: len(admission.running))
-        waiting = Gauge("tts_waiting_requests", "Requests waiting for a slot", registry=registry)
+        waiting = gauge("tts_waiting_requests", "Requests waiting for a slot")
         waiting.set_function(lambda: admission.num_waiting)
         registry.register(_CacheHits(cache_hits))
         ProcessCollector(registry=registry)

@@ -44,12 +44,7 @@ class RequestGuard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        settings: ServerSettings,
-        metrics: Metrics,
-        bodies: dict[str, str],
+        self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, bodies: dict[str, str]
     ):
         self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
         self._num_open = 0

@@ -155,9 +155,7 @@ class SpeechResponse(Response):
 
     async def _start(self, send: Send) -> None:
         self._started = True
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     async def _send(self, send: Send, piece: bytes, *, last: bool = False) -> None:
         message = {"type": "http.response.body", "body": piece, "more_body": not last}

@@ -329,9 +329,13 @@ def test_the_end_to_end_check_passes_with_the_demonstration_voice(run_here, tmp_
     assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]
 
 
-def test_the_end_to_end_check_fails_on_noise_and_says_where_it_cannot_run(run_here, monkeypatch):
+@pytest.mark.ci  # noise does not end by itself: seconds of it
+def test_the_end_to_end_check_fails_on_noise(run_here):
     noise = run_here("test_e2e.py", *TINY, "--device", "cpu", "--runs", 1, *SHORT)
     assert noise.returncode == 1 and "FAILED" in noise.stdout
+
+
+def test_the_end_to_end_check_says_where_it_cannot_run(run_here, monkeypatch):
     nowhere = run_here("test_e2e.py", "--device", "cpu", "--model", "/no/such/folder")
     assert nowhere.returncode == 77
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

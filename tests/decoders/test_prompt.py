@@ -20,11 +20,7 @@ from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.errors import (
-    EmptyText,
-    TaskError,
-    UsageError,
-)
+from qwen_megakernel.errors import EmptyText, TaskError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 

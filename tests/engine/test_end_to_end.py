@@ -159,8 +159,7 @@ CLONES = ((BASE, False, True), (BASE, True, False), (LARGE_BASE, True, True))
 
 
 @pytest.mark.parametrize(
-    ("name", "in_context", "full"),
-    some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True)),
+    ("name", "in_context", "full"), some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True))
 )
 def test_cloned_voice(engine, official_model, name, in_context, full):
     tts, model = engine(name), official_model(name)

@@ -107,9 +107,7 @@ def speak(monkeypatch):
     """speak(num_streams, num_frames): what happened, on a loop over the fake device."""
     device = Device()
     monkeypatch.setattr(
-        delivery,
-        "HostCopy",
-        lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name)),
+        delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name))
     )
 
     def run(num_streams, num_frames):

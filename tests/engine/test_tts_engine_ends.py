@@ -45,11 +45,7 @@ def test_close_stops_the_stream_and_frees_its_slot(tts):
 @pytest.fixture
 def gated(tts, monkeypatch):
     """Lets the plain decoder draw frames one by one: (entered, let_go, frames drawn by slot)."""
-    decoder, entered, let_go = (
-        tts._loop._decoder,
-        threading.Semaphore(0),
-        threading.Event(),
-    )
+    decoder, entered, let_go = (tts._loop._decoder, threading.Semaphore(0), threading.Event())
     frames, frame = [], decoder._frame
 
     def gated_frame(slot, *options):

@@ -9,10 +9,7 @@ from tiny_speech import TEXT, VOICE, speak
 from waiting import wait_until
 
 from qwen_megakernel.engine.stream import PART_CHARS, SpeechStream, StreamState, TextPart
-from qwen_megakernel.errors import (
-    EmptyText,
-    UsageError,
-)
+from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.records import SpeechRequest
 
 

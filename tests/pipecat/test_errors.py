@@ -17,12 +17,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.utils.errors import ErrorCategory
 from pipelines import BOTH, TOKEN, Run, logged, service
 
-from qwen_megakernel.errors import (
-    EngineBusy,
-    EngineClosed,
-    GenerationError,
-    UsageError,
-)
+from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 Settings = MegakernelTTSService.Settings

@@ -238,10 +238,7 @@ async def test_cleanup_may_come_twice_and_without_a_start() -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        TextAggregationMode.SENTENCE,
-        pytest.param(TextAggregationMode.TOKEN, marks=pytest.mark.ci),
-    ],
+    [TextAggregationMode.SENTENCE, pytest.param(TextAggregationMode.TOKEN, marks=pytest.mark.ci)],
 )
 async def test_two_hundred_turns_leave_nothing_behind(mode: TextAggregationMode) -> None:
     engine = FakeEngine(num_slots=1, letter_s=0.02)

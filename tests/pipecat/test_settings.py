@@ -19,11 +19,7 @@ from pipecat.transcriptions.language import Language
 from pipelines import TOKEN, Run, logged, sent, service
 
 from qwen_megakernel import families
-from qwen_megakernel.errors import (
-    UnknownLanguage,
-    UnknownVoice,
-    UsageError,
-)
+from qwen_megakernel.errors import UnknownLanguage, UnknownVoice, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 Settings = MegakernelTTSService.Settings

@@ -44,10 +44,7 @@ def offline() -> SimpleNamespace:
 
 @pytest.mark.parametrize("mode", ["sentence", "token"])
 async def test_the_agent_greets_whoever_connects(
-    example: SimpleNamespace,
-    offline: SimpleNamespace,
-    mode: str,
-    monkeypatch: pytest.MonkeyPatch,
+    example: SimpleNamespace, offline: SimpleNamespace, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TTS_MODE", mode)
     engine, browser = FakeEngine(), Browser()

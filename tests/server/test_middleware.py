@@ -9,10 +9,7 @@ from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
-from qwen_megakernel.errors import (
-    EngineClosed,
-    TextTooLong,
-)
+from qwen_megakernel.errors import EngineClosed, TextTooLong
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.error_responses import snake
 from qwen_megakernel.server.schemas import check_length

@@ -230,11 +230,7 @@ def batch_norm(
 
 
 def layer_norm(
-    x: Tensor,
-    axes: Any,
-    epsilon: float,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
+    x: Tensor, axes: Any, epsilon: float, gamma: Tensor | None = None, beta: Tensor | None = None
 ) -> Tensor:
     axes = numbers(axes)
     y = x - x.mean(axes, keepdim=True)

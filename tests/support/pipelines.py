@@ -127,9 +127,7 @@ class Run:
         self.worker = PipelineWorker(
             Pipeline(processors),
             params=PipelineParams(
-                enable_metrics=True,
-                enable_usage_metrics=True,
-                audio_out_sample_rate=sample_rate,
+                enable_metrics=True, enable_usage_metrics=True, audio_out_sample_rate=sample_rate
             ),
             enable_rtvi=False,
             **worker,

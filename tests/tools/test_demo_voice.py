@@ -189,9 +189,7 @@ async def test_a_pipeline_speaks_the_sentence_it_is_given(
     sentences = [u.text for u in references if u.kind == "written" and recogniser.knows(u.text)]
     wanted = sentences.index(TEXT)
     tts = MegakernelTTSService(
-        engine=engine,
-        text_aggregation_mode=mode,
-        settings=MegakernelTTSService.Settings(seed=7),
+        engine=engine, text_aggregation_mode=mode, settings=MegakernelTTSService.Settings(seed=7)
     )
     async with Run(tts) as run:
         await run.turn(*(f"{word} " for word in TEXT.split()))

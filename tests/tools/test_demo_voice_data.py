@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tools.demo_voice import (
-    codebooks,
-    espeak,
-    features,
-    recipe,
-    shards,
-    texts,
-    word_accuracy,
-)
+from tools.demo_voice import codebooks, espeak, features, recipe, shards, texts, word_accuracy
 from tools.demo_voice.evaluate import REFERENCES
 from tools.demo_voice.speech import LOOKAHEAD_CHARS, Speaker, schedule
 

@@ -125,12 +125,7 @@ def _code_tables(weights: Weights, config: ModelConfig) -> list[Tensor]:
 
 
 def _stack(
-    weights: Weights,
-    prefix: str,
-    stack: StackConfig,
-    x: Tensor,
-    mask: Tensor,
-    dtype: torch.dtype,
+    weights: Weights, prefix: str, stack: StackConfig, x: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Every decoder layer and the final norm; the residual stream stays float32."""
     positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)

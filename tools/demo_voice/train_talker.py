@@ -60,11 +60,7 @@ class Training:
         ]
         self.adam = torch.optim.AdamW(groups, args.learning_rate, ADAM_BETAS, fused=True)
         self.parameters = list(learned.values())
-        shape = {
-            "num_rows": args.rows,
-            "row_length": args.row_length,
-            "num_frames": args.frames,
-        }
+        shape = {"num_rows": args.rows, "row_length": args.row_length, "num_frames": args.frames}
         training = [u for u in pool if u.kind == shards.TRAINING]
         self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
         self.sentences: dict[str, list[Utterance]] = {}

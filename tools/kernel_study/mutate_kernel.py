@@ -91,11 +91,7 @@ def outcomes(program: Path) -> Iterator[str]:
         settings |= {"EMULATION_SPIN_ROUNDS": "20000"}
         try:
             run = subprocess.run(
-                [program],
-                env=os.environ | settings,
-                capture_output=True,
-                text=True,
-                timeout=120,
+                [program], env=os.environ | settings, capture_output=True, text=True, timeout=120
             )
             yield "failed" if run.returncode or run.stderr else run.stdout
         except subprocess.TimeoutExpired:

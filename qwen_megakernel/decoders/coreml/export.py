@@ -106,10 +106,7 @@ def coremltools() -> Any:
 
 
 def export(
-    checkpoint: Checkpoint,
-    folder: Path,
-    options: ExportOptions,
-    names: Sequence[str] = MODELS,
+    checkpoint: Checkpoint, folder: Path, options: ExportOptions, names: Sequence[str] = MODELS
 ) -> None:
     """Write NAME.mlpackage for each of `names` into `folder`, what an app needs beside them
     (config, vocabulary), and `MANIFEST` when all is there.

@@ -249,12 +249,7 @@ class GraphModel:
         return self._draw(logits, noise, active, "", 0, use_top_p)
 
     def _draw_residual_codes(
-        self,
-        code: Tensor,
-        given: Tensor | None,
-        noise: Tensor,
-        active: Tensor,
-        use_top_p: bool,
+        self, code: Tensor, given: Tensor | None, noise: Tensor, active: Tensor, use_top_p: bool
     ) -> tuple[Tensor, Tensor]:
         """All codes [num_slots, num_code_groups] of frames whose first is `code`, and logits."""
         embeddings, vocab_size = self.embeddings, self.config.predictor.vocab_size

@@ -43,13 +43,12 @@ class KernelBuffers:
     def __init__(self, checkpoint: Checkpoint, description: Description, sizes: DecoderSizes):
         self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
         self.max_positions, self.max_text_rows = sizes.max_positions, sizes.max_text_rows
-        num_slots = sizes.num_slots
         if self.device.type == "cuda":
-            self._check_memory(checkpoint, num_slots)
+            self._check_memory(checkpoint, sizes.num_slots)
         self._alive: list[Tensor] = []
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
-        self.model = self._load_model(checkpoint, num_slots)
-        self.slots = self._allocate_slots(num_slots)
+        self.model = self._load_model(checkpoint, sizes.num_slots)
+        self.slots = self._allocate_slots(sizes.num_slots)
         self.workspace = self._allocate_workspace(description)
 
     def _keep(self, tensor: Tensor) -> int:

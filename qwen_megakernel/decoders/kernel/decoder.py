@@ -75,9 +75,7 @@ class KernelDecoder(BufferedDecoder):
                 torch.cuda.get_device_name(self.device),
             )
         target = build.Target(
-            arch,
-            str(self.dtype).removeprefix("torch."),
-            int8=int8.int8_stacks(checkpoint.talker),
+            arch, str(self.dtype).removeprefix("torch."), int8=int8.int8_stacks(checkpoint.talker)
         )
         self.library = KernelLibrary(build.build(self.config, target), self.config)
         with current(self.device):

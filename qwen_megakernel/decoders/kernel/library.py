@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
-from qwen_megakernel.native.loading import load
+from qwen_megakernel.native.compiling import load
 
 MAX_STREAMS = 16  # of one launch: StepParams.streams
 

@@ -7,6 +7,7 @@ draws codes from shared memory, which does not hold a text vocabulary. A token e
 embedding (token id -1) and leaves as the hidden state after the final norm.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,17 +44,10 @@ def text_config(values: dict[str, Any]) -> ModelConfig:
     """
     stack = _stack(values)
     # The talker's width, so that no projection stands between the two.
-    predictor = StackConfig(
-        hidden_size=stack.hidden_size,
-        intermediate_size=32,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=32,
-        rms_norm_eps=stack.rms_norm_eps,
-        rope_theta=stack.rope_theta,
-        max_positions=stack.max_positions,
-        mrope_section=None,
+    predictor = replace(
+        stack,
+        **{"intermediate_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1},
+        **{"head_dim": 32, "qkv_bias": False, "qk_norm": True},
     )
     ids = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
     talker = TalkerConfig(
@@ -70,11 +64,7 @@ def text_config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(
         model_type="custom_voice",
         model_size="text",
-        im_start_id=0,
-        im_end_id=0,
-        tts_pad_id=0,
-        tts_bos_id=0,
-        tts_eos_id=0,
+        **dict.fromkeys(("im_start_id", "im_end_id", "tts_pad_id", "tts_bos_id", "tts_eos_id"), 0),
         talker=talker,
         predictor=PredictorConfig(predictor, PREDICTOR_VOCAB_SIZE),
         speaker_encoder=None,

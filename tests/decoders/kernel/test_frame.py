@@ -32,7 +32,11 @@ def assert_same(kernel, reference, slots, num_frames, sampling, seeds=(5, 6, 7))
     return ours
 
 
-@pytest.mark.parametrize("shape", k.SHAPES)
+# Each shape and precision is ten seconds of compiling; every run has those that most tests share.
+ci = pytest.mark.ci
+
+
+@pytest.mark.parametrize("shape", ["small", "projected", pytest.param("wide", marks=ci)])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
 def test_codes_equal_the_reference(both, shape, sampling):
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
@@ -40,16 +44,16 @@ def test_codes_equal_the_reference(both, shape, sampling):
     assert len(np.unique(result.codes)) > 20  # not stuck
 
 
-@pytest.mark.parametrize("weights", ["int8", pytest.param("int8-talker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "weights", [pytest.param("int8", marks=ci), pytest.param("int8-talker", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
 def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
     checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
     assert_same(*both(k.with_int8(checkpoint, weights)), [2, 0, 3], 6, sampling)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny-random", pytest.param("tiny-random-1.7b", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize("name", ["tiny-random", pytest.param("tiny-random-1.7b", marks=ci)])
 def test_codes_equal_the_reference_on_a_checkpoint(both, load_checkpoint, name):
     assert_same(*both(load_checkpoint(name)), [1, 3], 4, SAMPLED)
 
@@ -98,7 +102,7 @@ def test_text_rows_past_the_ring_wrap(both):
     ("dtype", "weights", "tolerance"),
     [
         (torch.float32, None, KERNEL_LOGITS_F32),
-        (torch.float32, "int8", KERNEL_LOGITS_F32),
+        pytest.param(torch.float32, "int8", KERNEL_LOGITS_F32, marks=ci),
         (torch.bfloat16, None, BF16_LOGITS),
         pytest.param(torch.bfloat16, "int8", BF16_LOGITS, marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, "int8-talker", BF16_LOGITS, marks=pytest.mark.slow),

@@ -8,7 +8,9 @@ from probes import NormRopeProbe, Probes, random, with_poisoned_tail
 from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
 
 
-@pytest.mark.parametrize("head_dim", [32, 48, pytest.param(64, marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    "head_dim", [32, *(pytest.param(size, marks=pytest.mark.ci) for size in (48, 64))]
+)
 @pytest.mark.parametrize("positions", [(0, 0, 0), (37, 37, 37), (5, 90, 311)])
 def test_head_norm_and_rotation(head_dim, positions):
     config = k.small_config(talker={"head_dim": head_dim})
