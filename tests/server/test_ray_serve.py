@@ -59,7 +59,7 @@ def make_engine() -> NamedEngine:
 @contextlib.contextmanager
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ray on this machine, ended with everything it started."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")  # of the replicas
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
