@@ -1,5 +1,5 @@
-// Dimensions of the model this library is compiled for. build_tts.py writes every -D from the
-// checkpoint's config.json; nothing here has a default that a checkpoint also holds.
+// Dimensions of the model this library is compiled for. decoders/kernel/build.py writes every -D
+// from the checkpoint's config.json; nothing here has a default that a checkpoint also holds.
 #pragma once
 #include "port.cuh"
 

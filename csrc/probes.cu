@@ -1,5 +1,5 @@
-// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel; arguments are the
-// stage's own, in global memory. Test builds only.
+// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel; arguments are
+// the stage's own, in global memory. Test builds only.
 #include "frame.cuh"
 
 namespace qwen_tts {

@@ -1,5 +1,6 @@
 // The C ABI of the kernel library, and the plain structs that host and device share.
-// kernel_library.py mirrors the structs with ctypes and compares sizes with qwen_tts_describe().
+// decoders/kernel/library.py mirrors the structs with ctypes and compares sizes with
+// qwen_tts_describe().
 //
 // The library allocates nothing and keeps nothing: every pointer is device memory (host memory
 // under emulation) that the caller owns until the stream is synchronised.
