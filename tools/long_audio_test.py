@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from benchmarks import common, pages
+from benchmarks import common, page_parts
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine import codes_file
 
@@ -85,7 +85,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    return "\n".join(pages.table([*columns, "Synth time"], cells))
+    return "\n".join(page_parts.table([*columns, "Synth time"], cells))
 
 
 def plot(path: str, figures: dict[str, Any]) -> None:

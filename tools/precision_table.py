@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script
 import torch
 from torch import Tensor
 
-from benchmarks import common, pages
+from benchmarks import common, page_parts, pages
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
@@ -29,7 +29,7 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill, Sampling
 
-RESULT = pages.RESULTS / "precision.json"
+RESULT = page_parts.RESULTS / "precision.json"
 PAGE = "docs/precision.md"
 CPU = torch.device("cpu")
 HALF, FULL = torch.bfloat16, torch.float32

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import page_parts, pages, performance_page
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -15,13 +15,13 @@ def test_a_page_is_what_its_results_say(page):
 @pytest.fixture
 def document(tmp_path, monkeypatch):
     """A page in another folder, with a table of its own."""
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(page_parts, "ROOT", tmp_path)
     monkeypatch.setattr(pages, "PAGES", {"page.md": lambda: ["| new |"]})
     return tmp_path / "page.md"
 
 
 def test_only_what_is_between_the_markers_is_written(document, capsys):
-    old = f"Before.\n{pages.BEGIN}\n| old |\n{pages.END}\nAfter.\n"
+    old = f"Before.\n{page_parts.BEGIN}\n| old |\n{page_parts.END}\nAfter.\n"
     document.write_text(old)
     assert pages.main(["--check"]) == 1 and "out of date: page.md" in capsys.readouterr().err
     assert document.read_text() == old  # a check writes nothing
@@ -107,7 +107,8 @@ def results(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         found = RESULT | {"emulation": emulation, "commit": "emulated" if emulation else "abc"}
         (tmp_path / folder / "result.json").write_text(json.dumps(found))
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    for module in (page_parts, performance_page):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
 
 
 def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
@@ -132,7 +133,8 @@ def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
 
 
 def test_without_a_gpus_result_the_page_tells_the_commands(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    for module in (page_parts, performance_page):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     page = "\n".join(pages.performance())
     assert "tools/gpu_check.sh --set listeners" in page and "no GPU was at hand" in page
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import validate_kernel
-from benchmarks import pages
+from benchmarks import performance_page
 from benchmarks.load_test import workload
 from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
@@ -212,7 +212,7 @@ def listening_seconds(listeners: int) -> float:
     def of(index: int) -> float:
         spent = 0.0
         while spent <= scripts.LISTEN_SECONDS:
-            audio = workload.num_frames(0, index) * pages.FRAME_MS / 1000
+            audio = workload.num_frames(0, index) * performance_page.FRAME_MS / 1000
             spent, index = spent + max(0.0, audio - LEAD_SECONDS), index + listeners
         return spent
 
@@ -371,11 +371,11 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
 
 def check_rows(found: dict) -> None:
     """What docs/performance.md shows of each step is there."""
-    for step, (_, columns) in pages.GPU_TABLES.items():
+    for step, (_, columns) in performance_page.GPU_TABLES.items():
         for row in found.get(step, {}).get("rows", []):
             if "why_not" not in row:
                 there = [c for c in columns if c not in ONLY_ON_A_GPU]
-                assert all(pages.value(row, column) is not None for column in there), row
+                assert all(performance_page.value(row, column) is not None for column in there), row
     if "abort" in found:
         assert found["abort"]["timeouts"] and found["abort"]["steps_cut_short"]
     if "two_engines" in found:
