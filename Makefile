@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-# Some tests wait for sound to be played; one more of them than there are cores keeps the cores busy.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + os.cpu_count()))")
+# One for each core: each further one imports torch, transformers and Pipecat once more.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
 .PHONY: demo test test-ci test-slow lint rehearse-gpu clean
 

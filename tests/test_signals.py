@@ -13,6 +13,14 @@ from qwen_megakernel import signals
 from qwen_megakernel.cli import options
 
 
+@pytest.fixture(autouse=True)
+def default_handler():
+    """A suite that was started in the background of a shell ignores Ctrl-C; these tests do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_signals_wait_for_the_end_of_the_block():
     done = []
     with pytest.raises(KeyboardInterrupt), signals.deferred_signals(lambda: done.append("told")):

@@ -321,6 +321,7 @@ def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits
     assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)
 
 
+@pytest.mark.ci  # four sentences and a measurement
 def test_the_end_to_end_check_passes_with_the_demonstration_voice(run_here, tmp_path):
     result = tmp_path / "e2e.json"
     demo = ("--model", "demo-voice", "--backend", "torch", "--device", "cpu")

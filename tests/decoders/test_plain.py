@@ -115,6 +115,7 @@ def test_greedy_codes_and_logits_equal_the_official_ones(runs, load_checkpoint, 
     assert (ours - torch.stack(run.predictor_logits[: groups - 1])).abs().max() <= LOGITS_F32
 
 
+@pytest.mark.ci  # needs the official run of every case
 def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
     """The comparison means nothing if every run stops at once or none ever ends."""
     lengths = [len(runs(*case).codes) for case in CASES]
