@@ -1,8 +1,8 @@
 """The engine's thread: text to its slots, steps of the decoder, and who does what when.
 
 Everything here runs on one worker thread that owns all device work, `submit`, `run`, `wake`,
-`interrupt` and `close` excepted. Which stream holds which slot is in `slot_table`, what becomes of
-drawn frames in `chunk_delivery`.
+`interrupt` and `close` excepted. Which stream holds which slot is in `slots`, what becomes of
+drawn frames in `delivery`.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """How a Pipecat service speaks its audio contexts: requests to the engine, words, ends.
 
-With which voice and settings is a matter of `pipecat_tts`. Needs pipecat-ai 1.14.
+With which voice and settings is a matter of `service`. Needs pipecat-ai 1.14.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def error_response(error: Exception) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have the refusals of `app` answered in our form; what else fails, `server_guard` answers."""
+    """Have the refusals of `app` answered in our form; what else fails, `middleware` answers."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         response = error_response(error)

@@ -20,7 +20,7 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 
 EVENT_STREAM = "text/event-stream"
-ABORT = "abort_connection"  # key of scope["state"], put there by server_protocol
+ABORT = "abort_connection"  # key of scope["state"], put there by `serving`
 
 
 async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator[bytes]:

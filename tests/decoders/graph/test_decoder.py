@@ -296,13 +296,13 @@ def test_the_watch_notices_what_a_graph_cannot_hold(hollow, monkeypatch, planted
 
 
 def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeypatch):
-    from qwen_megakernel.decoders.graph import decoder as graph_decoder
+    from qwen_megakernel.decoders.graph import decoder as module
 
     decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
     waits, uploads, replays = [], [], []
-    wait, upload, run = graph_decoder.HostCopy.wait, graph_decoder.upload, decoder._graphs.run
-    monkeypatch.setattr(graph_decoder.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
-    monkeypatch.setattr(graph_decoder, "upload", lambda *pair: uploads.append(1) or upload(*pair))
+    wait, upload, run = module.HostCopy.wait, module.upload, decoder._graphs.run
+    monkeypatch.setattr(module.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
+    monkeypatch.setattr(module, "upload", lambda *pair: uploads.append(1) or upload(*pair))
     monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
     begin([decoder], [0, 1, 3], [SAMPLED] * 3)
     assert not waits and len(uploads) == len(replays) == 3  # a prompt each
