@@ -22,7 +22,7 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
-from qwen_megakernel.validation import cases as validation_cases
+from qwen_megakernel.validation import cases as greedy_cases
 from qwen_megakernel.validation import compare
 
 NOTHING_TO_COMPARE = 77
@@ -58,18 +58,18 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace) -> tupl
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
     if args.reference:
-        cases = validation_cases.load_cases(Path(args.reference))
+        cases = greedy_cases.load_cases(Path(args.reference))
         source = f"recording {args.reference}"
     else:
         try:
-            cases = validation_cases.official_cases(loaded, args.steps)
+            cases = greedy_cases.official_cases(loaded, args.steps)
         except MissingPackageError as error:
             print(f"{error}\n", file=sys.stderr)
             return None
         source = "official package"
         rows.append(compare.compare_prompts(loaded, plain, cases))
     if args.save_reference:
-        validation_cases.save_cases(Path(args.save_reference), cases)
+        greedy_cases.save_cases(Path(args.save_reference), cases)
     tolerance = compare.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
     rows += compare.compare_forced(plain, cases, tolerance)
     rows += compare.compare_free(plain, cases, exact=True)
@@ -90,7 +90,7 @@ def validate_fast(
     tolerance = args.tolerance
     if tolerance is None:
         tolerance = compare.tolerance_of(backend.name, exact=exact)
-    cases = validation_cases.plain_cases(loaded, plain, args.steps)
+    cases = greedy_cases.plain_cases(loaded, plain, args.steps)
     rows = []
     if backend.name != "graph":  # which has no way into the middle of its stack
         hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)

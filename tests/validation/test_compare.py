@@ -12,7 +12,7 @@ from commands import run
 from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.backends import Backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.validation import cases as validation_cases
+from qwen_megakernel.validation import cases as greedy_cases
 from qwen_megakernel.validation import compare
 from qwen_megakernel.validation.compare import Row
 
@@ -30,7 +30,7 @@ def loaded(load_checkpoint):
 
 @pytest.fixture(scope="module")
 def cases(loaded):
-    return validation_cases.plain_cases(loaded, plain(loaded), 8)
+    return greedy_cases.plain_cases(loaded, plain(loaded), 8)
 
 
 def test_a_decoder_agrees_with_itself(loaded, cases):
@@ -98,8 +98,8 @@ def test_the_report_says_which_row_failed():
 
 def test_recorded_cases_survive_the_file(tmp_path, cases):
     path = tmp_path / "cases.safetensors"
-    validation_cases.save_cases(path, cases)
-    for mine, theirs in zip(validation_cases.load_cases(path), cases, strict=True):
+    greedy_cases.save_cases(path, cases)
+    for mine, theirs in zip(greedy_cases.load_cases(path), cases, strict=True):
         assert torch.equal(mine.codes, theirs.codes)
         assert torch.equal(mine.talker_logits, theirs.talker_logits)
 
