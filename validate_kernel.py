@@ -134,7 +134,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=options.at_least(1), default=200, help="frames to compare in all"
     )
-    backends = [name for name in BACKENDS if name != "coreml"]  # whose step has no taps
+    backends = [name for name in BACKENDS if name != "coreml"]  # takes no bfloat16
     parser.add_argument(
         "--backend", default="auto", choices=backends, help="torch: only the plain one"
     )

@@ -137,7 +137,7 @@ def measured_cpu() -> list[str]:
 
 
 def streams_table() -> list[str]:
-    """Streams side by side, from `measure.py streams`; the engine's part is told apart."""
+    """Streams side by side, from `measure.py streams`; the engine's own part is a column."""
     rows = []
     for result in load_results("streams_cpu_*.json"):
         per_frame = (result["summary"][f"{part}_ms_per_frame"]["p50"] for part in PARTS)

@@ -25,7 +25,7 @@ class FrameDecoder(ABC):
         config: of the model.
         sizes: how much the decoder holds; bfloat16 or float32.
     Raises:
-        UsageError: another dtype, or sizes below 1.
+        UsageError: another dtype.
     """
 
     embeddings: Embeddings  # what prompts are built from; set by the backend

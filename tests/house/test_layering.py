@@ -96,12 +96,12 @@ def test_the_face_of_a_room_is_its_docstring_alone():
 def test_torch_is_imported_where_it_is_needed():
     for module in MODULES:
         if room_of(module) in ("cli", "server", "pipecat"):
-            names = {
-                alias.name.split(".")[0]
-                for node in MODULES[module].body
-                if isinstance(node, ast.Import)
-                for alias in node.names
-            }
+            names = set()
+            for node in MODULES[module].body:
+                if isinstance(node, ast.Import):
+                    names |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    names.add((node.module or "").split(".")[0])
             assert "torch" not in names, module
 
 
