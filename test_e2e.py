@@ -8,13 +8,16 @@ where to run) or no weights here.
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks import common
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import ModelFilesError
+
+if TYPE_CHECKING:
+    from qwen_megakernel import TTSEngine
 
 CANNOT_RUN = 77
 
@@ -30,7 +33,7 @@ CHARS_PER_S = (5, 45)
 QUIET = 10 ** (-45 / 20)  # the loudest 80 ms of speech are above -45 dBFS
 
 
-def problems(tts: TTSEngine, text: str, seed: int, speech: dict) -> list[str]:
+def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
     """What is wrong with one utterance; `speech` is given by `speak`."""
     found = []
     seconds = len(speech["samples"]) / tts.sample_rate
@@ -49,7 +52,7 @@ def problems(tts: TTSEngine, text: str, seed: int, speech: dict) -> list[str]:
     return found
 
 
-def speak(tts: TTSEngine, text: str, seed: int) -> dict:
+def speak(tts: "TTSEngine", text: str, seed: int) -> dict:
     """Stream one utterance."""
     stream = tts.stream(text, seed=seed)
     chunks = [chunk for chunk in stream if chunk.num_frames]

@@ -9,9 +9,12 @@ within tolerance; 1: something differs; 77: nothing could be compared on this ma
 """
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import torch
 

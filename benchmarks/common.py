@@ -18,16 +18,19 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from qwen_megakernel import TTSEngine, audio
+from qwen_megakernel import audio
 from qwen_megakernel.cli import options
-from qwen_megakernel.cli.doctor import report
-from qwen_megakernel.engine.speech_engine import Files
 from qwen_megakernel.errors import MissingPackageError, OutputError
+
+if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
+    import torch
+
+    from qwen_megakernel import TTSEngine
+    from qwen_megakernel.engine.speech_engine import Files
 
 Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
@@ -121,14 +124,14 @@ def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> li
 @contextmanager
 def timed_engine(
     args: argparse.Namespace, **engine_options: Any
-) -> Iterator[tuple[TTSEngine, float]]:
+) -> Iterator[tuple["TTSEngine", float]]:
     """The engine of the command line, and the seconds it took to load."""
     started = time.perf_counter()
     with options.engine_from_args(args, **engine_options) as tts:
         yield tts, time.perf_counter() - started
 
 
-def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, Any]:
+def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str, Any]:
     """Speak once, reading chunks as they come. Run i takes seed --seed + i, so runs differ."""
     speech_options = options.speech_options(args, tts)
     speech_options["seed"] = (args.seed or 0) + index
@@ -171,7 +174,9 @@ def run_once(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict[str, 
     }
 
 
-def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+def result(
+    tts: "TTSEngine", runs: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
     """A result object from runs that have the figures of `METRICS`, or some of them."""
     names = [name for name in METRICS if name in runs[0]]
     return engine_header(tts) | {
@@ -184,6 +189,8 @@ def result(tts: TTSEngine, runs: list[dict[str, Any]], settings: dict[str, Any])
 
 def header() -> dict[str, Any]:
     """How any result object begins: when, from which commit, by which command, on what machine."""
+    from qwen_megakernel.cli.doctor import report
+
     facts = report()
     return {
         "schema": SCHEMA,
@@ -195,19 +202,19 @@ def header() -> dict[str, Any]:
     }
 
 
-def model_header(files: Files, **facts: Any) -> dict[str, Any]:
+def model_header(files: "Files", **facts: Any) -> dict[str, Any]:
     """`header`, the model and whether its weights are random, and other facts of what ran."""
     return header() | {"model": files.name, "is_synthetic": files.is_synthetic} | facts
 
 
-def engine_header(tts: TTSEngine) -> dict[str, Any]:
+def engine_header(tts: "TTSEngine") -> dict[str, Any]:
     """`model_header` with what decodes, where and in what precision."""
     return model_header(
         tts.files, backend=tts.backend, device=str(tts.device), dtype=name_of(tts.dtype)
     )
 
 
-def name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: "torch.dtype") -> str:
     """ "float32" or "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
@@ -236,6 +243,8 @@ def peak_memory_mb() -> dict[str, float]:
     is taken of the device now: graphs, code and other processes too."""
     scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
     peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}
+    import torch
+
     if torch.cuda.is_available():
         peaks["gpu"] = torch.cuda.max_memory_allocated() / 1e6
         free, total = torch.cuda.mem_get_info()

@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "first-sound": ("latency.first_sound", "Measure each stage from a text to its first sound."),
     "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
     "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
+    "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
@@ -37,11 +38,13 @@ MEASUREMENTS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the command line names."""
+    options.wait_passively()
     return run(parser(argv), argv)
 
 
 def script(name: str) -> int:
     """The measurement `name` as a script of its own, which has no NAME on its command line."""
+    options.wait_passively()
     return run(_complete(argparse.ArgumentParser(description=MEASUREMENTS[name][1]), name))
 
 

@@ -133,7 +133,8 @@ def measured_cpu() -> list[str]:
             ]
         )
     columns = ["model", "machine", "weights a frame", "memory reads", "floor", "measured, p50"]
-    return spaced_table([*columns, "times the floor", "commit, file"], rows) + streams_table()
+    table = spaced_table([*columns, "times the floor", "commit, file"], rows)
+    return table + streams_table() + threads_table()
 
 
 def streams_table() -> list[str]:
@@ -153,6 +154,28 @@ def streams_table() -> list[str]:
     columns = ["model", "streams", "machine", "RTF of all", *(f"{part}, ms" for part in PARTS)]
     note = "Streams at once, and what each of their frames costs, p50; overhead is all the rest:"
     return [note, "", *spaced_table([*columns, "commit, file"], rows)]
+
+
+def threads_table() -> list[str]:
+    """Numbers of threads, alone and beside busy programs, from `measure.py threads`."""
+    rows = []
+    for result in load_results("threads_cpu*.json"):
+        for row in result["rows"]:
+            rows.append(
+                [
+                    *(model_of(row), machine_of(result), row["busy"], row["threads"]),
+                    row["waiting"] if row["threads"] > 1 else "",
+                    *(f"{row['first_chunk_ms'][p]:.0f} ms" for p in ("p50", "p95")),
+                    *(f"{row['rtf'][p]:.2f}" for p in ("p50", "p95")),
+                    ", ".join(source_of(result)),
+                ]
+            )
+    if not rows:
+        return []
+    columns = ["model", "machine", "busy programs", "threads", "waiting"]
+    columns += ["first chunk, p50", "p95", "RTF, p50", "p95", "commit, file"]
+    note = "Threads that compute, alone and beside programs that never rest (`docs/operations.md`):"
+    return [note, "", *spaced_table(columns, rows)]
 
 
 def gpu_results() -> dict[str, list[dict[str, Any]]]:

@@ -13,13 +13,21 @@ import numpy as np
 import torch
 
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
-from qwen_megakernel.decoders.backends import Backend, choose_backend, load_decoder, memory_for
+from qwen_megakernel.decoders.backends import (
+    Backend,
+    choose_backend,
+    default_dtype,
+    load_decoder,
+    memory_for,
+)
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer, validate
@@ -43,6 +51,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             one on a CPU.
         weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
             at the cost docs/precision.md tells; None: as they are stored.
+        num_threads: threads that compute on a CPU; None: as many as the model's size makes use of,
+            within the cores that the process may use (docs/operations.md).
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.
@@ -58,6 +68,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
         weights: str | None = None,
+        num_threads: int | None = None,
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
@@ -71,9 +82,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._voices = VoiceLibrary(loaded, voices)
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
+        width = (asked_dtype or default_dtype(loaded, chosen.device)).itemsize
+        threads = cpu_threads.choose(frame_weights(loaded.config).total * width, num_threads)
         backends: list[Backend] = []  # `build` must not hold on to `self`, which closes the loop
 
         def build() -> Stages:
+            if chosen.device.type == "cpu":
+                cpu_threads.limit_this_thread(threads)
             decoder, running = load_decoder(
                 loaded,
                 chosen,
@@ -125,8 +140,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
             options: backend ("auto", "kernel", "graph", "torch", "emulation", "coreml"), device,
-                dtype ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_slots,
-                max_frames (per part of a text), voices (a folder), warmup.
+                dtype ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_threads,
+                num_slots, max_frames (per part of a text), voices (a folder), warmup.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 import torch.profiler
 
-from benchmarks import common, roofline
+from benchmarks import common
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import Backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -119,7 +120,7 @@ def bandwidth(args: argparse.Namespace) -> int:
         measured = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
     with options.engine_from_args(args) as tts:
         runs = common.repeat(args, lambda index: common.run_once(tts, args, index))
-        size = roofline.frame_weights(tts.config).total * tts.dtype.itemsize
+        size = frame_weights(tts.config).total * tts.dtype.itemsize
         found = common.result(tts, runs, {"text": args.text, "warmup": args.warmup})
     floor_ms = 1000 * size / (measured * 1e9)
     decode_ms = found["summary"]["decode_ms_per_frame"]["p50"]

@@ -77,7 +77,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=at_least(1),
-        help="of PyTorch on the CPU (default: one for each core; fewer where others use the cores)",
+        help="threads that compute on the CPU (default: by the model's size, one for demo-voice)",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=DTYPE_HELP)
     parser.add_argument(
@@ -160,18 +160,21 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
 
 def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
+    import torch
+
     from qwen_megakernel import families
+    from qwen_megakernel.native import cpu_threads
 
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)  # of every thread that has not computed anything yet
+    # Of threads beside the engine's own, which read recordings, for example.
+    most = min(cpu_threads.available_cores(), torch.get_num_threads())
+    torch.set_num_threads(args.threads or most)
     engine = families.load_engine(
         args.model,
         backend=args.backend,
         device=args.device,
         dtype=args.dtype,
         weights=args.weights,
+        num_threads=args.threads,
         local_files_only=args.local_files_only,
         voices=args.voices,
         progress=not args.quiet,
@@ -184,8 +187,13 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
 def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
     """Say on stderr what an engine runs on, unless --quiet."""
     if not args.quiet:
+        from qwen_megakernel.native.cpu_threads import available_cores
+
         dtype = str(engine.dtype).removeprefix("torch.")
-        print(f"backend {engine.backend} ({engine.why}), {engine.device}, {dtype}", file=sys.stderr)
+        facts = f"backend {engine.backend} ({engine.why}), {engine.device}, {dtype}"
+        if engine.device.type == "cpu":
+            facts += f", threads: {engine.num_threads} (cores: {available_cores()})"
+        print(facts, file=sys.stderr)
 
 
 def read_text(text: str) -> str:
@@ -248,6 +256,16 @@ def write_output(data: bytes) -> None:
         raise
 
 
+def wait_passively() -> None:
+    """Let PyTorch's threads sleep where they wait for each other, if the user says nothing else.
+
+    By default they wait in a loop that keeps the core busy: where another program has the core of
+    the thread that is waited for, all of them wait for the operating system's next turn. OpenMP
+    reads the variable when it is loaded, so a command must call this before it imports torch.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """Run a command; turn our errors into their message and exit code.
 
@@ -258,6 +276,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    wait_passively()
     end = GracefulExit()
     try:
         with end:

@@ -69,6 +69,8 @@ class SpeechEngine(ABC):
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._loop = StepLoop(build, sample_rate=sample_rate, on_finished=_dump_codes)
+        # Threads that compute where the device is a CPU: of the loop, not of this thread.
+        self.num_threads: int = self._loop.run(torch.get_num_threads)
         # Also runs when the engine is dropped, and before the interpreter takes its threads down.
         self._close = weakref.finalize(self, self._loop.close)
 

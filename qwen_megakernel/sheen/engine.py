@@ -23,6 +23,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
+from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
@@ -52,7 +53,7 @@ class SheenEngine(SpeechEngine):
     Args:
         files: the voice, from `model_folder.find`.
         backend: "kernel", "emulation", "torch" (transformers), or "auto": the kernel where it runs.
-        device, dtype, num_slots, warmup: as `TTSEngine` has them.
+        device, dtype, num_threads, num_slots, warmup: as `TTSEngine` has them.
         max_frames: frames one part of a text may have; None: what training sequences had room for.
         phonemes: texts are phonemes already, whatever the voice was trained on.
         order: "repair" or "refuse", see `decoder.ORDERS`.
@@ -69,6 +70,7 @@ class SheenEngine(SpeechEngine):
         backend: str = "auto",
         device: str | None = None,
         dtype: str | None = None,
+        num_threads: int | None = None,
         num_slots: int = 1,
         max_frames: int | None = None,
         phonemes: bool = False,
@@ -96,6 +98,9 @@ class SheenEngine(SpeechEngine):
                 files.folder, self.dtype, local_files_only=True
             )
             model_folder.check_rows(files.folder, model, tokens)
+            if not on_gpu:
+                num_bytes = CODES_PER_FRAME * model.num_parameters() * self.dtype.itemsize
+                cpu_threads.limit_this_thread(cpu_threads.choose(num_bytes, num_threads))
             limit = model.config.max_position_embeddings
             positions = num_positions(self.config.max_length, self.max_frames, limit)
             language_model = self._language_model(model.to(self.device), positions, chosen)
@@ -128,7 +133,8 @@ class SheenEngine(SpeechEngine):
         Args:
             model: the folder that `sheen train` wrote.
             local_files_only, progress: as `TTSEngine` has them; a folder is complete.
-            options: backend, device, dtype, num_slots, max_frames, phonemes, order, warmup.
+            options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
+                warmup.
         Raises:
             ModelFilesError: it is no such folder, or a file is damaged.
         """

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import roofline
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
 from qwen_megakernel.checkpoint.tensor_shapes import model_tensors
 
@@ -30,7 +31,7 @@ def test_parts_are_counted_as_the_checkpoint_holds_them(name):
         names = [n for n in shapes if n.startswith(prefix) and word in n and n.endswith(".weight")]
         return sum(prod(shapes[n]) for n in names if len(shapes[n]) == 2)
 
-    weights = roofline.frame_weights(config)
+    weights = frame_weights(config)
     assert weights.talker == held("talker.model.layers.", "_proj")
     assert weights.codec_head == held("talker.codec_head", "")
     assert weights.predictor == passes * held("talker.code_predictor.model.layers.", "_proj")
@@ -40,7 +41,7 @@ def test_parts_are_counted_as_the_checkpoint_holds_them(name):
 
 def test_int8_halves_the_layers_and_leaves_the_heads():
     config = config_of("random-0.6b")
-    weights = roofline.frame_weights(config)
+    weights = frame_weights(config)
     bf16, talker, both = (
         roofline.weight_bytes(config, name) for name in ("bf16", "int8-talker", "int8")
     )
@@ -65,7 +66,7 @@ def test_floors_are_bytes_over_bandwidth_or_products_over_arithmetic():
     gpu = roofline.Gpu("round", 1000, 100, "")
     config = config_of("random-0.6b")
     assert roofline.milliseconds(2e9, 1000) == pytest.approx(2.0)
-    weights = roofline.frame_weights(config).talker
+    weights = frame_weights(config).talker
     short, long = (roofline.prompt_floor_ms(config, n, gpu) for n in (10, 2000))
     assert short == pytest.approx(2 * weights / 1e9)  # ms at 1000 GB/s
     assert long == pytest.approx(2 * weights * 2000 / 100e12 * 1000)

@@ -1,0 +1,42 @@
+"""How many weights decoding one codec frame reads, counted from a model's config."""
+
+from dataclasses import dataclass
+
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWeights:
+    """Weights that one frame reads, by part: the talker once, the predictor for each code but the
+    first (its first two positions share a pass)."""
+
+    talker: int  # layers
+    codec_head: int
+    projection: int  # of the hidden state; that of the embeddings is folded into tables
+    predictor: int
+    lm_heads: int
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return self.talker + self.codec_head + self.projection + self.predictor + self.lm_heads
+
+
+def layer_weights(stack: StackConfig) -> int:
+    """Weights of all layers of a stack."""
+    per_column = 2 * (stack.q_size + stack.kv_size) + 3 * stack.intermediate_size
+    return stack.num_layers * stack.hidden_size * per_column
+
+
+def frame_weights(config: ModelConfig) -> FrameWeights:
+    """What one frame of any number of streams reads."""
+    talker, predictor = config.talker, config.predictor
+    passes = talker.num_code_groups - 1
+    width = predictor.stack.hidden_size
+    return FrameWeights(
+        talker=layer_weights(talker.stack),
+        codec_head=talker.vocab_size * talker.stack.hidden_size,
+        projection=talker.stack.hidden_size * width if config.has_projection else 0,
+        predictor=passes * layer_weights(predictor.stack),
+        lm_heads=passes * predictor.vocab_size * width,
+    )
