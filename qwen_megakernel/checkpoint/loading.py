@@ -9,7 +9,9 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -131,7 +133,7 @@ def resolve(
         )
     elif model in RECIPES:
         files = _files_in(
-            _materialise(model),
+            random_checkpoint(model),
             model,
             is_synthetic=True,
             banner=f"{model}: RANDOM WEIGHTS from a seed. What it says is noise, not speech.",
@@ -190,19 +192,31 @@ def cache_folder() -> Path:
     )
 
 
-def _materialise(name: str) -> Path:
-    """Write a built-in random checkpoint once per recipe version.
+def random_checkpoint(name: str) -> Path:
+    """Return the folder of a built-in random checkpoint, written now if it is not there."""
+    return write_once(name, RECIPE_VERSION, partial(write_checkpoint, name))
+
+
+def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
+    """Return the cache's folder of a built-in random model, written now if it is not there.
 
     It is written beside its place and renamed: a reader sees all of it or nothing, and of two
     writers the later one drops its copy.
+
+    Args:
+        name: of the model.
+        version: of what is written; another one has another folder.
+        write: makes the folder that it is given and writes all files into it.
+    Raises:
+        OutputError: the files cannot be written.
     """
-    folder = cache_folder() / f"{name}-v{RECIPE_VERSION}"
+    folder = cache_folder() / f"{name}-v{version}"
     if folder.is_dir():
         return folder
     draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     logger.info("Writing %s to %s", name, folder)
     try:
-        write_checkpoint(name, draft)
+        write(draft)
         draft.rename(folder)
     except OSError as error:
         if not folder.is_dir():

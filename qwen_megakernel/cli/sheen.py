@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,23 @@ def train(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.sheen.training.job import train_voice
 
-    with tqdm(unit="step", disable=args.quiet, file=sys.stderr) as bar:
+    bars: list[tqdm] = []  # none before the models are there: it would stand before an error
+
+    with ExitStack() as stack:
 
         def start(trainer: "Trainer") -> None:
-            bar.reset(trainer.num_steps)
-            bar.update(trainer.step)
+            bar = tqdm(
+                unit="step",
+                disable=args.quiet,
+                file=sys.stderr,
+                total=trainer.num_steps,
+                initial=trainer.step,
+            )
+            bars.append(stack.enter_context(bar))
 
         def after(record: "StepRecord") -> None:
-            bar.set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
-            bar.update()
+            bars[0].set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
+            bars[0].update()
 
         trainer = train_voice(_job(args), _train_options(args), on_start=start, on_step=after)
     loss = f"loss {trainer.records[-1].loss:.3f}" if trainer.records else "nothing to do"
@@ -257,7 +266,12 @@ def _add_verify(sheen: Any) -> None:
 
 
 def _add_snac_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--snac", default=DEFAULT_SNAC, help="hub id or folder")
+    command.add_argument(
+        "--snac",
+        default=DEFAULT_SNAC,
+        help="codec: hub id, folder, or tiny-random-snac, which needs no download "
+        f"(default: {DEFAULT_SNAC})",
+    )
     command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     command.add_argument("--local-files-only", action="store_true", help="never use the network")
     options.add_verbosity(command)
@@ -266,7 +280,12 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
 def _add_training_options(command: argparse.ArgumentParser) -> None:
     """Options of `train` and `verify training`; None is the default of `TrainOptions`."""
     command.add_argument("data", metavar="JSONL", help="from sheen prepare")
-    command.add_argument("--model", default=DEFAULT_BASE_MODEL, help="Qwen2.5: hub id or folder")
+    command.add_argument(
+        "--model",
+        default=DEFAULT_BASE_MODEL,
+        help="language model to begin with: hub id or folder of a Qwen2.5, or "
+        f"tiny-random-qwen2.5, which needs no download (default: {DEFAULT_BASE_MODEL})",
+    )
     command.add_argument("--learning-rate", type=float, help="default 2e-5")
     command.add_argument("--batch-size", type=int, help="rows of a pass (default 4)")
     command.add_argument("--gradient-accumulation", type=int, help="passes of a step (default 4)")

@@ -28,6 +28,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
+from qwen_megakernel.sheen import random_models
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_RATIO, deinterleave, interleave
 
 if TYPE_CHECKING:
@@ -38,11 +39,14 @@ CONFIG, WEIGHTS = "config.json", "pytorch_model.bin"
 
 
 def find_snac(source: str, *, local_files_only: bool = False, progress: bool = True) -> Path:
-    """The folder of a SNAC: `source` itself, or where that hub id was downloaded to.
+    """The folder of a SNAC: `source` itself, where that hub id was downloaded to, or for
+    "tiny-random-snac" one with random weights.
 
     Raises:
         ModelFilesError: a file is missing, or the hub cannot be reached.
     """
+    if source == random_models.SNAC:
+        return random_models.codec(_snac_class())
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if not hub.is_repo_id(source):
@@ -207,15 +211,20 @@ class SnacCodec:
         return self._snac.decode([layer.to(self.device)[None] for layer in layers])[0, 0]
 
 
-def _load(folder: Path) -> SNAC:
+def _snac_class() -> type[SNAC]:
     try:
         from snac import SNAC
     except ImportError as error:
         raise MissingPackageError(
             f"Sheen needs the package snac ({error}).", cure='pip install "qwen_megakernel[sheen]"'
         ) from error
+    return SNAC
+
+
+def _load(folder: Path) -> SNAC:
+    snac_class = _snac_class()
     try:
-        return SNAC.from_pretrained(str(folder)).eval()
+        return snac_class.from_pretrained(str(folder)).eval()
     except Exception as error:  # torch.load and load_state_dict raise whatever the file provokes
         raise ModelFilesError(
             f"{folder / WEIGHTS} cannot be loaded: {str(error).splitlines()[0]}",

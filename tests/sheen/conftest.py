@@ -1,35 +1,22 @@
 """Fixtures of the second family: real SNAC and Qwen2 classes, small (sheen_toys)."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import soundfile
-import torch
 import waveforms
-from sheen_toys import BY_HEART, CODEBOOK_SIZE, SNAC_CONFIG, TEXTS
+from sheen_toys import BY_HEART, CODEBOOK_SIZE, TEXTS
 
+from qwen_megakernel.sheen import random_models
+from qwen_megakernel.sheen.codec import find_snac
 from qwen_megakernel.sheen.training.job import Job, train_voice
 
 
 @pytest.fixture(scope="session")
-def snac_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def snac_folder() -> Path:
     """A SNAC with random weights, in the layout it is published in."""
-    from snac import SNAC
-
-    folder = tmp_path_factory.mktemp("snac")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = SNAC(**SNAC_CONFIG)
-    with torch.no_grad():  # louder, or its biases drown the sound and all codes are the same
-        for name, gain in model.encoder.named_parameters():
-            if name.endswith("weight.original0"):
-                gain.mul_(2)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "config.json").write_text(json.dumps(SNAC_CONFIG))
-    return folder
+    return find_snac(random_models.SNAC)
 
 
 @pytest.fixture(scope="session")
@@ -40,31 +27,9 @@ def codec(snac_folder: Path):
 
 
 @pytest.fixture(scope="session")
-def base_folder(
-    tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str], Path]
-) -> Path:
+def base_folder() -> Path:
     """A Qwen2 language model with random weights and the tokenizer of a built-in checkpoint."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    folder = tmp_path_factory.mktemp("qwen")
-    tokenizer = AutoTokenizer.from_pretrained(model_folder("tiny-random"))
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) + 40,  # padded, as the released ones are
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        initializer_range=0.1,  # else the past hardly matters to what follows
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return random_models.base_model()
 
 
 @pytest.fixture(scope="session")

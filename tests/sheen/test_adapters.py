@@ -214,5 +214,7 @@ def test_a_model_that_cannot_be_had_is_named(dataset_file, trained, tmp_path, ca
     words = ["--snac", str(trained / "snac"), "--output", str(tmp_path / "voice")]
     command = ["sheen", "train", str(dataset_file), "--model", "nobody/nothing", *words]
     assert main.main([*command, "--local-files-only"]) == 4
-    assert "nobody/nothing cannot be loaded" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "nobody/nothing cannot be loaded" in told
+    assert "step" not in told  # no empty progress bar before the error
     assert not (tmp_path / "voice").exists()

@@ -30,16 +30,3 @@ TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
 HELLO, MORNING = TEXTS.values()
 # The worked example of the description this family was built from.
 EXAMPLE_LAYERS = [[100, 200], [10, 11, 20, 21], [1, 2, 3, 4, 5, 6, 7, 8]]
-SNAC_CONFIG = {
-    "sampling_rate": 24000,
-    "encoder_dim": 4,
-    "encoder_rates": [2, 4, 8, 8],
-    "decoder_dim": 32,
-    "decoder_rates": [8, 8, 4, 2],
-    "attn_window_size": None,
-    "codebook_size": CODEBOOK_SIZE,
-    "codebook_dim": 8,
-    "vq_strides": [4, 2, 1],
-    "noise": True,
-    "depthwise": True,
-}  # as the published 24 kHz one, but for the two widths (48 and 1024)

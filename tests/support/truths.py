@@ -165,12 +165,13 @@ def _start(engine: Any, request: dict[str, Any]) -> Any:
 def write_sheen_voice(folder: Path) -> None:
     """A small untrained voice; its weights are drawn, so that they are the same on every CPU."""
     import torch
-    from sheen_toys import CODEBOOK_SIZE, SNAC_CONFIG
+    from sheen_toys import CODEBOOK_SIZE
     from snac import SNAC
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     from qwen_megakernel.checkpoint import loading
     from qwen_megakernel.sheen import model_folder
+    from qwen_megakernel.sheen.random_models import SNAC_CONFIG
     from qwen_megakernel.sheen.tokens import add_audio_tokens, resize_embeddings
 
     snac = folder / "snac-source"

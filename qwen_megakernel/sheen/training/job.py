@@ -13,7 +13,7 @@ import torch
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
-from qwen_megakernel.sheen import model_folder
+from qwen_megakernel.sheen import model_folder, random_models
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
 from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
 from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_embeddings
@@ -36,8 +36,8 @@ class Job:
     Attributes:
         data: the JSONL file of `prepare`.
         output: the folder of the voice.
-        base_model: folder or hub id of a Qwen2.5 model.
-        snac: folder or hub id of the SNAC that made the dataset.
+        base_model: folder or hub id of a Qwen2.5 model, or "tiny-random-qwen2.5".
+        snac: folder or hub id of the SNAC that made the dataset, or "tiny-random-snac".
         device: None: a GPU where there is one.
         save_steps: write the voice, and what resuming needs, after so many steps.
         resume: go on from what `output` holds.
@@ -81,9 +81,11 @@ def load_parts(job: Job, seed: int) -> Parts:
     snac = find_snac(job.snac, progress=job.progress, **hub_options)
     codebook_size = read_snac_config(snac)["codebook_size"]
     samples = dataset.read(job.data, codebook_size)
-    tokenizer = model_folder.load_tokenizer(job.base_model, **hub_options)
+    is_random = job.base_model == random_models.BASE_MODEL
+    base_model = random_models.base_model() if is_random else job.base_model
+    tokenizer = model_folder.load_tokenizer(base_model, **hub_options)
     tokens = add_audio_tokens(tokenizer, codebook_size)
-    model = model_folder.load_language_model(job.base_model, **hub_options)
+    model = model_folder.load_language_model(base_model, **hub_options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         resize_embeddings(model, tokenizer)
