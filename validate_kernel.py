@@ -1,11 +1,12 @@
 """Validate the decoders: the plain one against the official package, the others against the plain.
 
-python validate_kernel.py --model tiny-random --steps 200
+python validate_kernel.py --model tiny-random
 
 The others are the kernel and the CUDA-graph path; without a GPU the kernel runs by emulation and
 the graphs' functions directly. Without the official package a recording of it serves
-(--reference FILE, made by --save-reference), or the kernel alone is compared. Exit code 0: all
-within tolerance; 1: something differs; 77: nothing could be compared on this machine.
+(--reference FILE, made by --save-reference), or the kernel alone is compared. Without a GPU it
+takes up to two minutes on two cores; --full compares more. The last line is the verdict. Exit code
+0: all within tolerance; 1: something differs; 77: nothing could be compared on this machine.
 """
 
 import argparse
@@ -26,9 +27,12 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, make_deco
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
 from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare
+from qwen_megakernel.validation import compare, progress
+from qwen_megakernel.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
+FULL_STEPS = 200
+EMULATED_STEPS = 30  # the emulation draws some two frames a second
 
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
@@ -56,86 +60,114 @@ def fast_backends(requested: str) -> list[Backend]:
     return [choose_backend(kernel), choose_backend("graph")]
 
 
-def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace) -> tuple[str, bool] | None:
-    """The plain decoder in float32 against the official package, or a recording of it."""
+def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: str) -> Report:
+    """The plain decoder in float32 against the official package, or a recording of it.
+
+    Raises:
+        MissingPackageError: there is neither.
+    """
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
     if args.reference:
         cases = greedy_cases.load_cases(Path(args.reference))
-        source = f"recording {args.reference}"
     else:
-        try:
-            cases = greedy_cases.official_cases(loaded, args.steps)
-        except MissingPackageError as error:
-            print(f"{error}\n", file=sys.stderr)
-            return None
-        source = "official package"
+        with progress.bar(title, args.steps, quiet=args.quiet) as on_frames:
+            cases = greedy_cases.official_cases(loaded, args.steps, on_frames)
         rows.append(compare.compare_prompts(loaded, plain, cases))
     if args.save_reference:
         greedy_cases.save_cases(Path(args.save_reference), cases)
     tolerance = compare.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
     rows += compare.compare_forced(plain, cases, tolerance)
     rows += compare.compare_free(plain, cases, exact=True)
-    return compare.report(f"plain decoder against {source}, float32, greedy", rows)
+    return Report(title, rows)
 
 
 def validate_fast(
     loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
-) -> tuple[str, bool]:
+) -> Report:
     """The kernel, its emulation or the graphs against the plain decoder in the same precision.
 
     Args:
         loaded: from `with_weights`; `args.weights` only names it.
     """
+    title = title_of(backend, dtype, args)
     plain = decoder(loaded, Backend("torch", backend.device, ""), dtype)
-    fast = decoder(loaded, backend, dtype)
     exact = dtype == torch.float32
     tolerance = args.tolerance
     if tolerance is None:
         tolerance = compare.tolerance_of(backend.name, exact=exact)
-    cases = greedy_cases.plain_cases(loaded, plain, args.steps)
-    rows = []
-    if backend.name != "graph":  # which has no way into the middle of its stack
-        hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
-        rows += compare.compare_layers(fast, plain, cases[0], hidden)
-    rows += compare.compare_forced(fast, cases, tolerance)
-    rows += compare.compare_free(fast, cases, exact=exact)
     num_seeds = min(args.steps, compare.MAX_SEEDS)
-    rows += compare.compare_sampling(fast, plain, cases[0], num_seeds)
+    with progress.bar(title, 2 * args.steps + num_seeds, quiet=args.quiet) as on_frames:
+        fast = progress.WatchedDecoder(decoder(loaded, backend, dtype), on_frames)
+        cases = greedy_cases.plain_cases(loaded, plain, args.steps)
+        rows = []
+        if backend.name != "graph":  # which has no way into the middle of its stack
+            hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
+            rows += compare.compare_layers(fast, plain, cases[0], hidden)
+        rows += compare.compare_forced(fast, cases, tolerance)
+        rows += compare.compare_free(fast, cases, exact=exact)
+        rows += compare.compare_sampling(fast, plain, cases[0], num_seeds)
+    return Report(title, rows)
+
+
+def title_of(backend: Backend, dtype: torch.dtype, args: argparse.Namespace) -> str:
+    """What a table of `validate_fast` compares."""
     name = str(dtype).removeprefix("torch.") + (f", {args.weights}" if args.weights else "")
-    return compare.report(f"{backend.name} against plain decoder, {name}", rows)
+    return f"{backend.name} against plain decoder, {name}"
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare what can be compared and print the tables."""
+    """Compare what can be compared; print each table when it is made, and a verdict at the end."""
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
-    print(f"{loaded.files.name}, {args.steps} frames")
+    if args.steps is None:
+        is_fast = args.full or torch.cuda.is_available() or args.backend == "torch"
+        args.steps = FULL_STEPS if is_fast else EMULATED_STEPS
+    print(f"{loaded.files.name}, {args.steps} frames", flush=True)
+    reports: list[Report] = []
+    left_out: list[str] = []
+
+    def add(report: Report) -> None:
+        print(report, flush=True)
+        reports.append(report)
+
     # The official package has no int8: there only our decoders are compared with each other.
-    reports = [] if args.weights else [validate_plain(loaded, args)]
-    try:
-        names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
-        for backend in fast_backends(args.backend):
+    if not args.weights:
+        source = f"recording {args.reference}" if args.reference else "official package"
+        try:
+            add(validate_plain(loaded, args, f"plain decoder against {source}, float32, greedy"))
+        except MissingPackageError as error:
+            print(f"{error}\n", file=sys.stderr)
+            left_out.append("official package")
+    names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
+    for backend in fast_backends(args.backend):
+        try:
             for name in names:
-                reports.append(validate_fast(loaded, backend, getattr(torch, name), args))
-    except EnvironmentError_ as error:  # no compiler for the emulation, say
-        if args.backend != "auto":
-            raise
-        print(f"{error}\n", file=sys.stderr)
-    made = [report for report in reports if report]
-    for text, _ in made:
-        print(text)
-    if not made:
+                add(validate_fast(loaded, backend, getattr(torch, name), args))
+        except EnvironmentError_ as error:  # no compiler for the emulation, say
+            if args.backend != "auto":
+                raise
+            print(f"{error}\n", file=sys.stderr)
+            left_out.append(backend.name)
+    print(compare.verdict(reports, left_out))
+    if not reports:
         return NOTHING_TO_COMPARE
-    return 0 if all(passed for _, passed in made) else 1
+    return 0 if all(report.passed for report in reports) else 1
 
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
-    parser.add_argument(
-        "--steps", type=options.at_least(1), default=200, help="frames to compare in all"
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        "--steps",
+        type=options.at_least(1),
+        help=f"codec frames to compare in each table (default: {FULL_STEPS}, or "
+        f"{EMULATED_STEPS} where the kernel is emulated)",
+    )
+    amount.add_argument(
+        "--full", action="store_true", help=f"compare {FULL_STEPS} frames, emulated or not"
     )
     backends = [name for name in BACKENDS if name != "coreml"]  # takes no bfloat16
     parser.add_argument(

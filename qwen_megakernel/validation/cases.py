@@ -3,6 +3,7 @@
 A case is a prompt and the greedy codes that were decoded from it, with the logits they came from.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +48,13 @@ def _speaker(loaded: Checkpoint) -> str | None:
     return next(iter(loaded.config.talker.speakers), None)
 
 
-def official_cases(loaded: Checkpoint, num_steps: int) -> list[Case]:
+def official_cases(
+    loaded: Checkpoint, num_steps: int, on_frames: Callable[[int], None] = lambda count: None
+) -> list[Case]:
     """Decode texts with the official package until there are `num_steps` frames.
 
+    Args:
+        on_frames: called with the number of frames that were decoded since its last call.
     Raises:
         MissingPackageError: it is not installed.
     """
@@ -67,6 +72,7 @@ def official_cases(loaded: Checkpoint, num_steps: int) -> list[Case]:
             model,
             Sampling.greedy(),
             left,
+            on_frames=on_frames,
             input_ids=model._tokenize_texts([model._build_assistant_text(text)]),
             languages=["auto"],
             speakers=[_speaker(loaded)],

@@ -6,6 +6,7 @@ follows.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,11 +215,42 @@ def compare_sampling(
     ]
 
 
-def report(title: str, rows: list[Row]) -> tuple[str, bool]:
-    """A table a person can read, and whether every row passed."""
-    lines = [title, f"  {'':58}{'count':>7}{'value':>11}{'tolerance':>11}"]
-    for row in rows:
-        limit = "" if row.tolerance is None else f"{row.tolerance:11.1e}"
-        verdict = "" if row.tolerance is None else "  ok" if row.passed else "  DIFFERS"
-        lines.append(f"  {row.what:58}{row.count:7}{row.value:11.2e}{limit}{verdict}")
-    return "\n".join(lines), all(row.passed for row in rows)
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The table of one comparison."""
+
+    title: str
+    rows: list[Row]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row is within its tolerance."""
+        return all(row.passed for row in self.rows)
+
+    def __str__(self) -> str:
+        """The table as a person reads it."""
+        lines = [self.title, f"  {'':58}{'count':>7}{'value':>11}{'tolerance':>11}"]
+        for row in self.rows:
+            limit = "" if row.tolerance is None else f"{row.tolerance:11.1e}"
+            verdict = "" if row.tolerance is None else "  ok" if row.passed else "  DIFFERS"
+            lines.append(f"  {row.what:58}{row.count:7}{row.value:11.2e}{limit}{verdict}")
+        return "\n".join(lines)
+
+
+def verdict(reports: Sequence[Report], left_out: Sequence[str]) -> str:
+    """One line about all tables: whether every figure is within its tolerance, or which are not.
+
+    Args:
+        left_out: what could not be compared on this machine.
+    """
+    beside = f" Not compared: {', '.join(left_out)}." if left_out else ""
+    if not reports:
+        return f"NOTHING COMPARED.{beside}"
+    faults = [
+        f"{report.title}: {row.what}" for report in reports for row in report.rows if not row.passed
+    ]
+    if not faults:
+        tables = f"{len(reports)} table{'s' * (len(reports) > 1)}"
+        return f"PASSED: every figure of {tables} is within its tolerance.{beside}"
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return f"FAILED: {faults[0]}{more}.{beside}"

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def package() -> types.ModuleType:
                 importlib.import_module(name)
             except ImportError:
                 sys.modules[name] = types.ModuleType(name)
-        with contextlib.redirect_stdout(sys.stderr):  # it prints advice when it is imported
+        with contextlib.redirect_stdout(None):  # it prints advice on speed when it is imported
             return importlib.import_module("qwen_tts")
     except Exception as error:  # other versions of what it needs raise anything
         raise MissingPackageError(
@@ -56,11 +57,26 @@ def package() -> types.ModuleType:
         ) from error
 
 
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep transformers' warnings about generation settings from the user, who has not set them."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """`Qwen3TTSModel` of a checkpoint folder: eager attention, CPU."""
-    model = package().Qwen3TTSModel.from_pretrained(
-        str(folder), dtype=dtype, attn_implementation="eager", local_files_only=True
-    )
+    qwen_tts = package()
+    with _without_advice():
+        model = qwen_tts.Qwen3TTSModel.from_pretrained(
+            str(folder), dtype=dtype, attn_implementation="eager", local_files_only=True
+        )
     model.model.eval()
     return model
 
@@ -76,13 +92,21 @@ class OfficialRun:
     predictor_logits: list[Tensor] = field(default_factory=list)  # each [codebook_size], in order
 
 
-def generate(model: Any, sampling: Sampling, max_frames: int, **prompt: Any) -> OfficialRun:
+def generate(
+    model: Any,
+    sampling: Sampling,
+    max_frames: int,
+    *,
+    on_frames: Callable[[int], None] = lambda count: None,
+    **prompt: Any,
+) -> OfficialRun:
     """Run the official low-level generate() and record inputs, logits and codes.
 
     Args:
         model: from `load`.
         sampling: the official keywords are made from it.
         max_frames: the official limit counts one draw more.
+        on_frames: called with 1 after each frame.
         prompt: input_ids, languages, speakers, voice_clone_prompt, ... as generate() takes them.
     """
     talker = model.model.talker
@@ -98,6 +122,8 @@ def generate(model: Any, sampling: Sampling, max_frames: int, **prompt: Any) -> 
         )
         for head in talker.code_predictor.lm_head
     ]
+    last_head = talker.code_predictor.lm_head[-1]  # which ends each frame
+    hooks.append(last_head.register_forward_hook(lambda _m, _i, _out: on_frames(1)))
     inner = talker.generate
 
     def recording(*args: Any, **kwargs: Any) -> Any:
@@ -107,19 +133,20 @@ def generate(model: Any, sampling: Sampling, max_frames: int, **prompt: Any) -> 
 
     talker.generate = recording
     try:
-        codes, _ = model.model.generate(
-            max_new_tokens=max_frames + 1,
-            do_sample=sampling.do_sample,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            temperature=sampling.temperature,
-            repetition_penalty=sampling.repetition_penalty,
-            subtalker_dosample=sampling.subtalker_do_sample,
-            subtalker_top_k=sampling.subtalker_top_k,
-            subtalker_top_p=sampling.subtalker_top_p,
-            subtalker_temperature=sampling.subtalker_temperature,
-            **prompt,
-        )
+        with _without_advice():
+            codes, _ = model.model.generate(
+                max_new_tokens=max_frames + 1,
+                do_sample=sampling.do_sample,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                temperature=sampling.temperature,
+                repetition_penalty=sampling.repetition_penalty,
+                subtalker_dosample=sampling.subtalker_do_sample,
+                subtalker_top_k=sampling.subtalker_top_k,
+                subtalker_top_p=sampling.subtalker_top_p,
+                subtalker_temperature=sampling.subtalker_temperature,
+                **prompt,
+            )
     finally:
         talker.generate = inner
         for hook in hooks:

@@ -359,10 +359,15 @@ def test_validation_passes_against_the_official_package_and_from_a_recording(
     plain = ("validate_kernel.py", "--backend", "torch", "--steps", 6)
     done = run_here(*plain, "--save-reference", recording)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("PASSED: every figure of 1 table ")
+    assert "official package, float32, greedy: 100%" in done.stderr  # the progress bar
+    for noise in ("flash-attn", "generation flags", "pad_token_id"):
+        assert noise not in done.stdout + done.stderr
     again = run_here(*plain, "--reference", recording)
     assert again.returncode == 0 and "talker logits" in again.stdout
     other = run_here(*plain, "--model", "tiny-random-design", "--reference", recording)
     assert other.returncode == 1 and "DIFFERS" in other.stdout
+    assert "\nFAILED: plain decoder against recording" in other.stdout
     assert run_here(*plain, "--reference", tmp_path / "none").returncode == 2
 
 

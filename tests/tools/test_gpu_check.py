@@ -17,6 +17,7 @@ from benchmarks import performance_page
 from benchmarks.load_test import workload
 from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.validation import compare
 from tools.gpu_check import compute_sanitizer, kernel_timer
 from tools.gpu_check.steps import registry, scripts
 from tools.gpu_check.steps.context import Context
@@ -169,7 +170,7 @@ def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tm
         if args.weights == "int8" and backend.name == "graph":
             raise RuntimeError("planted")
         made.append((args.weights, int8.int8_stacks(loaded.talker), id(loaded)))
-        return f"{backend.name} as it should be", True
+        return compare.Report(f"{backend.name} as it should be", [])
 
     monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)
     context = Context(True, time.monotonic() + 60, output)

@@ -13,8 +13,10 @@ from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.backends import Backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare
+from qwen_megakernel.validation import compare, progress
 from qwen_megakernel.validation.compare import Row
+
+GOOD, BAD = Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)
 
 
 def plain(loaded):
@@ -89,11 +91,40 @@ def test_the_distance_of_sampled_codes(loaded, cases):
 
 
 def test_the_report_says_which_row_failed():
-    text, passed = compare.report("title", [Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)])
-    assert not passed
-    lines = text.splitlines()
+    report = compare.Report("title", [GOOD, BAD])
+    assert not report.passed
+    lines = str(report).splitlines()
     assert "ok" in lines[2] and "DIFFERS" in lines[3]
     assert not Row("nan", 1, float("nan"), 1.0).passed
+
+
+@pytest.mark.parametrize(
+    ("rows", "left_out", "line"),
+    [
+        ([[GOOD], [GOOD]], [], "PASSED: every figure of 2 tables is within its tolerance."),
+        ([[GOOD]], ["graph"], "... of 1 table is within its tolerance. Not compared: graph."),
+        ([[GOOD, BAD]], [], "FAILED: table 0: bad."),
+        ([[GOOD], [BAD, BAD]], ["x", "y"], "FAILED: table 1: bad, and 1 more. Not compared: x, y."),
+        ([], ["official package"], "NOTHING COMPARED. Not compared: official package."),
+    ],
+)
+def test_the_verdict_is_one_line(rows, left_out, line):
+    reports = [compare.Report(f"table {index}", each) for index, each in enumerate(rows)]
+    assert compare.verdict(reports, left_out).endswith(line.removeprefix("..."))
+
+
+def test_a_watched_decoder_draws_the_same_in_short_steps(loaded, cases):
+    reported, decoder = [], plain(loaded)
+    watched = progress.WatchedDecoder(decoder, reported.append)
+    case = cases[0]
+    count = len(case.codes)
+    ours, alone = (greedy_cases.forced_logits(each, case) for each in (watched, decoder))
+    assert all(map(torch.equal, ours, alone))
+    greedy_cases.begin(watched, case)
+    result = watched.step([0], count + 1)
+    assert (result.codes[0, :count] == case.codes.numpy()).all()
+    assert (result.num_frames, result.ended) == ((count,), (bool(case.ended),))
+    assert sum(reported) >= 2 * count and max(reported) == progress.FRAMES_PER_STEP
 
 
 def test_recorded_cases_survive_the_file(tmp_path, cases):

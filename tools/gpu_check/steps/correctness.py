@@ -100,17 +100,19 @@ def validate(
     reports, passed = {}, True
     found = {"model": loaded.files.name, "reports": reports}
     for weights in kinds:
-        args = SimpleNamespace(steps=3 if context.toy else frames, tolerance=None, weights=weights)
+        args = SimpleNamespace(
+            steps=3 if context.toy else frames, tolerance=None, weights=weights, quiet=True
+        )
         # Once for all decoders: each would do it again.
         asked = validate_kernel.with_weights(loaded, weights)
         for backend in (context.backend, Backend("graph", context.device, "")):
             for dtype in (getattr(torch, each) for each in context.dtypes):
-                text, good = validate_kernel.validate_fast(asked, backend, dtype, args)
-                print(text, flush=True)
+                report = validate_kernel.validate_fast(asked, backend, dtype, args)
+                print(report, flush=True)
                 label = (backend.name, str(dtype), *([weights] if weights else []))
-                reports[" ".join(label)] = text.splitlines()
+                reports[" ".join(label)] = str(report).splitlines()
                 context.keep(found)
-                passed = passed and good
+                passed = passed and report.passed
                 torch.cuda.empty_cache()
     if not passed:
         raise SystemExit("The kernel or the graphs differ from the plain decoder.")
