@@ -159,6 +159,11 @@ class TTSEngine(SpeechEngine, OfficialNames):
         return self._voices.speakers + self._voices.presets
 
     @property
+    def can_clone(self) -> bool:
+        """Whether voices can be made of recordings: Base checkpoints have a speaker encoder."""
+        return self._voices.can_clone
+
+    @property
     def default_voice(self) -> str | None:
         """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)

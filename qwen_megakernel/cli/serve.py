@@ -60,6 +60,13 @@ def add_command(commands: Any) -> None:
         help="when a request names none: wav, pcm, flac, mp3, opus or aac (default: %(default)s)",
     )
     command.add_argument(
+        "--opus-bitrate",
+        type=int,
+        default=32,
+        metavar="KBITS",
+        help="thousands of bits a second of opus, 6 to 256 (default: %(default)s)",
+    )
+    command.add_argument(
         "--voice-fallback", metavar="NAME", help='who speaks for OpenAI\'s voices ("alloy", ...)'
     )
     command.add_argument(
@@ -105,34 +112,35 @@ def serve(args: argparse.Namespace) -> int:
             "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
         )
 
-    def tell(address: str) -> None:
+    def say(line: str) -> None:
         if not args.quiet:
-            print(f"listening on {address}", file=sys.stderr)
+            print(line, file=sys.stderr, flush=True)
 
     if args.ray:
         with _packages_of("ray"):
             from qwen_megakernel.server import ray_serve
-        ray_serve.run(**ray_options(args), host=args.host, port=args.port, on_listening=tell)
-        return 0
+        number = ray_serve.run(**ray_options(args), host=args.host, port=args.port, say=say)
+        return 128 + number
     for name in ("replicas", "max_replicas", "replica_gpus"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray: this is one engine.")
     settings = _settings(args)
     if args.access_log:
         _log_accesses()
-    is_loading = serving.serve(
+    end = serving.serve(
         _engine_maker(args, settings),
         settings,
         host=args.host,
         port=args.port,
         wyoming_port=args.wyoming_port,
-        on_listening=tell,
+        say=say,
     )
-    if is_loading:
+    code = 0 if end.signal is None else 128 + end.signal
+    if end.is_loading:
         # Python's own end would take the thread down inside PyTorch, which aborts the process.
         sys.stderr.flush()
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code
 
 
 def ray_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -226,6 +234,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         max_queue=args.max_queue,
         max_chars=args.max_chars,
         default_format=args.default_format,
+        opus_kbits=args.opus_bitrate,
         voice_fallback=args.voice_fallback,
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,

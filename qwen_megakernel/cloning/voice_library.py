@@ -139,7 +139,7 @@ class VoiceLibrary:
             return self._speakers[voice.lower()]
         found = voice if isinstance(voice, Voice) else self._find(voice)
         fingerprint = found.fingerprint
-        if fingerprint is not None and self._can_clone and fingerprint != self.fingerprint:
+        if fingerprint is not None and self.can_clone and fingerprint != self.fingerprint:
             raise VoiceMismatch(
                 f"Voice {found.name!r} was made with {fingerprint}; the loaded model is "
                 f"{self.fingerprint}.",
@@ -267,11 +267,12 @@ class VoiceLibrary:
         return CodecEncoder(self._loaded.codec_config, tensors)
 
     @property
-    def _can_clone(self) -> bool:
+    def can_clone(self) -> bool:
+        """Whether the checkpoint has a speaker encoder."""
         return self._loaded.config.speaker_encoder is not None
 
     def _require_cloning(self, in_context: bool) -> None:
-        if not self._can_clone:
+        if not self.can_clone:
             config, name = self._loaded.config, self._loaded.files.name
             raise TaskError(
                 f"{name} ({config.model_type}) cannot clone; it has no speaker encoder.",

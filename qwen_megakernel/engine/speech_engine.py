@@ -62,6 +62,7 @@ class SpeechEngine(ABC):
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests that say nothing else
     ignores_instruct = False  # of models that were trained with none, but are often given one
+    can_clone = False  # voices can be made of recordings
     reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
     def __init__(

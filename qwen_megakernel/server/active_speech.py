@@ -16,6 +16,7 @@ from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
+from qwen_megakernel.server.settings import OPUS_KBITS
 
 
 class ActiveSpeech:
@@ -143,6 +144,8 @@ async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
     return await asyncio.to_thread(encoder.encode, samples)
 
 
-async def encoded_whole(response_format: str, samples: np.ndarray, rate: int) -> bytes:
+async def encoded_whole(
+    response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
+) -> bytes:
     """A complete file of [num_samples] int16."""
-    return await asyncio.to_thread(encode_whole, response_format, samples, rate)
+    return await asyncio.to_thread(encode_whole, response_format, samples, rate, opus_kbits)

@@ -51,7 +51,12 @@ class Admission:
     @property
     def idle(self) -> bool:
         """Nothing is spoken and nothing is on its way to a client."""
-        return not self.running and not self.open_responses
+        return not self.num_unfinished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Speeches that wait, are spoken, or are on their way to a client."""
+        return max(len(self.running), self.open_responses)
 
     def admit(self) -> Ticket:
         """Let a request in.

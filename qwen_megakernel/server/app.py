@@ -11,11 +11,12 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator
+from html import escape
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, HTMLResponse
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import NotReady, RecordingError
@@ -105,7 +106,8 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         check_length(len(body.input), settings)
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
-        encoder = new_encoder(response_format, service.engine.sample_rate)
+        rate = service.engine.sample_rate
+        encoder = new_encoder(response_format, rate, settings.opus_kbits)
         speaking = service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
@@ -199,14 +201,36 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         return {"success": True, "name": name}
 
 
-def _model(name: str) -> dict[str, Any]:
-    """A model as clients read it."""
+def endpoints_page(description: dict[str, Any]) -> str:
+    """Every endpoint with its first line of description, as a page that loads nothing.
+
+    Args:
+        description: the app's OpenAPI object.
+    """
+    rows = "".join(
+        f"<tr><td><code>{method.upper()} {escape(path)}</code></td>"
+        f"<td>{escape(operation.get('description', '').partition(chr(10))[0])}</td></tr>"
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>qwen_megakernel: endpoints</title>"
+        "<h1>Endpoints</h1><p>All fields, for programs: <a href=openapi.json>openapi.json</a>. "
+        "Examples and limits: docs/serving.md of the project. To try it: <a href=.>the page</a>."
+        f"<table>{rows}</table></html>"
+    )
+
+
+def _model(engine: Any, name: str) -> dict[str, Any]:
+    """The engine's model by one of its names, as clients read it."""
     return {
         "id": name,
         "name": name,
         "object": "model",
         "created": 0,
         "owned_by": "qwen_megakernel",
+        "can_clone": engine.can_clone,
+        "seconds_per_frame": engine.seconds_per_frame,
     }
 
 
@@ -216,15 +240,16 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/audio/models")
     async def models() -> dict[str, Any]:
         """The model that is loaded, and the names it answers to."""
-        names = (service.engine.files.name, *MODEL_ALIASES)
-        listed = [_model(name) for name in names]
+        engine = service.engine
+        names = (engine.files.name, *MODEL_ALIASES)
+        listed = [_model(engine, name) for name in names]
         return {"object": "list", "data": listed, "models": listed}
 
     @app.get("/v1/models/{model:path}")  # names of the hub have a slash
     async def model(model: str) -> dict[str, Any]:
         """The loaded model, by any name it answers to."""
         check_model(model, service.engine.files.name)
-        return _model(model)
+        return _model(service.engine, model)
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, Any]:
@@ -248,6 +273,10 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(endpoints_page(app.openapi()))
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -7,26 +7,16 @@ a live stream.
 
 import io
 import struct
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.server.settings import MEDIA_TYPES
+from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
-# libsndfile's name of container and codec. MP3 at a constant bit rate: a player can then tell the
-# length from the size, where a variable rate would need the table that is written at the end.
-_SNDFILE = {
-    "flac": {"format": "FLAC", "subtype": "PCM_16"},
-    "mp3": {
-        "format": "MP3",
-        "subtype": "MPEG_LAYER_III",
-        "bitrate_mode": "CONSTANT",
-        "compression_level": 0.5,
-    },
-    "opus": {"format": "OGG", "subtype": "OPUS", "compression_level": 0.5},
-}
-_AAC_BITS_PER_SECOND = 96_000
+# Rates of speech: one voice of 24 kHz, without music.
+_MP3_KBITS, _AAC_KBITS = 64, 64
+_MIN_MP3_KBITS, _MAX_MP3_KBITS = 8, 160  # of MPEG-2, which rates up to 24 kHz use
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 
 
@@ -42,12 +32,13 @@ class Encoder(Protocol):
         """The last bytes."""
 
 
-def new_encoder(response_format: str, rate: int) -> Encoder:
+def new_encoder(response_format: str, rate: int, opus_kbits: int = OPUS_KBITS) -> Encoder:
     """An encoder for one stream.
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
         rate: samples a second.
+        opus_kbits: thousands of bits a second, for opus.
     Raises:
         MissingPackageError: AAC without PyAV.
     """
@@ -56,7 +47,9 @@ def new_encoder(response_format: str, rate: int) -> Encoder:
         return PcmEncoder()
     if response_format == "wav":
         return WavEncoder(rate)
-    return AacEncoder(rate) if response_format == "aac" else SndfileEncoder(response_format, rate)
+    if response_format == "aac":
+        return AacEncoder(rate)
+    return SndfileEncoder(response_format, rate, opus_kbits)
 
 
 def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
@@ -76,20 +69,38 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
     )
 
 
-def encode_whole(response_format: str, samples: np.ndarray, rate: int) -> bytes:
+def encode_whole(
+    response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
+) -> bytes:
     """A complete file, with its lengths: [num_samples] int16 at `rate`."""
     if response_format == "wav":
         pcm = samples.astype("<i2", copy=False).tobytes()
         return wav_header(rate, len(pcm)) + pcm
-    if response_format in _SNDFILE:
+    if response_format in ("flac", "mp3", "opus"):
         import soundfile
 
-        file = io.BytesIO()
-        with soundfile.SoundFile(file, "w", rate, 1, **_SNDFILE[response_format]) as writer:
+        file, options = io.BytesIO(), _sndfile_options(response_format, opus_kbits)
+        with soundfile.SoundFile(file, "w", rate, 1, **options) as writer:
             writer.write(samples)
         return file.getvalue()
     encoder = new_encoder(response_format, rate)
     return encoder.encode(samples) + encoder.finish()
+
+
+def _sndfile_options(response_format: str, opus_kbits: int) -> dict[str, Any]:
+    """libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
+
+    MP3 has a constant bit rate: a player can then tell the length from the size, where a variable
+    rate would need the table that is written at the end.
+    """
+    if response_format == "flac":
+        return {"format": "FLAC", "subtype": "PCM_16"}
+    if response_format == "opus":
+        level = (MAX_OPUS_KBITS - opus_kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
+        return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
+    level = (_MAX_MP3_KBITS - _MP3_KBITS) / (_MAX_MP3_KBITS - _MIN_MP3_KBITS)
+    codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
+    return codec | {"compression_level": level}
 
 
 class PcmEncoder:
@@ -164,11 +175,12 @@ class SndfileEncoder:
 
     blocks = True
 
-    def __init__(self, response_format: str, rate: int):
+    def __init__(self, response_format: str, rate: int, opus_kbits: int):
         import soundfile
 
         self._sink = _Growing()
-        self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **_SNDFILE[response_format])
+        options = _sndfile_options(response_format, opus_kbits)
+        self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:
         """See `Encoder`."""
@@ -199,7 +211,7 @@ class AacEncoder:
             self._sink, "w", format="adts", container_options={"flush_packets": "1"}
         )
         self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
-        self._stream.bit_rate = _AAC_BITS_PER_SECOND
+        self._stream.bit_rate = 1000 * _AAC_KBITS
         self._rate, self._num_samples = rate, 0
 
     def encode(self, samples: np.ndarray) -> bytes:

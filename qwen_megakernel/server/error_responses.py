@@ -42,6 +42,23 @@ _PARAMS = {
     RecordingError: "ref_audio",
 }
 _CURES = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
+# What a field must be, by pydantic's name of the fault.
+_WANTED = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "model_type": "an object",
+    "literal_error": "one of {expected}",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} or less",
+    "finite_number": "a finite number",
+    "voice_type": "a voice's id, or an object with its `id`",
+}
+_OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_ECHO_CHARS = 200  # of what a client sent, in a message
 
@@ -133,12 +150,18 @@ def add_handlers(app: FastAPI) -> None:
     """Have the refusals of `app` answered in our form; what else fails, `middleware` answers."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        response = error_response(error)
-        if response.status_code == 405:  # Starlette names the methods of the path's first route
-            found = (each for each in app.routes if each.matches(request.scope)[0] != Match.NONE)
-            methods = {method for route in found for method in route.methods}
-            response.headers["Allow"] = ", ".join(sorted(methods - {"HEAD"}))  # the guard adds it
-        return response
+        if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
+            return error_response(error)
+        path = request.scope["path"][:_MAX_ECHO_CHARS]
+        if error.status_code == 404:
+            what = f"There is no {path} on this server. GET /docs lists what there is"
+            return error_response(HTTPException(404, what))
+        # Starlette names the methods of the path's first route.
+        found = (each for each in app.routes if each.matches(request.scope)[0] != Match.NONE)
+        methods = sorted({method for route in found for method in route.methods} - {"HEAD"})
+        what = f"{path} does not take {request.method}. Use {' or '.join(methods)}"
+        allow = {"Allow": ", ".join(methods)}  # the guard adds HEAD
+        return error_response(HTTPException(405, what, allow))
 
     for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
@@ -154,12 +177,39 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
         if not name:
             return "The body must be a JSON object.", None
         first = first or name
-        line = f"{name}: {fault['msg']}"
-        if isinstance(fault.get("input"), str | int | float | bool):
-            line += f" (got {json.dumps(fault['input'])[:_MAX_ECHO_CHARS]})"
+        line = _complaint(name, fault, _meant(error, name))
         cure = _CURES.get((name, fault["type"]))
         lines += [line, cure] if cure else [line]
     return "\n".join(lines), first
+
+
+def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
+    """What is wrong with a field, in words that do not need pydantic's documentation.
+
+    Args:
+        meant: for a field that is missing, one that the body has instead.
+    """
+    kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
+    if kind == "missing":
+        return f"{name} is missing." + (f" Did you mean `{name}` by `{meant}`?" if meant else "")
+    if kind in ("string_too_long", "string_too_short"):
+        limit = context.get("max_length") or context.get("min_length")
+        bound = "at most" if kind == "string_too_long" else "at least"
+        return f"{name} has {len(value)} characters; it must have {bound} {limit}."
+    limits = {key: f"{v:g}" if isinstance(v, float) else v for key, v in context.items()}
+    wanted = _WANTED.get(kind, "").format(**limits) or fault["msg"]
+    seen = json.dumps(value)[:_MAX_ECHO_CHARS]
+    if isinstance(value, dict | list):
+        seen = "an object" if isinstance(value, dict) else "a list"
+    return f"{name} is {seen}; it must be {wanted}."
+
+
+def _meant(error: RequestValidationError | ValidationError, name: str) -> str | None:
+    """The field of a body that other speech servers call `input`, where that is missing."""
+    body = getattr(error, "body", None)
+    if name != "input" or not isinstance(body, dict):
+        return None
+    return next((each for each in _OTHER_NAMES_OF_INPUT if each in body), None)
 
 
 def snake(name: str) -> str:

@@ -25,6 +25,7 @@ from qwen_megakernel.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("qwen_megakernel.access")
 
+_PROBES = ("/health", "/ready")  # asked by monitors all the time: their answer is no refusal
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
@@ -76,7 +77,7 @@ class RequestGuard:
                 answer["x-request-id"] = request_id
                 if message["status"] == 405 and "GET" in answer.get("allow", "").split(", "):
                     answer["allow"] += ", HEAD"
-                if message["status"] >= 400:
+                if message["status"] >= 400 and scope["path"] not in _PROBES:
                     self._metrics.refused.labels(message["status"]).inc()
             elif is_head and message["type"] == "http.response.body":
                 message = message | {"body": b""}

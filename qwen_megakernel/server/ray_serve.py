@@ -120,8 +120,8 @@ def run(
     num_slots: int,
     host: str = "127.0.0.1",
     port: int = 8090,
-    on_listening: Callable[[str], None] | None = None,
-) -> None:
+    say: Callable[[str], None] = lambda line: None,
+) -> int:
     """Serve until SIGTERM or Ctrl-C, when running streams are finished first.
 
     The replicas go to the cluster of RAY_ADDRESS, or to one that runs on this machine; where there
@@ -130,7 +130,9 @@ def run(
     Args:
         make_engine, settings, scale, num_slots: see `application`.
         host, port: where Serve's proxy listens; port 0 takes any that is free.
-        on_listening: is told the address, once every replica has its engine.
+        say: shows the user a line: the address, once every replica has its engine, and the end.
+    Returns:
+        The signal that ended it.
     Raises:
         UsageError: the address cannot be had.
         ResourceError: there is no room for that many replicas.
@@ -138,7 +140,13 @@ def run(
     """
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
         port = listener.getsockname()[1]
+    came: list[int] = []
     over = threading.Event()
+
+    def end(number: int, _: Any) -> None:
+        came.append(number)
+        over.set()
+
     os.environ.setdefault(*PROXY_PATIENCE)
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
@@ -160,15 +168,17 @@ def run(
                 "Ray keeps their logs under its session's logs/serve.",
             ) from error
         signals = (signal.SIGTERM, signal.SIGINT)
-        handlers = {each: signal.signal(each, lambda *_: over.set()) for each in signals}
-        if on_listening:
-            on_listening(f"http://{host}:{port}")
+        handlers = {each: signal.signal(each, end) for each in signals}
+        say(f"listening on http://{host}:{port}")
         over.wait()
+        say("finishing the speeches that run; Ctrl-C again ends at once")
         for each, handler in handlers.items():
             signal.signal(each, handler)
         serve.delete(NAME)
     finally:
         ray.shutdown()
+    say(f"ended by {signal.Signals(came[0]).name}")
+    return came[0]
 
 
 def _check_room(scale: Scale) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import DeadlineExceeded
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
@@ -37,31 +38,41 @@ async def events(
 
     Args:
         speaking: the speech.
-        encoder: of what the deltas hold; put together they are one file.
+        encoder: of what the deltas hold; put together they are one file. Where it hands out nothing
+            yet, the next delta stands for more frames; none is empty.
         include_codes: add each delta's codec frames.
         max_steps: with it, the superset: an event for each frame, at the end the whole as WAV and
             "[DONE]". None: OpenAI's events alone.
     """
     stream, rate = speaking.stream, speaking.record.sample_rate
     whole: list[np.ndarray] = []
+    held: list[AudioChunk] = []  # of which the encoder has handed out nothing yet
+
+    def delta(audio: bytes) -> bytes:
+        frames: dict[str, Any] = {}
+        if held:
+            frames["frame_index"] = held[0].frame_index
+            frames["num_frames"] = sum(chunk.num_frames for chunk in held)
+            if include_codes:
+                frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
+        held.clear()
+        frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
+        return _event(type="speech.audio.delta", audio=_base64(audio), **frames)
+
     async for chunk in speaking.chunks():
         out = b""
         if max_steps is not None:
             whole.append(chunk.samples)
             for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
                 out += _progress(phase="decoding", step=step, max_steps=max_steps)
-        delta = {"frame_index": chunk.frame_index, "num_frames": chunk.num_frames}
-        delta |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
-        if include_codes:
-            delta["codes"] = stream.codes_of(chunk).tolist()
-        audio = await encoded(encoder, chunk.samples)
-        if chunk.num_frames or audio:
-            out += _event(type="speech.audio.delta", audio=_base64(audio), **delta)
+        if chunk.num_frames:
+            held.append(chunk)
+        if audio := await encoded(encoder, chunk.samples):
+            out += delta(audio)
         if out:
             yield out
-    audio, out = await encoded(encoder, None), b""
-    if audio:
-        out += _event(type="speech.audio.delta", audio=_base64(audio), sample_rate=rate)
+    audio = await encoded(encoder, None)
+    out = delta(audio) if audio else b""
     done = speaking.facts() | {"usage": speaking.usage}
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
@@ -191,9 +202,8 @@ async def buffered(
         ) from error
     finally:
         watcher.cancel()
-    data = await encoded_whole(
-        response_format, np.concatenate(samples), speaking.record.sample_rate
-    )
+    rate = speaking.record.sample_rate
+    data = await encoded_whole(response_format, np.concatenate(samples), rate, settings.opus_kbits)
     headers = {"X-Finish-Reason": speaking.finish_reason}
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 

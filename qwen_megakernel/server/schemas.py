@@ -42,8 +42,7 @@ def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | Voi
     try:
         return validate(value)
     except ValidationError as error:
-        wanted = "Input should be a voice's id, or an object with its `id`"
-        raise PydanticCustomError("voice_type", wanted) from error
+        raise PydanticCustomError("voice_type", "no voice") from error
 
 
 class SpeechSettings(BaseModel):
@@ -58,6 +57,7 @@ class SpeechSettings(BaseModel):
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
     speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
+    sample_rate: int | None = Field(None, description="Samples a second: the model's own alone.")
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
     do_sample: bool | None = Field(None, description="false: the likeliest codes (greedy).")
@@ -103,10 +103,12 @@ class SessionConfig(SpeechSettings):
 
 
 async def engine_options(
-    body: SpeechSettings, voices: VoiceStore, model_name: str
+    body: SpeechSettings, voices: VoiceStore, model_name: str, sample_rate: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments for `TTSEngine.stream`, and warnings.
 
+    Args:
+        model_name, sample_rate: of the loaded model.
     Raises:
         ApiError: 404, the model is another one; 400, values that do not go together.
         QwenTTSError: what the voice is refused for.
@@ -120,6 +122,13 @@ async def engine_options(
             "Leave speed out, and change the speed in the player.",
         )
         raise ApiError.about("speed", error)
+    if body.sample_rate not in (None, sample_rate):
+        error = UsageError(
+            f"sample_rate is {body.sample_rate}; only {sample_rate} is supported.",
+            "The model makes audio at that rate.",
+            "Leave sample_rate out, and resample what you receive.",
+        )
+        raise ApiError.about("sample_rate", error)
     warnings = body.warnings()
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None

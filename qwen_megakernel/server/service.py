@@ -80,7 +80,10 @@ class Service:
 
     async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
         """Options for `speak`, and warnings; see `engine_options`."""
-        options, warnings = await engine_options(body, self.voices, self.engine.files.name)
+        engine = self.engine
+        options, warnings = await engine_options(
+            body, self.voices, engine.files.name, engine.sample_rate
+        )
         if options["instruct"] and self.engine.ignores_instruct:
             warnings.append("instructions are ignored: this model follows none")
         return options, warnings

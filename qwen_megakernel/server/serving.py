@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import errno
+import signal
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
 from fastapi import FastAPI
@@ -84,14 +85,15 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 class DrainingServer(uvicorn.Server):
     """On the first SIGTERM or Ctrl-C refuses new requests and waits for those that run.
 
-    uvicorn alone stops listening at once: whoever comes then sees a refused connection instead of
-    an answer that says why. A second signal does just that.
+    uvicorn alone stops listening at once: a client that comes then sees a refused connection
+    instead of an answer that says why. A second signal cuts what still runs and ends the server.
 
     Args:
         config: uvicorn's.
         service: whose requests are waited for.
         settings: how long.
-        wyoming: started and closed with us.
+        wyoming: started and closed with the server.
+        say: shows the user a line about the end.
     """
 
     def __init__(
@@ -100,10 +102,13 @@ class DrainingServer(uvicorn.Server):
         service: Service,
         settings: ServerSettings,
         wyoming: "WyomingServer | None" = None,
+        say: Callable[[str], None] = lambda line: None,
     ):
         super().__init__(config)
         self.service, self._settings, self._wyoming = service, settings, wyoming
+        self._say = say
         self._give_up_at: float | None = None
+        self.ended_by: int | None = None  # the first signal that came
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load the app, then listen."""
@@ -112,17 +117,29 @@ class DrainingServer(uvicorn.Server):
             await self._wyoming.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Hang up on whoever is left."""
+        """Cut the connections of speeches that still run, and close the others in order."""
+        num_cut = self.service.admission.num_unfinished
+        if num_cut:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
         if self._wyoming:
             await self._wyoming.close()
         await super().shutdown(sockets)
+        if self.ended_by is not None:
+            cut = f"; {_speeches(num_cut)} cut off" if num_cut else ""
+            self._say(f"ended by {signal.Signals(self.ended_by).name}{cut}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """A signal came."""
-        if self.service.admission.draining:
-            super().handle_exit(sig, frame)
+        """Take note of a signal: the first one drains, the second one ends."""
+        if self.ended_by is not None:  # uvicorn would raise it again after the end
+            self.should_exit = True
             return
+        self.ended_by = sig
         self.service.admission.draining = True
+        if running := self.service.admission.num_unfinished:
+            limit = f"at most {self._settings.drain_timeout_s:g} s"
+            again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+            self._say(f"finishing {_speeches(running)} ({limit}); {again} ends at once")
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: is it over?"""
@@ -134,6 +151,22 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def _speeches(count: int) -> str:
+    return f"{count} speech" if count == 1 else f"{count} speeches"
+
+
+class End(NamedTuple):
+    """How a server ended.
+
+    Attributes:
+        signal: the first signal that came; None: none did.
+        is_loading: the engine is still being made, in a thread that nothing can stop.
+    """
+
+    signal: int | None
+    is_loading: bool
+
+
 def serve(
     engine: Any,
     settings: ServerSettings,
@@ -141,8 +174,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8090,
     wyoming_port: int | None = None,
-    on_listening: Callable[[str], None] | None = None,
-) -> bool:
+    say: Callable[[str], None] = lambda line: None,
+) -> End:
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
 
     Args:
@@ -150,9 +183,7 @@ def serve(
         settings: limits.
         host, port: where to listen; port 0 takes any that is free.
         wyoming_port: for Wyoming clients, on the same host; None: not spoken.
-        on_listening: is told each address.
-    Returns:
-        The engine is still being made, in a thread that nothing can stop: the signal came early.
+        say: shows the user a line: an address that is listened on, or how it ends.
     Raises:
         UsageError: an address cannot be had.
         Whatever kept the engine from being made.
@@ -162,15 +193,14 @@ def serve(
         listeners = {}
         for scheme, each in ports.items():
             listener = listeners[scheme] = stack.enter_context(listen(host, each))
-            if on_listening:
-                shown = f"[{host}]" if ":" in host else host
-                on_listening(f"{scheme}://{shown}:{listener.getsockname()[1]}")
+            shown = f"[{host}]" if ":" in host else host
+            say(f"listening on {scheme}://{shown}:{listener.getsockname()[1]}")
         app = create_app(engine, settings)
-        server = new_server(app, settings, wyoming=listeners.get("tcp"))
+        server = new_server(app, settings, wyoming=listeners.get("tcp"), say=say)
         server.run(sockets=[listeners["http"]])
     if server.service.failure:
         raise server.service.failure
-    return server.service.is_loading
+    return End(server.ended_by, server.service.is_loading)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -194,12 +224,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def new_server(
-    app: FastAPI, settings: ServerSettings, *, wyoming: socket.socket | None = None
+    app: FastAPI,
+    settings: ServerSettings,
+    *,
+    wyoming: socket.socket | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> DrainingServer:
     """uvicorn for `app`, with its limits; `run(sockets=[...])` serves.
 
     Args:
         wyoming: a listening socket for Wyoming clients.
+        say: shows the user a line about the end.
     """
     service, companion = app.state.service, None
     if wyoming is not None:
@@ -215,4 +250,4 @@ def new_server(
         log_config=None,
         access_log=False,
     )
-    return DrainingServer(config, service, settings, companion)
+    return DrainingServer(config, service, settings, companion, say)

@@ -16,6 +16,12 @@ MEDIA_TYPES = {
 }
 
 
+# Thousands of bits a second: Opus sounds like the original from 24 on (RFC 7587), and libopus takes
+# from 6 to 256 for one channel.
+OPUS_KBITS = 32
+MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Limits and switches of the server; the defaults suit one machine on loopback."""
@@ -27,6 +33,7 @@ class ServerSettings:
     max_body_bytes: int = 20 * 2**20  # of a request: a minute of 16-bit audio in base64
     max_upload_bytes: int = 10 * 2**20  # of a recording, in an upload or in `ref_audio`
     default_format: str = "wav"
+    opus_kbits: int = OPUS_KBITS  # thousands of bits a second of opus
     voice_fallback: str | None = None  # who speaks when an OpenAI voice is asked for
     voices: Path | None = None  # the engine's folder of voice files; uploads go there
     allow_upload: bool = False
@@ -51,6 +58,11 @@ class ServerSettings:
         if self.default_format not in MEDIA_TYPES:
             raise UsageError(
                 f"Unknown format {self.default_format!r}.", cure=f"Known: {', '.join(MEDIA_TYPES)}."
+            )
+        if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
+            raise UsageError(
+                f"The bit rate of Opus is {self.opus_kbits} kbit/s; it must be from "
+                f"{MIN_OPUS_KBITS} to {MAX_OPUS_KBITS}."
             )
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise UsageError("The API key must be ASCII text and not empty.")

@@ -66,10 +66,9 @@ class Utterance:
         if self.over:
             return
         self.is_blank = self.is_blank and not text.strip()
+        self.pieces.append(text)
         if self.takes_text:
             self.speaking.stream.feed(text)
-        else:
-            self.pieces.append(text)
         self.changed.set()
 
     def end(self) -> None:
@@ -151,14 +150,22 @@ class Session:
             except (QwenTTSError, ApiError, ValidationError) as error:
                 await self._send_error(error)
                 self._num_faults += 1
-                if self._config is None or self._num_faults >= MAX_FAULTS:
-                    await self._socket.close(_POLICY)
+                if self._config is None:
+                    await self._close("The first message must be a valid session.config.")
+                    return
+                if self._num_faults >= MAX_FAULTS:
+                    await self._close(f"{MAX_FAULTS} messages were refused.")
                     return
             except TimeoutError:
                 wanted = "session.config" if self._config is None else "message"
-                await self._send_error(ApiError(408, f"No {wanted} came.", code="idle_timeout"))
-                await self._socket.close(_POLICY)
+                what = f"No {wanted} came."
+                await self._send_error(ApiError(408, what, code="idle_timeout"))
+                await self._close(what)
                 return
+
+    async def _close(self, reason: str) -> None:
+        """End the connection for a fault of the client; a reason has 123 bytes at most."""
+        await self._socket.close(_POLICY, reason)
 
     async def _receive(self) -> dict[str, Any]:
         """The next message; a quiet client is waited for while it listens, else for a time."""
@@ -313,7 +320,7 @@ class Session:
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        encoder = new_encoder(response_format, rate)
+        encoder = new_encoder(response_format, rate, self._settings.opus_kbits)
         whole: list[np.ndarray] = []
         started = False
         names = {"utterance_index": utterance.index, "sentence_index": 0}
@@ -323,7 +330,8 @@ class Session:
                 await self._send(
                     type="audio.start",
                     **names,
-                    sentence_text="".join(utterance.pieces),
+                    # Not known before the client has ended it.
+                    sentence_text="".join(utterance.pieces) if utterance.ended else None,
                     format=response_format,
                     sample_rate=rate,
                     channels=1,
@@ -336,11 +344,13 @@ class Session:
             elif data := await encoded(encoder, chunk.samples):
                 await self._send_bytes(data)
         if whole:
-            data = await encoded_whole(response_format, np.concatenate(whole), rate)
+            samples, kbits = np.concatenate(whole), self._settings.opus_kbits
+            data = await encoded_whole(response_format, samples, rate, kbits)
         else:
             data = await encoded(encoder, None)
         if data:
             await self._send_bytes(data)
+        names["sentence_text"] = "".join(utterance.pieces)
         await self._send(type="audio.done", **names, **speaking.facts(), usage=speaking.usage)
 
     async def _send_error(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ def served(monkeypatch):
 
     def serve(engine, settings, **address):
         calls.append((engine, settings, address))
+        return server_serving.End(None, False)
 
     monkeypatch.setattr(server_serving, "serve", serve)
 
@@ -152,11 +153,12 @@ def test_ipv6_is_listened_on_where_it_is_asked_for():
         thread = threading.Thread(
             target=server_serving.serve,
             args=(FakeEngine(), ServerSettings()),
-            kwargs={"host": "::1", "port": 0, "on_listening": said.append},
+            kwargs={"host": "::1", "port": 0, "say": said.append},
         )
         thread.start()
         wait_until(lambda: running and running[0].started)
-        assert said[0].startswith("http://[::1]:")
-        assert httpx.get(f"{said[0]}/health").status_code == 200
+        address = said[0].removeprefix("listening on ")
+        assert address.startswith("http://[::1]:")
+        assert httpx.get(f"{address}/health").status_code == 200
         running[0].should_exit = True
         thread.join()

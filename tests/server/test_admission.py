@@ -1,5 +1,6 @@
 """The queue in front of the engine, warming up and going down."""
 
+import contextlib
 import json
 import os
 import signal
@@ -191,7 +192,9 @@ def test_draining_does_not_wait_for_ever():
     assert engine.streams[0].cancelled
 
 
-def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
+@contextlib.contextmanager
+def served_speech(cache_folder):
+    """`serve` in a process of its own, and a connection to which it sends a long speech."""
     environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
     with subprocess.Popen(
@@ -199,6 +202,8 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2])
@@ -208,13 +213,32 @@ def test_sigterm_ends_the_command_with_its_last_stream(tmp_path, cache_folder):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             body = {"input": LONG, "max_new_tokens": 100, "stream": True}
             connection.sendall(http_post(json.dumps(body).encode()))
-            data = connection.recv(4096)
-            process.send_signal(signal.SIGTERM)
-            while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
-                piece = connection.recv(1 << 16)
-                assert piece, data[-200:]
-                data += piece
-        assert process.wait(20) == 0
+            yield process, connection, connection.recv(4096)
+
+
+def test_sigterm_ends_the_command_with_its_last_stream(cache_folder):
+    with served_speech(cache_folder) as (process, connection, data):
+        process.send_signal(signal.SIGTERM)
+        while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            piece = connection.recv(1 << 16)
+            assert piece, data[-200:]
+            data += piece
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.stderr.read().splitlines()[-2:] == [
+            "finishing 1 speech (at most 120 s); a second signal ends at once",
+            "ended by SIGTERM",
+        ]
+
+
+def test_a_second_signal_cuts_the_speech_and_ends_the_command(cache_folder):
+    with served_speech(cache_folder) as (process, _connection, _):
+        process.send_signal(signal.SIGINT)
+        lines = iter(process.stderr.readline, "")
+        finishing = next(line for line in lines if line.startswith("finishing"))
+        assert finishing == "finishing 1 speech (at most 120 s); Ctrl-C again ends at once\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 128 + signal.SIGINT
+        assert process.stderr.read() == "ended by SIGINT; 1 speech cut off\n"
 
 
 @pytest.mark.parametrize(
@@ -240,5 +264,5 @@ sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots",
         assert process.stderr.readline().startswith("listening on")
         assert process.stderr.readline() == "loading tiny-random, 3 slots\n"
         process.send_signal(number)
-        assert process.wait(20) == 0
-        assert process.stderr.read() == ""
+        assert process.wait(20) == 128 + number
+        assert process.stderr.read() == f"ended by {signal.Signals(number).name}\n"

@@ -143,6 +143,23 @@ def test_pcm_is_the_engines_samples(live, tts):
     assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
 
 
+@pytest.mark.parametrize("response_format", ["pcm", "mp3", "opus", "aac"])
+def test_no_delta_is_empty_and_together_they_have_every_frame(live, response_format):
+    answer = live.speak(
+        **{"input": TEXT, "voice": "vivian", "seed": 2, "max_new_tokens": 31},
+        **{"response_format": response_format, "stream_format": "sse", "include_codes": True},
+    )
+    *deltas, done = sse(answer.text)
+    assert all(delta["audio"] for delta in deltas)
+    framed = [delta for delta in deltas if "num_frames" in delta]
+    assert sum(delta["num_frames"] for delta in framed) == done["n_steps"]
+    assert sum(len(delta["codes"]) for delta in framed) == done["n_steps"]
+    following = 0
+    for delta in framed:
+        assert delta["frame_index"] == following
+        following += delta["num_frames"]
+
+
 # ---- headers -------------------------------------------------------------------------------------
 
 

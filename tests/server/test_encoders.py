@@ -6,13 +6,22 @@ import wave
 import numpy as np
 import pytest
 
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
 
 RATE = 24000
+TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
 
 
 def hum(num_samples):
     return (8000 * np.sin(np.arange(num_samples) / 20)).astype(np.int16)
+
+
+@pytest.fixture(scope="module")
+def demo_speech():
+    """Four seconds of real speech, [num_samples] int16."""
+    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+        return (32767 * tts.synthesize(TEXT, seed=1).audio).astype(np.int16)
 
 
 @pytest.mark.parametrize(("response_format", "mark"), [("flac", b"fLaC"), ("mp3", b"Info")])
@@ -35,6 +44,22 @@ def test_a_whole_wav_tells_its_length_and_a_streamed_one_none():
     assert encoder.encode(samples) == wav_header(RATE) + samples.tobytes()
     assert encoder.finish() == b""
     assert wav_header(RATE)[40:] == b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("response_format", "options", "least", "most"),
+    [
+        ("opus", {}, 24, 36),
+        ("opus", {"opus_kbits": 16}, 12, 20),
+        ("mp3", {}, 60, 68),
+        ("aac", {}, 48, 80),
+    ],
+)
+def test_lossy_formats_take_the_bits_of_speech(demo_speech, response_format, options, least, most):
+    encoder = new_encoder(response_format, RATE, **options)
+    streamed = encoder.encode(demo_speech) + encoder.finish()
+    for data in (streamed, encode_whole(response_format, demo_speech, RATE, **options)):
+        assert least < len(data) * 8 / (len(demo_speech) / RATE) / 1000 < most
 
 
 @pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])

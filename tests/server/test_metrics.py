@@ -35,10 +35,13 @@ def test_requests_are_counted_timed_and_told_apart():
         live.speak("Three.", stream=True)
         live.speak(voice="nobody")
         live.client.get("/nothing")
+        live.running.service.admission.draining = True
+        assert live.client.get("/ready").status_code == 503  # which is no refusal of a request
         found = read(live)
     assert found["tts_requests_total{finish_reason=eos}"] == 3
     assert found["tts_requests_total{finish_reason=error}"] == 1
     assert found["tts_refused_total{status=400}"] == found["tts_refused_total{status=404}"] == 1
+    assert "tts_refused_total{status=503}" not in found
     for name in ("tts_request_duration_seconds", "tts_time_to_first_audio_seconds"):
         assert found[f"{name}_count"] == 4 and found[f"{name}_sum"] > 0
     assert found["tts_realtime_factor_count"] == found["tts_tokens_per_second_count"] == 4

@@ -96,6 +96,7 @@ def test_a_body_that_is_no_request_is_answered_400(live, body):
         ("voice", "nobody"),
         ("response_format", "ogg"),
         ("response_format", 1),
+        ("sample_rate", 16000),
         ("speed", 2.0),
         ("speed", "1"),
         ("stream", "yes"),
@@ -150,7 +151,17 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
     [
         (b"[]", "The body must be a JSON object."),
         (b"null", "The body must be a JSON object."),
-        (b'{"input": "a", "voice": 5}', "voice: Input should be a voice's id, or an object with"),
+        (b'{"input": "a", "voice": 5}', "voice is 5; it must be a voice's id, or an object with"),
+        (b'{"text": "a"}', "input is missing. Did you mean `input` by `text`?"),
+        (b'{"input": ["a"]}', "input is a list; it must be a string."),
+        (b'{"input": "a", "top_p": 2}', "top_p is 2; it must be 1 or less."),
+        (b'{"input": "a", "top_k": 1.5}', "top_k is 1.5; it must be a whole number."),
+        (b'{"input": "a", "stream": 1}', "stream is 1; it must be true or false."),
+        (
+            b'{"input": "a", "response_format": "mp4"}',
+            'response_format is "mp4"; it must be one of',
+        ),
+        (b'{"input": "a", "language": "%s"}' % (65 * b"a"), "language has 65 characters; it must"),
         (b'{"input": "a", "temperature": 0}', "For greedy decoding set do_sample to false."),
     ],
 )
@@ -280,9 +291,11 @@ def test_garbage_instead_of_http_is_answered_400(live):
 
 
 def test_unknown_paths_and_methods_have_our_form(live):
-    assert_error(live.client.get("/v2"), 404, "not_found")
+    facts = assert_error(live.client.get("/v2"), 404, "not_found")
+    assert facts["message"] == "There is no /v2 on this server. GET /docs lists what there is."
     assert_error(live.client.get(f"{SPEECH}/unknown-id"), 404, "not_found")
-    assert_error(live.client.get(SPEECH), 405, "method_not_allowed")
+    facts = assert_error(live.client.get(SPEECH), 405, "method_not_allowed")
+    assert facts["message"] == f"{SPEECH} does not take GET. Use POST."
     answer = live.client.put("/health")
     assert_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD"
@@ -292,7 +305,16 @@ def test_unknown_paths_and_methods_have_our_form(live):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/health", "/ready", "/metrics", "/v1/models", "/v1/audio/voices", "/openapi.json"],
+    [
+        "/",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/v1/models",
+        "/v1/audio/voices",
+        "/openapi.json",
+        "/docs",
+    ],
 )
 def test_a_probe_by_head_learns_what_get_would_say_without_its_body(live, path):
     get, head = live.client.get(path), live.client.head(path)

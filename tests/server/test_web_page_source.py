@@ -33,6 +33,12 @@ def test_text_stands_out_from_its_ground(scheme: str) -> None:
     assert all(contrast(edge, "card") >= 3 for edge in ("strong-line", "accent"))
 
 
+def test_lengths_are_seconds_and_a_model_that_cannot_clone_has_no_form_for_it() -> None:
+    text = re.sub(r"<script>.*</script>", "", SOURCE, flags=re.DOTALL)
+    assert "(seconds)" in text and "(frames)" not in text
+    assert '$("clone").parentElement.hidden = !model.can_clone' in SOURCE
+
+
 def test_the_page_is_one_file_that_names_no_other_host() -> None:
     assert not re.findall(r'(?:src|href)="(?!data:,")[^"]+"', SOURCE)
     assert "://" not in SOURCE and "import " not in SOURCE

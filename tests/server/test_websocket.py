@@ -24,6 +24,7 @@ async def test_an_utterance_is_started_heard_and_done(live, engine):
     assert start["type"] == "audio.start"
     assert (start["format"], start["sample_rate"], start["channels"]) == ("pcm", 24000, 1)
     assert (start["utterance_index"], start["sentence_index"], start["seed"]) == (0, 0, 5)
+    assert done["sentence_text"] == STORY
     assert start["warnings"] == ['ignored: "task_type"']
     assert done["type"] == "audio.done" and done["finish_reason"] == "eos"
     assert done["n_samples"] * 2 == len(audio) and audio == engine.streams[0].sent
@@ -40,7 +41,8 @@ async def test_the_first_audio_leaves_before_the_text_is_complete(live):
     async with session(live) as socket:
         for word in STORY.split(" "):
             await say(socket, "input.text", text=word + " ")
-        assert (await hear(socket))["type"] == "audio.start"
+        start = await hear(socket)
+        assert start["type"] == "audio.start" and start["sentence_text"] is None
         assert isinstance(await hear(socket), bytes)
         await say(socket, "input.text", text="And there the tale ends.")
         await say(socket, "input.done")

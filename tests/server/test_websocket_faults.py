@@ -77,8 +77,9 @@ async def test_a_session_that_does_not_begin_with_its_config_is_closed(live, mes
     async with session(live, False) as socket:
         await socket.send(json.dumps(message))
         assert (await hear(socket))["type"] == "error"
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionClosed) as caught:
             await hear(socket)
+        assert caught.value.rcvd.reason == "The first message must be a valid session.config."
 
 
 async def test_a_message_that_is_too_large_closes_the_connection(engine):

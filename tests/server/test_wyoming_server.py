@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -288,4 +289,4 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
 
         events = asyncio.run(talk())
         assert events[-1].data["finish_reason"] == "eos" and len(pcm_of(events)) > 24000
-        assert server.wait(timeout=20) == 0
+        assert server.wait(timeout=20) == 128 + signal.SIGTERM

@@ -44,6 +44,9 @@ class FakeEngine:
         stall_after: frames after which a request delivers nothing more, ever.
     """
 
+    can_clone = True
+    seconds_per_frame = FRAME_S
+
     def __init__(
         self,
         *,
