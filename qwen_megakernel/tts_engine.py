@@ -30,6 +30,7 @@ from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.tokenizer import TextTokenizer, validate
 from qwen_megakernel.text.tokenizer import split as split_text
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
@@ -157,6 +158,10 @@ class TTSEngine(SpeechEngine, OfficialNames):
     def voices(self) -> list[str]:
         """Names `voice=` accepts: speakers of this checkpoint, then presets and voice files."""
         return self._voices.speakers + self._voices.presets
+
+    @property
+    def _read_languages(self) -> list[str]:
+        return [name for name in self.languages if name != AUTO]
 
     @property
     def can_clone(self) -> bool:

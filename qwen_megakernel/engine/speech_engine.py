@@ -25,6 +25,7 @@ from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest, TextIds
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.tokenizer import TextStream
+from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class SpeechEngine(ABC):
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests that say nothing else
     ignores_instruct = False  # of models that were trained with none, but are often given one
+    _read_languages: Sequence[str] | None = None  # that texts may be in; None: not known
     can_clone = False  # voices can be made of recordings
     reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
@@ -196,6 +198,9 @@ class SpeechEngine(ABC):
         for ids in bodies:
             state.parts.append(TextPart(deque([ids]), closed=True))
         state.planned_parts = len(bodies) or None
+        state.watch = TextWatch(self._read_languages)
+        if request.text is not None:
+            state.look(request.text)
         loop.submit(state)
         return SpeechStream(state, self, new_text if text_open else None, part_chars)
 

@@ -6,6 +6,7 @@ the stream, so an abandoned loop never keeps a slot.
 
 import asyncio
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -23,6 +24,9 @@ from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
 from qwen_megakernel.text.sentences import char_length, spoken_length
 from qwen_megakernel.text.tokenizer import TextStream
+from qwen_megakernel.text.unreadable import TextWatch
+
+logger = logging.getLogger(__name__)
 
 # A turn fed in pieces is cut into parts like long text is (text.split), with a wide character as
 # three: at the first sentence end past this many characters, or failing that at the first space,
@@ -109,6 +113,14 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
+    watch: TextWatch = field(default_factory=lambda: TextWatch(None))
+    warnings: list[str] = field(default_factory=list)  # what `watch` met
+
+    def look(self, text: str) -> None:
+        """Warn of what the model cannot read in the next piece of the text."""
+        for warning in self.watch.look(text):
+            logger.warning("%s", warning[0].upper() + warning[1:] + ".")
+            self.warnings.append(warning)
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request was made."""
@@ -176,6 +188,11 @@ class SpeechStream:
         return self._state.planned_parts
 
     @property
+    def warnings(self) -> list[str]:
+        """What of the text so far the model cannot read: scripts of other languages, markup."""
+        return list(self._state.warnings)
+
+    @property
     def num_text_tokens(self) -> int:
         """Text tokens the model has been given so far."""
         return self._state.num_text_tokens
@@ -200,6 +217,7 @@ class SpeechStream:
                 "feed() on a stream whose text is complete.",
                 cure="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
+        self._state.look(text)
         while text:
             cut = self._part_end(text)
             self._append(text[:cut])

@@ -124,6 +124,8 @@ class ActiveSpeech:
             "first_audio_ms": record.first_audio_ms and round(record.first_audio_ms, 3),
             "engine_ms": {name: round(ms, 3) for name, ms in self.stream.timings.items()},
         }
+        if self.stream.warnings:
+            facts["warnings"] = self.stream.warnings
         if self._error:
             facts["error"] = error_facts(self._error)[1]
         return facts

@@ -111,7 +111,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         speaking = service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
-        headers = _headers(speaking, warnings)
+        headers = _headers(speaking, warnings + speaking.stream.warnings)
         if body.stream is False and body.stream_format != "sse":
             response = await buffered(speaking, response_format, request.receive, settings)
             response.headers.update(headers)

@@ -337,7 +337,7 @@ class Session:
                     channels=1,
                     seed=speaking.stream.seed,
                     request_id=speaking.request_id,
-                    warnings=utterance.warnings,
+                    warnings=utterance.warnings + speaking.stream.warnings,
                 )
             if not config.stream_audio:
                 whole.append(chunk.samples)

@@ -130,7 +130,7 @@ class FakeStream:
         self.sent = b""
         self.num_frames = 0
         self.cancelled = False
-        self.num_parts, self.timings = 1, {}
+        self.num_parts, self.timings, self.warnings = 1, {}, []
         self.planned_parts = None if request.text is None else 1
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
         self._changed = asyncio.Event()

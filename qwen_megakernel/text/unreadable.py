@@ -1,0 +1,86 @@
+"""What a text has that its model cannot read: scripts of other languages, and markup."""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+# Scripts, by the first word of a character's Unicode name, and how a message calls them.
+_SCRIPTS = {
+    "LATIN": "Latin letters",
+    "CJK": "Chinese characters",
+    "HIRAGANA": "Japanese kana",
+    "KATAKANA": "Japanese kana",
+    "HANGUL": "Korean letters",
+    "CYRILLIC": "Cyrillic letters",
+    "GREEK": "Greek letters",
+    "ARABIC": "Arabic letters",
+    "HEBREW": "Hebrew letters",
+    "DEVANAGARI": "Devanagari letters",
+    "BENGALI": "Bengali letters",
+    "TAMIL": "Tamil letters",
+    "TELUGU": "Telugu letters",
+    "THAI": "Thai letters",
+}
+# Languages that are not written in Latin letters alone. All texts may have Latin names in them.
+_SCRIPTS_OF = {
+    "chinese": {"CJK"},
+    "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
+    "korean": {"HANGUL", "CJK"},
+    "russian": {"CYRILLIC"},
+}
+# Elements of SSML. Others in angle brackets may be meant as they stand.
+_MARKUP = re.compile(
+    r"</?(?:speak|break|prosody|phoneme|say-as|sub|voice|emphasis|lang|audio|mark|p|s)"
+    r"(?:\s[^<>]*)?/?>"
+)
+_MAX_TAG_CHARS = 200  # of one that may be complete in the next piece
+_MAX_SHOWN_CHARS = 10
+
+
+class TextWatch:
+    """Looks at the text of one request, whole or in pieces, and warns once of each thing met.
+
+    Args:
+        languages: names of the languages that the model reads; None: not known, and only markup is
+            looked for.
+    """
+
+    def __init__(self, languages: Iterable[str] | None):
+        self._languages = None if languages is None else sorted(languages)
+        self._met: set[str] = set()
+        self._open_tag = ""  # the end of the last piece, if it may be the beginning of a tag
+
+    def look(self, text: str) -> list[str]:
+        """Return what to warn of in the next piece of the text and was not warned of before."""
+        found: list[str] = []
+        if self._languages:
+            found += self._foreign_scripts(text)
+        text = self._open_tag + text
+        for tag in _MARKUP.findall(text):
+            if "markup" not in self._met:
+                self._met.add("markup")
+                found.append(f"the text has markup ({tag}), which is not obeyed but read aloud")
+        begin = text.rfind("<")
+        is_open = begin >= 0 and ">" not in text[begin:]
+        self._open_tag = text[begin:] if is_open and len(text) - begin < _MAX_TAG_CHARS else ""
+        return found
+
+    def _foreign_scripts(self, text: str) -> list[str]:
+        known = {"LATIN"}.union(*(_SCRIPTS_OF.get(name, set()) for name in self._languages))
+        foreign: dict[str, str] = {}
+        for char in text:
+            if char.isascii() or not char.isalpha():
+                continue
+            script = unicodedata.name(char, "").partition(" ")[0]
+            if script in _SCRIPTS and script not in known:
+                name = _SCRIPTS[script]
+                foreign[name] = foreign.get(name, "") + char
+        found = []
+        for name, letters in foreign.items():
+            if name not in self._met:
+                self._met.add(name)
+                found.append(
+                    f"the text has {name} ({letters[:_MAX_SHOWN_CHARS]}), which this model does "
+                    f"not read; it knows {', '.join(self._languages)}"
+                )
+        return found
