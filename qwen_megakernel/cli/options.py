@@ -155,6 +155,12 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
         return args.voice
     if args.voice is not None:
         raise UsageError("--voice and --voice-sample exclude each other.")
+    if not tts.can_clone:
+        raise UsageError(
+            f"--voice-sample and the model {tts.files.name} cannot go together: it cannot clone.",
+            "Its voices are its own; a Base model speaks with that of a recording.",
+            "Leave --voice-sample out, or say --model Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+        )
     return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
 
 

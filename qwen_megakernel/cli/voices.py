@@ -27,7 +27,12 @@ def add_commands(commands: Any) -> None:
         metavar="DIR|FILE",
         help="a recording, or a folder of them; NAME.txt beside NAME.wav is its transcript",
     )
-    command.add_argument("-o", "--output", help="a folder, or the file to write (default: here)")
+    command.add_argument(
+        "-o",
+        "--output",
+        help="file ending in .voice.safetensors, or folder, which is made (default: here)",
+    )
+    command.add_argument("--force", action="store_true", help="replace voices that are there")
     command.add_argument("--ref-text", help="exactly what is said, for one recording")
     command.add_argument("--xvector", action="store_true", help="leave transcripts out")
     command.add_argument("--legacy-bin", action="store_true", help="one voice_presets.bin")
@@ -73,12 +78,19 @@ def create(args: argparse.Namespace) -> int:
     ending = PRESETS_FILE if args.legacy_bin else VOICE_SUFFIX
     output = Path(args.output or ".")
     is_file = output.name.endswith((VOICE_SUFFIX, ".bin"))
+    if not (is_file or output.is_dir()) and output.suffix:
+        raise UsageError(
+            f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
+            cure=f"Say -o {output.with_suffix('')}{VOICE_SUFFIX}",
+        )
     if is_file and (
         output.suffix != Path(ending).suffix or (len(recordings) > 1 and not args.legacy_bin)
     ):
         raise UsageError(f"-o {output} does not fit: what is written are {ending} files.")
-    if not (is_file or output.is_dir()):
-        raise UsageError(f"There is no folder {output}.")
+    names = [PRESETS_FILE] if args.legacy_bin else [f"{each.stem}{ending}" for each in recordings]
+    _check_free([output] if is_file else [output / name for name in names], force=args.force)
+    if not is_file:
+        output.mkdir(parents=True, exist_ok=True)
     made, failed = [], 0
     with options.engine_from_args(args, warmup=False) as tts:
         for recording in recordings:
@@ -123,6 +135,8 @@ def show(args: argparse.Namespace) -> int:
 
     if args.voice.endswith(VOICE_SUFFIX):
         voice = Voice.load(args.voice)
+    elif Path(args.voice).is_file():
+        raise _no_voice_file(Path(args.voice))
     else:
         voice = _named(args.voice, _voices_in(Path(args.voices))[0])
     facts = _facts(voice)
@@ -172,6 +186,16 @@ def _recordings(source: Path) -> list[Path]:
     return found
 
 
+def _check_free(paths: list[Path], *, force: bool) -> None:
+    """Refuse to replace voices that are there, before a model is loaded."""
+    there = [str(path) for path in paths if path.exists()]
+    if there and not force:
+        raise UsageError(
+            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already.",
+            cure="Replace with --force, or write elsewhere with -o.",
+        )
+
+
 def _replaced(path: Path) -> str:
     """What to say of a file that is about to be written."""
     return " (replaced)" if path.exists() else ""
@@ -193,6 +217,8 @@ def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice
 
     if folder.is_file():
+        if folder.suffix != Path(PRESETS_FILE).suffix:
+            raise _no_voice_file(folder)
         return Voice.load_presets(folder), 0
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.")
@@ -207,6 +233,20 @@ def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
             print(error, file=sys.stderr)
             failed = error.exit_code
     return found, failed
+
+
+def _no_voice_file(path: Path) -> UsageError:
+    """What to say of a file that is given where voices are expected."""
+    from qwen_megakernel.cloning.recordings import SUFFIXES
+    from qwen_megakernel.voice import VOICE_SUFFIX
+
+    if path.suffix.lower() in SUFFIXES:
+        make = f"qwen-megakernel voices create {path}"
+        return UsageError(f"{path} is a recording, no voice.", cure=f"Make a voice of it: {make}")
+    return UsageError(
+        f"{path} is no file of voices.",
+        cure=f"Give a folder, a file that ends in {VOICE_SUFFIX}, or a voice_presets.bin.",
+    )
 
 
 def _named(name: str, found: dict[str, "Voice"]) -> "Voice":

@@ -28,7 +28,16 @@ MAX_CLIPPED_SHARE = 1e-3  # of the samples; above, a limiter or the recorder has
 # Words a second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
 # belongs to another recording, and the model would go on with the text it did not hear.
 WORDS_PER_SECOND_REFUSED = (0.4, 9.0)
-WORDS_PER_SECOND_DOUBTED = (0.8, 6.0)
+WORDS_PER_SECOND_DOUBTED = (1.5, 6.0)
+
+# Speech gets louder and softer with every syllable, by 20 dB and more. A recording whose moments
+# are all about as loud is a tone, noise or a hum.
+MIN_LOUDNESS_RANGE_DB = 6.0
+MOMENT_SECONDS = 0.03
+QUIET_DB = 35.0  # below its loudest moment a moment is a pause
+
+# What libsndfile cannot read and FFmpeg can.
+FFMPEG_SUFFIXES = (".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm", ".3gp", ".mov", ".mkv")
 
 # Characters that are about a syllable each, in scripts without spaces: Han, Hiragana, Katakana.
 _SYLLABLES = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
@@ -54,10 +63,13 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     except (OSError, RuntimeError, TypeError) as error:
         is_absent = isinstance(path, str | Path) and not Path(path).exists()
         reason = "no such file" if is_absent else why_unreadable(error)
-        raise RecordingError(
-            f"{name or path} cannot be read as audio: {reason}.",
-            cure="Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
-        ) from error
+        cure = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
+        if not is_absent and Path(name or str(path)).suffix.lower() in FFMPEG_SUFFIXES:
+            source = Path(name or str(path))
+            cure = f"Convert it: ffmpeg -i {source} {source.with_suffix('.wav')}"
+        raise RecordingError(f"{name or path} cannot be read as audio: {reason}.", cure=cure) from (
+            error
+        )
     return to_mono(samples), rate
 
 
@@ -148,10 +160,40 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
             100 * clipped,
         )
 
+    loudness = _loudness(samples, rate)
+    spread = np.percentile(loudness, 90) - np.percentile(loudness, 10)
+    if spread < MIN_LOUDNESS_RANGE_DB:
+        logger.warning(
+            "%s is equally loud from beginning to end (within %.0f dB), as a tone or noise is. Is "
+            "it speech?",
+            name,
+            max(1, np.ceil(spread)),
+        )
+
+
+def seconds_of_sound(samples: np.ndarray, rate: int) -> float:
+    """How long a recording sounds: without its pauses.
+
+    Args:
+        samples: [num_samples] float32 mono.
+        rate: samples a second.
+    """
+    loudness = _loudness(samples, rate)
+    return float(np.mean(loudness > loudness.max() - QUIET_DB) * len(samples) / rate)
+
+
+def _loudness(samples: np.ndarray, rate: int) -> np.ndarray:
+    """[num_moments] float, in dB."""
+    moment = max(1, round(MOMENT_SECONDS * rate))
+    moments = samples[: len(samples) // moment * moment].reshape(-1, moment)
+    return 10 * np.log10(np.square(moments).mean(axis=1) + 1e-12)
+
 
 def check_transcript(transcript: str, seconds: float) -> None:
     """Compare a transcript's length with the recording's.
 
+    Args:
+        seconds: `seconds_of_sound` of the recording.
     Raises:
         RecordingError: empty, or it cannot be what is said in that time.
     """

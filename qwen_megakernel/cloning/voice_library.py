@@ -207,7 +207,7 @@ class VoiceLibrary:
 
         wanted: dict[object, Callable[[], np.ndarray]] = {"x_vector": x_vector}
         if text is not None:
-            recordings.check_transcript(text, len(samples) / rate)
+            recordings.check_transcript(text, recordings.seconds_of_sound(samples, rate))
             codes = ("codes", silence_tail)
             wanted[codes] = lambda: self._codes(samples, rate, silence_tail)
         found = self.cache.get(samples, rate, wanted)

@@ -277,10 +277,10 @@ class PromptBuilder:
         if isinstance(voice, Voice) and (voice.x_vector is not None or voice.in_context):
             if not is_base:
                 raise TaskError(
-                    f"A {self._config.model_type} model ({self._config.model_size}) cannot clone "
-                    f"voice {voice.name!r}.",
-                    "Cloning needs a Base model.",
-                    "Load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+                    f"Voice {voice.name!r} was made from a recording, and this model "
+                    f"({self._config.model_type}) cannot clone: the two cannot go together.",
+                    "Its voices are its own; a Base model speaks with that of a recording.",
+                    "Name one of its speakers, or load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
                 )
             self._check_clone(voice)
             return None, voice

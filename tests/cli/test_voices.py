@@ -74,18 +74,23 @@ def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
     source = recordings / "mario.wav"
     assert run("voices", "create", source, "-o", out, "--ref-text", "It is warm today.", *BASE) == 0
     assert Voice.load(out).transcript == "It is warm today."
-    assert run("voices", "create", source, "-o", out, "--xvector", *BASE) == 0
+    assert run("voices", "create", source, "-o", out, "--xvector", "--force", *BASE) == 0
     assert not Voice.load(out).in_context
 
 
-def test_a_voice_that_was_there_is_told(recordings, tmp_path, capsys):
-    command = ("voices", "create", recordings / "luigi.flac", "-o", tmp_path, *BASE)
-    for bare in ((), ("--legacy-bin",)):
-        told = []
-        for _ in range(2):
-            assert run(*command, *bare) == 0
-            told.append(capsys.readouterr().out)
-        assert [line.endswith("(replaced)\n") for line in told] == [False, True]
+@pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
+def test_a_voice_that_is_there_is_replaced_only_by_force(recordings, tmp_path, capsys, bare):
+    folder = tmp_path / "made" / "now"  # which `create` makes
+    command = ("voices", "create", recordings / "luigi.flac", "-o", folder, *BASE, *bare)
+    assert run(*command) == 0
+    (file,) = folder.iterdir()
+    before = file.stat().st_mtime_ns
+    assert run(*command) == 2 and file.stat().st_mtime_ns == before
+    assert f"{file} is there already. Replace with --force" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert run(*command, "--force") == 0
+    assert capsys.readouterr().out.endswith("(replaced)\n")
 
 
 @pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
@@ -149,10 +154,16 @@ def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
         (("voices", "create", "{recordings}", "--ref-text", "Hi."), "one recording"),
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors"), "does not fit"),
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors", "--legacy-bin"), "fit"),
-        (("voices", "create", "{recordings}", "-o", "/no/such"), "/no/such"),
+        (("voices", "create", "{recordings}", "-o", "o.wav"), "o.wav is neither a folder nor"),
+        (("voices", "list", "{recordings}/mario.txt"), "mario.txt is no file of voices"),
+        (("voices", "show", "{recordings}/mario.wav"), "mario.wav is a recording, no voice."),
         (("voices", "create", "{empty}"), "no recording"),
         (("voices", "create", "absent.wav", *BASE), "no such file"),
         (("voices", "create", "{recordings}/mario.wav", "--model", "tiny-random"), "cannot clone"),
+        (
+            ("speak", "Hi.", "--voice-sample", "{recordings}/mario.wav", "--model", "tiny-random"),
+            "--voice-sample and the model tiny-random cannot go together",
+        ),
         (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "exclude"),
         (("speak", "Hi.", "--xvector", *BASE), "--voice-sample"),
         (("speak", "Hi.", "--voice-sample", "{recordings}/mario.txt", *BASE), "cannot be read"),

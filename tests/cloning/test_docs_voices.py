@@ -24,7 +24,7 @@ def test_every_command_runs(run_here, monkeypatch, folder):
     commands = lines(PAGE)
     assert len(commands) == 4
     for command in commands:
-        words = shlex.split(command.replace("MODEL", MODEL))
+        words = shlex.split(command.replace("$MODEL", MODEL))
         assert words[0] == "python"
         done = run_here(*words[1:])
         assert done.returncode == 0, done.stderr

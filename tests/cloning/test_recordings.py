@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import waveforms
 
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import RecordingError
 
@@ -123,3 +124,50 @@ def test_unlikely_transcripts_are_doubted(transcript, seconds, doubted, caplog):
     with caplog.at_level(logging.WARNING):
         recordings.check_transcript(transcript, seconds)
     assert bool(caplog.records) == doubted
+
+
+RATE = 24000
+WORDS = (
+    *("Your", "table", "for", "two", "is", "ready,", "and", "we", "will", "meet", "you", "at"),
+    *("the", "hotel", "on", "Friday,", "which", "is", "cold."),
+)
+TIME = np.arange(3 * RATE) / RATE
+
+
+@pytest.mark.parametrize(
+    ("samples", "doubted"),
+    [
+        (0.3 * np.sin(2 * np.pi * 220 * TIME), True),
+        (waveforms.noise(3, RATE), True),
+        (waveforms.voice_like(3, RATE), False),
+        (None, False),
+    ],
+    ids=["a tone", "noise", "something in syllables", "speech"],
+)
+def test_what_never_changes_its_loudness_is_doubted(demo_speech, samples, doubted, caplog):
+    sound = demo_speech if samples is None else samples.astype(np.float32)
+    recordings.check(sound, RATE, "a.wav")
+    assert [text[:37] for text in caplog.messages] == doubted * [
+        "a.wav is equally loud from beginning "
+    ]
+
+
+@pytest.mark.parametrize(("num_words", "doubted"), [(8, True), (len(WORDS), False)])
+def test_half_a_transcript_is_doubted(demo_speech, num_words, doubted, caplog):
+    seconds = recordings.seconds_of_sound(demo_speech, RATE)
+    recordings.check_transcript(" ".join(WORDS[:num_words]), seconds)
+    assert bool(caplog.messages) == doubted
+
+
+def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
+    (tmp_path / "memo.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
+    with pytest.raises(RecordingError) as caught:
+        recordings.read(tmp_path / "memo.m4a")
+    assert caught.value.cure == f"Convert it: ffmpeg -i {tmp_path}/memo.m4a {tmp_path}/memo.wav"
+
+
+@pytest.fixture(scope="module")
+def demo_speech():
+    """[num_samples] float32 of a real voice that says WORDS."""
+    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+        return tts.synthesize(" ".join(WORDS), seed=1).audio

@@ -100,7 +100,7 @@ def test_an_unknown_voice_is_refused_with_the_list(custom_voice_toy, base_toy, v
 
 def test_only_base_clones(custom_voice_toy, voice_design_toy):
     for toy in (custom_voice_toy, voice_design_toy):
-        with pytest.raises(TaskError, match="cannot clone voice 'mario'"):
+        with pytest.raises(TaskError, match="Voice 'mario' was made from a recording"):
             toy.builder.check(SpeechRequest(text=TEXT, voice=clone()))
 
 
