@@ -177,7 +177,8 @@ class Heard:
             print(
                 f"chunk {len(self.chunks):3}  at {self.times_ms[-1]:8.1f} ms"
                 f"  {1000 * len(samples) / self.sample_rate:6.0f} ms of audio"
-                f"  {self.audio_s:6.2f} s in all"
+                f"  {self.audio_s:6.2f} s in all",
+                file=sys.stderr,
             )
 
     @property
@@ -221,21 +222,24 @@ def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict
 
 
 def print_summary(facts: dict[str, Any], output: str) -> None:
-    """The same for a person."""
+    """Print the same for a person, on stderr; --json's facts are what stdout is for."""
     reasons = ", ".join(dict.fromkeys(facts["finish_reasons"]))
     seeds = ", ".join(map(str, facts["seeds"]))
     print(
         f"{output}: {facts['audio_s']:.2f} s of speech in {facts['total_ms'] / 1000:.2f} s "
-        f"(RTF {facts['rtf']:.3f}), {reasons}, seed {seeds}"
+        f"(RTF {facts['rtf']:.3f}), {reasons}, seed {seeds}",
+        file=sys.stderr,
     )
     print(
         f"first byte after {facts['ttfb_ms']:.0f} ms, first audible sample after "
-        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence)"
+        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence)",
+        file=sys.stderr,
     )
     underruns = facts["underruns"]
     print(
         f"underruns: {underruns['0ms']} without a buffer, {underruns['100ms']} with 100 ms; "
-        f"longest wait for a chunk {facts['max_gap_ms']:.0f} ms"
+        f"longest wait for a chunk {facts['max_gap_ms']:.0f} ms",
+        file=sys.stderr,
     )
 
 
@@ -301,16 +305,20 @@ def _need_packages(args: argparse.Namespace) -> None:
     if args.play:
         try:
             import sounddevice  # noqa: F401
-        except (ImportError, OSError) as error:  # OSError: the PortAudio library is missing
+        except ImportError as error:
             raise MissingPackageError(
-                f"--play needs sounddevice and PortAudio ({error}).",
-                cure='pip install "qwen_megakernel[play]"',
+                f"--play needs sounddevice ({error}).", cure='pip install "qwen_megakernel[play]"'
+            ) from error
+        except OSError as error:  # the package is there, the library that it loads is not
+            raise MissingPackageError(
+                f"--play needs the system's PortAudio library ({error}).",
+                cure="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
             ) from error
 
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", required=True, help="what to say; - reads standard input")
     parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")

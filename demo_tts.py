@@ -10,7 +10,7 @@ from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:
-    """Synthesize and save; prints a summary line."""
+    """Synthesize and save; prints a summary line to stderr."""
     text = options.read_speech(args.text, args.output)
     with options.engine_from_args(args) as tts:
         speech = tts.synthesize(text, **options.speech_options(args, tts))
@@ -19,7 +19,8 @@ def main(args: argparse.Namespace) -> int:
     total = speech.timings["total"] / 1000
     print(
         f"{args.output}: {seconds:.2f} s of speech in {total:.2f} s (RTF {total / seconds:.3f}), "
-        f"{speech.finish_reason}, seed {speech.seed}"
+        f"{speech.finish_reason}, seed {speech.seed}",
+        file=sys.stderr,
     )
     options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
     return 0
@@ -27,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="what to say; - reads standard input")
     parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     options.add_model_options(parser)

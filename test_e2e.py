@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser, runs=3)
     common.add_result_option(parser)
     return parser.parse_args()

@@ -157,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(

@@ -41,8 +41,8 @@ CLIENT_BUFFER_MS = 100
 
 # name -> (unit, what it is). Times count from the call of `stream`.
 METRICS = {
-    "first_frame_ms": ("ms", "first codec frame known (the seed's TTFC)"),
-    "first_chunk_ms": ("ms", "first audio samples leave (the users' TTFC)"),
+    "first_frame_ms": ("ms", "first codec frame known (published as TTFC by megakernel ports)"),
+    "first_chunk_ms": ("ms", "first audio samples leave (what users call TTFC)"),
     "first_audible_ms": ("ms", "first samples leave, plus the silence they open with"),
     "leading_silence_ms": ("ms", "silence the speech opens with"),
     "rtf": ("", "compute time / audio time, whole utterance"),
@@ -95,7 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
     parser.add_argument("--text", default=TEXT, help="what to say")
     count("--runs", runs, "runs that are counted")(parser)
     count("--warmup", warmup, "runs before, which are not counted", least=0)(parser)
-    parser.add_argument("--plot", metavar="FILE", help="draw the runs (needs the [plots] extra)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="draw the runs (needs the [plots] extra)",
+    )
     parser.add_argument(
         "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"
     )

@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def script(name: str) -> int:
     """The measurement `name` as a script of its own, which has no NAME on its command line."""
     options.wait_passively()
-    return run(_complete(argparse.ArgumentParser(description=MEASUREMENTS[name][1]), name))
+    return run(_complete(options.Parser(description=MEASUREMENTS[name][1]), name))
 
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The command line, with the options of the measurement that `argv` begins with."""
     words = sys.argv[1:] if argv is None else argv
-    root = argparse.ArgumentParser(prog="measure.py", description=__doc__.splitlines()[0])
+    root = options.Parser(prog="measure.py", description=__doc__.splitlines()[0])
     names = root.add_subparsers(metavar="NAME", required=True)
     for name, (_, description) in MEASUREMENTS.items():
         command = names.add_parser(name, help=description, description=description)

@@ -7,7 +7,6 @@ Nothing here is measured. A floor is bytes over bandwidth or products over arith
 longer; kernels, barriers and the host come on top of it.
 """
 
-import argparse
 import sys
 from dataclasses import dataclass
 from math import prod
@@ -124,7 +123,7 @@ def vocoder_weights(codec: CodecConfig) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", help="a built-in name (default: both sizes)")
     parser.add_argument(
         "--bandwidth", type=options.positive, metavar="GB/S", help="of another machine"

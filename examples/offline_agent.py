@@ -321,14 +321,14 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", default="agent.wav", help="what the loudspeaker played")
     parser.add_argument("--token", action="store_true", help="one request a turn, fed by the word")
     parser.add_argument("--vad", default="energy", choices=("energy", "silero"))
     parser.add_argument("--user", metavar="WAV", help="a recording to ask with (default: a hum)")
     parser.add_argument("--voice", help="a speaker of the model")
     parser.add_argument("--seed", type=int)
-    options.add_model_options(parser)
+    options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 
 

@@ -1,40 +1,48 @@
 """A voice agent to talk to in the browser: python examples/voice_agent.py
 
 Microphone and loudspeaker are the browser's (WebRTC, http://localhost:7860), speech is recognised
-by Whisper in this process, answered by any LLM with an OpenAI-compatible server, and spoken by
-Qwen3-TTS in this process. Interrupt it whenever you like.
+by Whisper in this process, answered by any LLM with an OpenAI-compatible server, and spoken in this
+process: by demo-voice, the small voice in the box, unless --model names another one. Interrupt it
+whenever you like.
 
     pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
     export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
-    python examples/voice_agent.py
+    python examples/voice_agent.py --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice
 
 Environment:
     LLM_BASE_URL, LLM_MODEL, LLM_API_KEY   the LLM; without them OpenAI with OPENAI_API_KEY
-    TTS_MODEL, TTS_VOICE, TTS_LANGUAGE     default: the 0.6B CustomVoice model, aiden, auto
+    TTS_VOICE, TTS_LANGUAGE                default: aiden where the model has him, auto
     TTS_MODE                               sentence (default) or token
     STT_MODEL                              default: small
 """
 
+import argparse
 import functools
 import os
 import sys
 
-from pipecat.audio.vad.silero import SileroVADAnalyzer
-from pipecat.frames.frames import LLMRunFrame
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import (
-    LLMContextAggregatorPair,
-    LLMUserAggregatorParams,
-)
-from pipecat.processors.frame_processor import FrameProcessor
-from pipecat.runner.types import RunnerArguments
-from pipecat.runner.utils import create_transport
-from pipecat.services.openai.llm import OpenAILLMService
-from pipecat.services.tts_service import TextAggregationMode
-from pipecat.transports.base_transport import BaseTransport, TransportParams
-from pipecat.workers.runner import WorkerRunner
+try:
+    from pipecat.audio.vad.silero import SileroVADAnalyzer
+    from pipecat.frames.frames import LLMRunFrame
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+    from pipecat.processors.aggregators.llm_context import LLMContext
+    from pipecat.processors.aggregators.llm_response_universal import (
+        LLMContextAggregatorPair,
+        LLMUserAggregatorParams,
+    )
+    from pipecat.processors.frame_processor import FrameProcessor
+    from pipecat.runner.types import RunnerArguments
+    from pipecat.runner.utils import create_transport
+    from pipecat.services.openai.llm import OpenAILLMService
+    from pipecat.services.tts_service import TextAggregationMode
+    from pipecat.transports.base_transport import BaseTransport, TransportParams
+    from pipecat.workers.runner import WorkerRunner
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"error: voice_agent.py needs {error.name}.\n"
+        'pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"'
+    )
 
 from qwen_megakernel import QwenTTSError, TTSEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -50,10 +58,20 @@ transport_params = {
 
 
 @functools.cache
-def load_engine() -> TTSEngine:
+def load_engine(model: str) -> TTSEngine:
     """The model, loaded once and shared by all calls of this process."""
-    model = os.environ.get("TTS_MODEL", "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
     return TTSEngine.from_pretrained(model, num_slots=4)
+
+
+def model_parser() -> argparse.ArgumentParser:
+    """The command line's own option; Pipecat's runner adds its own to it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--model",
+        default="demo-voice",
+        help="the voice: hub id, folder or built-in name (default: %(default)s)",
+    )
+    return parser
 
 
 def make_stt() -> FrameProcessor:
@@ -126,7 +144,9 @@ def make_worker(
 async def bot(runner_args: RunnerArguments) -> None:
     """One call; Pipecat's runner calls this."""
     transport = await create_transport(runner_args, transport_params)
-    worker = make_worker(transport, make_stt(), make_llm(), make_tts(load_engine()))
+    worker = make_worker(
+        transport, make_stt(), make_llm(), make_tts(load_engine(runner_args.cli_args.model))
+    )
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint)
     await runner.add_workers(worker)
     await runner.run()
@@ -137,7 +157,7 @@ if __name__ == "__main__":
 
     if not {"-h", "--help"} & set(sys.argv):
         try:
-            load_engine()  # before the first call, not in it
+            load_engine(model_parser().parse_known_args()[0].model)  # before the first call
         except QwenTTSError as error:
             sys.exit(f"error: {error}")
-    main()
+    main(argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[model_parser()]))

@@ -22,16 +22,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import common
-from benchmarks.load_test import plot
-from benchmarks.load_test.levels import measure
-from benchmarks.load_test.workload import PROMPTS, numbers
 from qwen_megakernel.cli import options
+
+try:
+    from benchmarks.load_test import plot
+    from benchmarks.load_test.levels import measure
+    from benchmarks.load_test.workload import PROMPTS, numbers
+except ModuleNotFoundError as error:
+    sys.exit(f'error: The load test needs {error.name}.\npip install "qwen_megakernel[bench]"')
 from qwen_megakernel.errors import UsageError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    root = argparse.ArgumentParser(prog="load_test", description=__doc__.splitlines()[0])
+    root = options.Parser(prog="load_test", description=__doc__.splitlines()[0])
     root.add_argument("--url", default="http://127.0.0.1:8090", help="of the server, without /v1")
     root.add_argument("--rps", type=numbers(float), default=[], help="requests a second: 1,2,4")
     root.add_argument("--concurrency", type=numbers(int), default=[], help="listeners: 1,4,16")
@@ -58,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--label", help="what is measured (default: the model the server lists)")
     root.add_argument("--pid", type=int, help="of the server, to tell its memory")
     common.add_result_option(root)
-    root.add_argument("--plot", metavar="FILE", help="draw it (needs the [plots] extra)")
+    root.add_argument(
+        "--plot", metavar="FILE", type=options.plot_file, help="draw it (needs the [plots] extra)"
+    )
     options.add_verbosity(root)
     return root
 

@@ -181,7 +181,8 @@ def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> Model
     return ModelFilesError(
         f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
         _needed(repo, names),
-        f"Copy that folder here and pass {option} PATH, or set HF_ENDPOINT to a mirror{instead}.",
+        f"Download the folder on a machine that reaches the hub, copy it to this one, to any PATH, "
+        f"and pass {option} PATH; or set HF_ENDPOINT to a mirror{instead}.",
     )
 
 

@@ -2,9 +2,7 @@
 
 import argparse
 import json
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from qwen_megakernel import __version__
 from qwen_megakernel.cli import build, export, options, serve, speak, voices
@@ -44,7 +42,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def compare_codes(args: argparse.Namespace) -> int:
-    """Compare dumps of codes: entropy, stuck groups, repeats, and overlap of each pair."""
+    """Compare dumps of codes: each figure with what is usual, and the overlap of each pair."""
     from itertools import combinations
 
     from qwen_megakernel.engine import codes_file
@@ -62,34 +60,20 @@ def compare_codes(args: argparse.Namespace) -> int:
         return 0
     for path, values in figures.items():
         print(path)
+        expected = codes_file.expectations(values)
         for name, value in values.items():
-            print(
-                f"  {name:18} {value:.3f}" if isinstance(value, float) else f"  {name:18} {value}"
-            )
+            usual, is_suspicious = expected.get(name, ("", False))
+            shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+            mark = "SUSPICIOUS, " if is_suspicious else ""
+            print(f"  {name:18} {shown:>8}  {mark}{usual}".rstrip())
     for pair, value in overlaps.items():
         print(f"{pair}: overlap {value:.3f}")
     return 0
 
 
-class Parser(argparse.ArgumentParser):
-    """Says under a command's own usage what it does not know, and which option may be meant."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Any = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
-            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
-            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
-            hint = f"; did you mean {meant}?" if meant else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return known, unknown
-
-
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    root = Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
+    root = options.Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 

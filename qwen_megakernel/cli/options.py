@@ -6,10 +6,12 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.choices import BACKENDS, DEFAULT_MODEL, WEIGHTS
 from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.signals import GracefulExit
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
 DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, the faster one on a CPU)"
+
+KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 STANDARD_OUTPUT = "standard output"
 
@@ -62,14 +66,59 @@ def temperature(text: str) -> float:
     return value
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+class Parser(argparse.ArgumentParser):
+    """Refuses in two lines, and says which option may be meant by one that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2; argparse would print the usage of all options before."""
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
+            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
+            hint = f"; did you mean {meant}?" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return known, unknown
+
+
+def whole_number(text: str) -> int:
+    """An argparse type: a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """An argparse type: a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def plot_file(text: str) -> str:
+    """An argparse type: where to draw, refused before anything is measured if nothing can draw."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(
+            'drawing needs matplotlib: pip install "qwen_megakernel[plots]"'
+        )
+    return text
+
+
+def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
     verbosity."""
     parser.add_argument(
         "--model",
-        default=None,
+        default=default,
         help="hub id, folder, demo-voice, or random weights: tiny-random, tiny-random-base, ... "
-        "(default: Qwen/Qwen3-TTS-12Hz-0.6B-Base)",
+        f"(default: {default or DEFAULT_MODEL})",
     )
     parser.add_argument("--voices", metavar="DIR", help="folder of voice files, found by name")
     parser.add_argument("--backend", default="auto", choices=BACKENDS, help=BACKEND_HELP)
@@ -114,14 +163,17 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --max-frames and the sampling knobs, which every family of models has."""
-    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
+    parser.add_argument(
+        "--seed", type=whole_number, help="same seed, same codes (default: drawn, printed)"
+    )
     parser.add_argument(
         "--max-frames",
-        type=int,
+        type=whole_number,
         help="stop after this many frames (80 ms each, of a trained voice 85)",
     )
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    kinds = {"temperature": temperature, "top-k": int, "top-p": float, "repetition-penalty": float}
+    kinds = {"temperature": temperature, "top-k": whole_number}
+    kinds |= {"top-p": number, "repetition-penalty": number}
     for name, kind in kinds.items():
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
@@ -138,8 +190,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for `stream` from `add_sampling_options`."""
-    names = ("seed", "max_frames", "temperature", "top_k", "top_p", "repetition_penalty")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in ("seed", "max_frames", *KNOBS)}
     if args.greedy:
         for name in ("temperature", "top_k", "top_p"):  # the penalty moves an argmax, too
             if options[name] is not None:
@@ -164,8 +215,22 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
     return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
 
 
+def check_sampling(args: argparse.Namespace) -> None:
+    """Refuse values of `add_sampling_options` that can never work, before a model is loaded.
+
+    Raises:
+        UsageError: names the value and what it must be.
+    """
+    from qwen_megakernel.records import Sampling, SpeechRequest
+
+    sampling = Sampling().override(**{name: getattr(args, name) for name in KNOBS})
+    SpeechRequest("", sampling=sampling, seed=args.seed or 0, max_frames=args.max_frames)
+
+
 def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
+    if "top_p" in args:
+        check_sampling(args)
     import torch
 
     from qwen_megakernel import families

@@ -98,6 +98,7 @@ def infer(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.engine import SheenEngine
 
     text = speak.read_text(args)
+    options.check_sampling(args)
     engine = SheenEngine.from_pretrained(
         args.model,
         backend=args.backend,

@@ -1,11 +1,15 @@
 """Codec frames as text: one row a frame, the codes of its groups separated by tabs."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from qwen_megakernel.errors import OutputError, UsageError
+
+MIN_JUDGED_FRAMES = 12  # a second of speech
 
 
 def check_path(path: Path) -> None:
@@ -85,6 +89,27 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
         "repeat_rate": float(np.mean(code_0[1:] == code_0[:-1])) if len(codes) > 1 else 0.0,
         "entropy_drop_bits": _entropy_bits(code_0[:half]) - _entropy_bits(code_0[half:]),
         "unique_code_0": len(np.unique(code_0)),
+    }
+
+
+def expectations(figures: Mapping[str, Any]) -> dict[str, tuple[str, bool]]:
+    """What is usual of each figure of `describe`, and whether it is suspicious.
+
+    The limits come from speech of `demo-voice` and of random weights, which is healthy in this
+    sense, and from dumps that are stuck. A figure without a limit depends on the codec.
+    """
+    frames = figures["frames"]
+    if frames < MIN_JUDGED_FRAMES:
+        return {"frames": (f"too few to judge the rest: {MIN_JUDGED_FRAMES} at least", False)}
+    most = math.log2(frames)  # bits, if no code came twice
+    bits, least = figures["entropy_bits"], figures["entropy_min_bits"]
+    return {
+        "entropy_bits": (f"usual: {0.75 * most:.1f} to {most:.1f}", bits < 0.5 * most),
+        "entropy_min_bits": (f"usual: above {0.5 * most:.1f}", least < 0.3 * most),
+        "stuck_groups": ("usual: none", bool(figures["stuck_groups"])),
+        "repeat_rate": ("usual: below 0.2, in pauses more", figures["repeat_rate"] > 0.5),
+        "entropy_drop_bits": ("usual: -2 to 1", figures["entropy_drop_bits"] > 2),
+        "unique_code_0": (f"usual: above {frames // 2}", figures["unique_code_0"] < frames / 4),
     }
 
 

@@ -42,14 +42,18 @@ def test_the_help_of_serve_tells_its_defaults(capsys):
         (("voices", "list", "--jsno"), "--jsno; did you mean --json?"),
         (("speak", "Hello.", "--temprature=1"), "did you mean --temperature?"),
         (("doctor", "now"), "unrecognized arguments: now"),
+        (("speak", "Hello.", "--seed", "abc"), "argument --seed: 'abc' is not a whole number"),
+        (("speak", "Hello.", "--top-p", "a"), "argument --top-p: 'a' is not a number"),
     ],
 )
-def test_an_option_spelled_nearly_right_is_named(words, told, capsys):
+def test_what_the_command_line_refuses_takes_two_lines(words, told, capsys):
     with pytest.raises(SystemExit) as ended:
         main.main(list(words))
     error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.strip().endswith(told)
-    assert error.startswith(f"usage: qwen-megakernel {words[0]}")
+    first, second = error.splitlines()
+    assert ended.value.code == 2 and first.endswith(told)
+    assert first.startswith(f"qwen-megakernel {words[0]}")
+    assert second.startswith(f"qwen-megakernel {words[0]}") and "--help explains" in second
 
 
 def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import importlib.util
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import torch
 from commands import ROOT, run
 from huggingface_hub import constants
 
+from qwen_megakernel import families
 from qwen_megakernel.cli import options
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import EmptyText
@@ -49,7 +51,8 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_pat
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(out)
     assert rate == 24000 and len(samples) <= 6 * 1920
-    assert "seed 3" in done.stdout and "RANDOM" in caplog.text
+    assert "seed 3" in done.stderr and "RANDOM" in caplog.text
+    assert done.stdout == ""  # which is for data
 
 
 def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
@@ -413,3 +416,61 @@ def test_the_projection_check_fails_on_a_planted_fault(run_here, tmp_path, model
         save_file(tensors, folder / "model.safetensors")
         done = run_here("tools/verify_mtp_projection.py", folder)
         assert done.returncode == 1, name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--temperature", "-1"), ("--top-p", "3"), ("--top-k", "-2"), ("--max-frames", "0")],
+    ids=lambda options: options[0],
+)
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
+    run_here, monkeypatch, script, options
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here(*script, "Hello.", *options)
+    assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
+
+
+def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(run_here, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        options, "find_spec", lambda name: found(name) if name != "matplotlib" else None
+    )
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here("benchmark.py", "--plot", "a.png", *TINY)
+    assert done.returncode == 2 and 'pip install "qwen_megakernel[plots]"' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "package", "extra"),
+    [
+        ("examples/voice_agent.py", "pipecat", "pipecat-ai[webrtc"),
+        ("benchmarks/load_test/__main__.py", "aiohttp", "qwen_megakernel[bench]"),
+    ],
+)
+def test_a_script_without_its_package_says_what_to_install(tmp_path, script, package, extra):
+    planted = f"raise ModuleNotFoundError('planted', name='{package}')"
+    (tmp_path / f"{package}.py").write_text(planted)
+    done = run(script, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"needs {package}" in done.stderr and extra in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("codes", "suspicious"),
+    [
+        ([[(7 * i * (g + 1)) % 97 for g in range(4)] for i in range(40)], []),
+        ([[i % 2, 5, i, 9] for i in range(40)], ["stuck_groups", "unique_code_0"]),
+        ([[3, i, 2 * i, 3 * i] for i in range(40)], ["repeat_rate"]),
+        ([[1, 2, 3, 4]] * 3, []),
+    ],
+    ids=["healthy", "stuck", "repeating", "too short"],
+)
+def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspicious):
+    dump = tmp_path / "codes.tsv"
+    np.savetxt(dump, codes, fmt="%d", delimiter="\t")
+    lines = run_here("-m", "qwen_megakernel", "codes", "compare", dump).stdout.splitlines()
+    marked = [line.split()[0] for line in lines if "SUSPICIOUS" in line]
+    assert set(suspicious) <= set(marked) and bool(marked) == bool(suspicious)
+    assert any("usual: " in line or "too few" in line for line in lines)

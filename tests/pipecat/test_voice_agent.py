@@ -68,9 +68,9 @@ def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(
     run_here: CommandsHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = EXAMPLES / "voice_agent.py"
-    monkeypatch.setenv("TTS_MODEL", "/no/such/folder")
-    assert "usage" in run_here(agent, "--help").stdout
-    done = run_here(agent)
+    said = " ".join(run_here(agent, "--help").stdout.split())
+    assert "--model MODEL the voice: hub id" in said and "(default: demo-voice)" in said
+    done = run_here(agent, "--model", "/no/such/folder")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: There is no folder /no/such/folder" in done.stderr
 
