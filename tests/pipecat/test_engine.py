@@ -17,8 +17,7 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, SENTENCE, TOKEN, Run
+from pipelines import SENTENCE, TOKEN, Mode, Run
 from torch import Tensor
 
 from qwen_megakernel import TTSEngine
@@ -46,9 +45,7 @@ def base_engine(backend: str) -> Iterator[TTSEngine]:
         yield engine
 
 
-def service(
-    engine: TTSEngine, mode: TextAggregationMode = SENTENCE, **settings: object
-) -> MegakernelTTSService:
+def service(engine: TTSEngine, mode: Mode = SENTENCE, **settings: object) -> MegakernelTTSService:
     return MegakernelTTSService(
         engine=engine,
         text_aggregation_mode=mode,
@@ -92,10 +89,7 @@ async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
 
 
-@BOTH
-async def test_the_first_audio_leaves_while_the_engine_works(
-    engine: TTSEngine, mode: TextAggregationMode
-) -> None:
+async def test_the_first_audio_leaves_while_the_engine_works(engine: TTSEngine, mode: Mode) -> None:
     async with Run(service(engine, mode, max_frames=300, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame)
@@ -104,9 +98,8 @@ async def test_the_first_audio_leaves_while_the_engine_works(
     assert engine.num_active == 0
 
 
-@BOTH
 async def test_an_interruption_frees_the_slot_before_the_next_step(
-    engine: TTSEngine, mode: TextAggregationMode, monkeypatch: pytest.MonkeyPatch
+    engine: TTSEngine, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = engine._loop._decoder
     steps, step = [], decoder.step
@@ -128,9 +121,8 @@ async def test_an_interruption_frees_the_slot_before_the_next_step(
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
 
-@BOTH
 async def test_four_pipelines_on_one_engine_each_say_their_own(
-    engine: TTSEngine, mode: TextAggregationMode
+    engine: TTSEngine, mode: Mode
 ) -> None:
     texts = [f"This is voice number {i}." for i in range(4)]
     runs = [Run(service(engine, mode, seed=i)) for i in range(4)]
@@ -230,8 +222,7 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEng
     )
 
 
-@BOTH
-async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMode) -> None:
+async def test_a_closed_engine_is_told_once_and_for_all(mode: Mode) -> None:
     engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:

@@ -16,7 +16,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
-from pipelines import TOKEN, Run, logged, sent, service
+from pipelines import TOKEN, Run, logged, service
 
 from qwen_megakernel import families
 from qwen_megakernel.errors import UnknownLanguage, UnknownVoice, UsageError
@@ -70,33 +70,31 @@ async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
 
 
 async def test_settings_change_between_sentences() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, settings=Settings(voice="aiden"))) as run:
+    async with Run(service(FakeEngine(), settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. Two"))
         await run.send(TTSUpdateSettingsFrame(delta=TTSSettings(voice="vivian")))
         await run.send(TTSUpdateSettingsFrame(delta=Settings(language="zh", temperature=0.1)))
         await run.send(LLMTextFrame(" more."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
-    one, two = (stream.request for stream in engine.streams)
+    one, two = (stream.request for stream in run.engine.streams)
     assert (one.voice, one.language) == ("aiden", "auto")
     assert (two.voice, two.language, two.sampling.temperature) == ("vivian", "chinese", 0.1)
-    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+    assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
 async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, TOKEN, settings=Settings(voice="aiden"))) as run:
+    async with Run(service(FakeEngine(), TOKEN, settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Before it. "))
         await run.until(TTSStartedFrame)
         await run.send(TTSUpdateSettingsFrame(delta=Settings(voice="vivian")))
         await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame, 2)
-    assert [(stream.request.voice, stream.text) for stream in engine.streams] == [
+    assert [(stream.request.voice, stream.text) for stream in run.engine.streams] == [
         ("aiden", "Before it. "),
         ("vivian", "After it."),
     ]
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == "Before it. After it."
-    assert run.pcm == sent(engine)
+    assert run.pcm == run.sent
 
 
 @pytest.mark.parametrize(
@@ -110,15 +108,13 @@ async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
     ids=["voice", "language", "sampling", "seed"],
 )
 async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettings) -> None:
-    engine = FakeEngine()
-    tts = service(engine, settings=Settings(voice="aiden", seed=1))
-    async with Run(tts) as run:
+    async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("As before.")
         await run.until(TTSStoppedFrame)
-        assert tts.is_usable
+        assert run.tts.is_usable
     assert [type(frame) for frame in run.errors] == [ErrorFrame]
-    assert engine.streams[0].request.voice == "aiden" and engine.streams[0].seed == 1
+    assert run.engine.streams[0].request.voice == "aiden" and run.engine.streams[0].seed == 1
 
 
 @pytest.mark.parametrize(

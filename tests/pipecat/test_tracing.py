@@ -9,8 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, Run
+from pipelines import Mode, Run
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -44,9 +43,8 @@ def traced(tts: MegakernelTTSService) -> Run:
     return Run(tts, enable_tracing=True, enable_turn_tracking=True)
 
 
-@BOTH
 async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
-    mode: TextAggregationMode, spans: InMemorySpanExporter
+    mode: Mode, spans: InMemorySpanExporter
 ) -> None:
     tts = MegakernelTTSService(engine=FakeEngine(first_delay_s=0.05), text_aggregation_mode=mode)
     async with traced(tts) as run:
@@ -60,10 +58,7 @@ async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
     assert tts._tts_spans == {}
 
 
-@BOTH
-async def test_an_interrupted_turn_ends_its_span(
-    mode: TextAggregationMode, spans: InMemorySpanExporter
-) -> None:
+async def test_an_interrupted_turn_ends_its_span(mode: Mode, spans: InMemorySpanExporter) -> None:
     tts = MegakernelTTSService(engine=FakeEngine(rtf=0.5), text_aggregation_mode=mode)
     async with traced(tts) as run:
         await run.turn("It was a dark night, and nobody was out in the rain but me.")
