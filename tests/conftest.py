@@ -103,11 +103,9 @@ def official_model(
 @pytest.fixture(scope="module")
 def tts(cache_folder: Path) -> Iterator[Any]:
     """A `TTSEngine` of the smallest checkpoint on three slots, for the tests of one file."""
-    from qwen_megakernel import TTSEngine
+    from tiny_speech import tiny_engine
 
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", num_slots=3, warmup=False
-    ) as engine:
+    with tiny_engine(num_slots=3) as engine:
         yield engine
 
 

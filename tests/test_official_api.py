@@ -8,9 +8,9 @@ import pytest
 import soundfile
 import torch
 import waveforms
+from tiny_speech import tiny_engine
 from tolerances import PCM16
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.compat import FasterQwen3TTS, Qwen3TTSModel
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 
@@ -166,7 +166,7 @@ def test_every_kind_of_recording_is_the_same_voice(base, reference, monkeypatch)
 
 
 def test_what_the_official_package_refuses_is_refused(base, reference):
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as custom:
+    with tiny_engine() as custom:
         with pytest.raises(TaskError):
             custom.generate_voice_clone("Hi.", ref_audio=str(reference), ref_text="It is.")
         with pytest.raises(ValueError, match="speaker"):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import fake_hub
 import huggingface_hub
@@ -137,11 +138,9 @@ def test_a_name_lookup_that_hangs_costs_two_seconds(hub_cache, monkeypatch) -> N
 
 
 def test_a_name_that_does_not_resolve_is_called_so(hub_cache, monkeypatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    unknown = socket.gaierror(-2, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unknown))
     with pytest.raises(ModelFilesError, match=r"Cannot reach hub.invalid \(name not resolved\)"):
         loading.resolve(REPO)
 
@@ -193,9 +192,7 @@ def test_a_download_that_breaks_off_is_continued(server) -> None:
 
 
 def test_a_full_disk_is_called_so(server, monkeypatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=full))
     with pytest.raises(OutputError, match="No space left on device"):
         loading.resolve(REPO)

@@ -4,14 +4,16 @@ import logging
 import struct
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import soundfile
 import waveforms
+from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
-from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel import Voice
 from qwen_megakernel.cloning.voice_library import ReferenceCache, VoiceLibrary
 from qwen_megakernel.errors import (
     QwenTTSError,
@@ -40,9 +42,7 @@ def recording(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(cache_folder):
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", dtype="float32", warmup=False
-    ) as tts:
+    with tiny_engine("tiny-random-base", dtype="float32") as tts:
         yield tts
 
 
@@ -164,10 +164,7 @@ def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
 
 
 def test_speakers_of_the_checkpoint_take_no_clone(cache_folder, voices, recording):
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        pytest.raises(TaskError, match="cannot clone"),
-    ):
+    with tiny_engine() as tts, pytest.raises(TaskError, match="cannot clone"):
         tts.stream("Hi.", voice=voices.create(recording))
 
 
@@ -211,9 +208,7 @@ def test_a_voice_that_goes_while_it_is_looked_up_is_unknown(
 def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
     path = folder / "mario.voice.safetensors"
     options = {"max_frames": 5, **GREEDY}
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", dtype="float32", voices=folder, warmup=False
-    ) as tts:
+    with tiny_engine("tiny-random-base", dtype="float32", voices=folder) as tts:
         assert tts.voices == ["luigi", "mario"]
         by_name, by_path, by_voice, other, none = (
             tts.synthesize(TEXT, voice=voice, **options).codes
@@ -265,7 +260,7 @@ def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint,
     assert "qwen-megakernel voices create" in caught.value.cure
     preset = Voice("mario", voice.x_vector)  # of a format without fingerprint: the width tells
     with (
-        TTSEngine.from_pretrained("tiny-random-base-1.7b", backend="torch", warmup=False) as tts,
+        tiny_engine("tiny-random-base-1.7b") as tts,
         pytest.raises(VoiceMismatch, match=r"128-dim.*192-dim"),
     ):
         tts.stream("Hi.", voice=preset)
@@ -315,12 +310,8 @@ def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
 
 def test_a_failure_is_not_remembered():
     cache = ReferenceCache()
-
-    def fail():
-        raise RecordingError("planted")
-
     with pytest.raises(RecordingError):
-        cache.get(np.zeros(3), 1, {"a": fail})
+        cache.get(np.zeros(3), 1, {"a": Mock(side_effect=RecordingError("planted"))})
     assert cache.get(np.zeros(3), 1, {"a": lambda: np.ones(1)})["a"] == 1
 
 

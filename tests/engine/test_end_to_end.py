@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16
 
-from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel import Voice
 from qwen_megakernel.validation import official
 
 TEXT = "Hello there, how are you today?"
@@ -30,9 +31,7 @@ def engine(cache_folder):
 
     def get(name):
         if name not in made:
-            made[name] = TTSEngine.from_pretrained(
-                name, backend="torch", dtype="float32", warmup=False
-            )
+            made[name] = tiny_engine(name, dtype="float32")
         return made[name]
 
     yield get

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE, speak
+from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
@@ -257,9 +257,7 @@ def test_sizes_that_are_no_numbers_are_refused(options):
 
 
 def test_a_dtype_may_be_torchs_own():
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", dtype=torch.float32, warmup=False
-    ) as tts:
+    with tiny_engine(dtype=torch.float32) as tts:
         assert tts.dtype == torch.float32
     with pytest.raises(UsageError, match=r"dtype is torch\.float16; known: float32"):
         TTSEngine.from_pretrained("tiny-random", backend="torch", dtype=torch.float16)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 from commands import CommandsHere, run, start
+from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import WavWriter, to_int16
 
 TEXT = "Hello there, friend. How are you?"
@@ -35,7 +35,7 @@ def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(
 ) -> None:
     code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
     assert code == 0, err
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as engine:
+    with tiny_engine() as engine:
         speech = engine.synthesize(TEXT, voice="aiden", seed=3, max_frames=8, first_chunk_frames=1)
     samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
     np.testing.assert_array_equal(samples, to_int16(speech.audio))

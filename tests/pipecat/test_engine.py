@@ -5,6 +5,7 @@ the engine's noise, bit for bit.
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipelines import SENTENCE, TOKEN, Mode, Run
-from torch import Tensor
+from tiny_speech import tiny_engine
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
@@ -31,17 +32,13 @@ OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}
 
 @pytest.fixture(scope="module")
 def engine(backend: str) -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend=backend, num_slots=4, warmup=False
-    ) as engine:
+    with tiny_engine(backend=backend, num_slots=4) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def base_engine(backend: str) -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend=backend, num_slots=1, warmup=False
-    ) as engine:
+    with tiny_engine("tiny-random-base", backend=backend, num_slots=1) as engine:
         yield engine
 
 
@@ -67,7 +64,7 @@ async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
 
 
 async def test_the_emulated_kernel_says_the_same(engine: TTSEngine) -> None:
-    with TTSEngine.from_pretrained("tiny-random", backend="emulation", warmup=False) as emulated:
+    with tiny_engine(backend="emulation") as emulated:
         async with Run(service(emulated)) as run:
             await run.turn("Hello there.")
             await run.until(TTSStoppedFrame)
@@ -101,22 +98,16 @@ async def test_the_first_audio_leaves_while_the_engine_works(engine: TTSEngine, 
 async def test_an_interruption_frees_the_slot_before_the_next_step(
     engine: TTSEngine, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = engine._loop._decoder
-    steps, step = [], decoder.step
-
-    def counted_step(*args: object) -> object:
-        steps.append(args)
-        return step(*args)
-
-    monkeypatch.setattr(decoder, "step", counted_step)
+    step = Mock(wraps=engine._loop._decoder.step)
+    monkeypatch.setattr(engine._loop._decoder, "step", step)
     async with Run(service(engine, mode, max_frames=500, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame, 2)
         await run.interrupt()
         await run.until(InterruptionFrame)
-        num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), len(steps)
+        num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), step.call_count
         await run.until(lambda: engine.num_active == 0)
-        assert len(steps) <= num_steps + 1  # one may just have begun
+        assert step.call_count <= num_steps + 1  # one may just have begun
         await asyncio.sleep(0.1)
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
@@ -223,7 +214,7 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEng
 
 
 async def test_a_closed_engine_is_told_once_and_for_all(mode: Mode) -> None:
-    engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
+    engine = tiny_engine()
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:
         await run.turn("This sentence is cut short by the end of its engine.")
@@ -234,24 +225,17 @@ async def test_a_closed_engine_is_told_once_and_for_all(mode: Mode) -> None:
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
-def test_the_warm_up_goes_through_every_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, step = set(), Vocoder.step
-
-    def seen_step(vocoder: Vocoder, codes: Tensor, *args: object) -> Tensor:
-        sizes.add(codes.shape[1])
-        return step(vocoder, codes, *args)
-
-    monkeypatch.setattr(Vocoder, "step", seen_step)
-    TTSEngine.from_pretrained("demo-voice", backend="torch").close()
-    assert {1, 2, 4, 8, 10} <= sizes
+def test_the_warm_up_goes_through_every_chunk_size() -> None:
+    with patch.object(Vocoder, "step", autospec=True, side_effect=Vocoder.step) as step:
+        TTSEngine.from_pretrained("demo-voice", backend="torch").close()
+    assert {1, 2, 4, 8, 10} <= {call.args[1].shape[1] for call in step.call_args_list}
 
 
 async def test_the_service_loads_and_closes_a_model_of_its_own() -> None:
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)
     async with Run(tts) as run:
-        await run.send(
-            TTSUpdateSettingsFrame(delta=MegakernelTTSService.Settings(voice="aiden", max_frames=3))
-        )
+        delta = MegakernelTTSService.Settings(voice="aiden", max_frames=3)
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
     assert run.pcm and run.errors == []

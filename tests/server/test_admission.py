@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -152,10 +153,7 @@ def test_ready_is_told_apart_from_alive():
 
 
 def test_an_engine_that_cannot_be_made_ends_the_server():
-    def make():
-        raise EngineClosed("no such thing")
-
-    with serving(make) as live:
+    with serving(Mock(side_effect=EngineClosed("no such thing"))) as live:
         wait_until(lambda: live.running.should_exit)
         assert str(live.service.failure) == "no such thing"
 

@@ -11,17 +11,14 @@ import pytest
 import soundfile
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, serving, sse
-
-from qwen_megakernel import TTSEngine
+from tiny_speech import tiny_engine
 
 TEXT = "Hello there, how are you today?"
 
 
 @pytest.fixture(scope="module")
 def tts():
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", num_slots=2, warmup=False
-    ) as engine:
+    with tiny_engine(num_slots=2) as engine:
         yield engine
 
 
@@ -33,10 +30,7 @@ def live(tts):
 
 @pytest.fixture(scope="module")
 def base():
-    with (
-        TTSEngine.from_pretrained("tiny-random-base", backend="torch", warmup=False) as engine,
-        serving(engine) as server,
-    ):
+    with tiny_engine("tiny-random-base") as engine, serving(engine) as server:
         yield server
 
 

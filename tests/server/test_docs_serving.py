@@ -11,8 +11,8 @@ import soundfile
 import waveforms
 from commands import ROOT, blocks, lines
 from live_server import serving
+from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.cli import main, options
 from qwen_megakernel.server import app as server_app
 from qwen_megakernel.server.schemas import SpeechBody
@@ -32,9 +32,7 @@ def folder(tmp_path_factory):
 def address(folder):
     """Of a server as the page describes it, uploads allowed."""
     with (
-        TTSEngine.from_pretrained(
-            "tiny-random-base", backend="torch", voices=folder, max_frames=40, warmup=False
-        ) as tts,
+        tiny_engine("tiny-random-base", voices=folder, max_frames=40) as tts,
         serving(tts, voices=folder, allow_upload=True) as live,
     ):
         yield live.url.removeprefix("http://")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fake_engine import FRAME_SAMPLES, FakeEngine
 from live_server import SPEECH, http_post, serving, sse
+from tiny_speech import tiny_engine
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import GenerationError, KernelTimeout, OutOfMemory
 
 LONG = "A sentence with some forty letters in it. " * 40  # 100 s of humming
@@ -52,7 +52,7 @@ def test_the_first_bytes_leave_before_frame_two_exists(response_format):
 
 
 def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch):
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
+    with tiny_engine() as tts:
         released, steps = threading.Event(), []
         step = tts._loop._decoder.step
 

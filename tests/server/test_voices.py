@@ -11,9 +11,10 @@ import pytest
 import soundfile
 from fake_engine import FakeEngine
 from live_server import assert_error, serving
+from tiny_speech import tiny_engine
 from waveforms import voice_like
 
-from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel import Voice
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
 
@@ -35,9 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tts(folder):
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", voices=folder, warmup=False
-    ) as engine:
+    with tiny_engine("tiny-random-base", voices=folder) as engine:
         yield engine
 
 
@@ -246,10 +245,7 @@ def test_uploads_are_off_unless_they_are_allowed_and_the_refusal_says_how(tmp_pa
 
 
 def test_a_model_that_cannot_clone_says_so():
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        serving(tts) as live,
-    ):
+    with tiny_engine() as tts, serving(tts) as live:
         answer = live.speak(TEXT, ref_audio=base64.b64encode(recording()).decode())
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "task_error"

@@ -8,10 +8,10 @@ import pytest
 from fake_engine import STORY, FakeEngine
 from live_server import serving
 from speech_socket import hear, hear_until, say, session, speak
+from tiny_speech import tiny_engine
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import TaskError
 
 # ---- speaking ------------------------------------------------------------------------------------
@@ -51,10 +51,7 @@ async def test_the_first_audio_leaves_before_the_text_is_complete(live):
 async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
     """On the real engine: fed a character at a time, the same samples as in one request."""
     text = "Once upon a time there was a house."
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        serving(tts) as live,
-    ):
+    with tiny_engine() as tts, serving(tts) as live:
         async with session(live, {"voice": "vivian", "seed": 9, "max_new_tokens": 25}) as socket:
             await say(socket, "input.text", text=text[:20])
             assert (await hear(socket))["type"] == "audio.start"

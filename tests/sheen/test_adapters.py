@@ -4,21 +4,18 @@ import asyncio
 
 import pytest
 import soundfile
-from sheen_toys import HELLO, MORNING, TEXTS
+from sheen_toys import HELLO, MORNING, TEXTS, speaker
 
 from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
-from qwen_megakernel.sheen.engine import SheenEngine
 
 OPTIONS = {"seed": 11, "max_frames": 8}
 
 
 @pytest.fixture(scope="module")
 def engine(trained):
-    with SheenEngine.from_pretrained(
-        str(trained), backend="torch", num_slots=2, warmup=False
-    ) as engine:
+    with speaker(trained, num_slots=2) as engine:
         yield engine
 
 

@@ -4,10 +4,13 @@ Codebooks have their real 4096 codes, so token counts are the real ones.
 """
 
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen_megakernel.sheen import phonemes
+from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.sheen.training.trainer import TrainOptions
 
 CODEBOOK_SIZE = 4096
@@ -22,6 +25,13 @@ BY_HEART = TrainOptions(
     warmup_steps=5,
     weight_decay=0.0,
 )
+
+
+def speaker(folder: Path, **options: Any) -> SheenEngine:
+    """An engine of a trained voice that begins without a warm-up."""
+    return SheenEngine.from_pretrained(str(folder), backend="torch", warmup=False, **options)
+
+
 needs_espeak = pytest.mark.skipif(
     shutil.which(phonemes.PROGRAM) is None, reason="espeak-ng is not installed"
 )

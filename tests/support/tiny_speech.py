@@ -1,4 +1,4 @@
-"""What tests have the smallest engine say."""
+"""The smallest engines, and what tests have them say."""
 
 from typing import Any
 
@@ -7,6 +7,11 @@ from qwen_megakernel.engine.stream import Speech
 
 TEXT = "Hello there, how are you today?"
 VOICE = "vivian"
+
+
+def tiny_engine(model: str = "tiny-random", *, backend: str = "torch", **options: Any) -> TTSEngine:
+    """An engine that begins without a warm-up; `options` as for `TTSEngine.from_pretrained`."""
+    return TTSEngine.from_pretrained(model, backend=backend, warmup=False, **options)
 
 
 def speak(tts: TTSEngine, **options: Any) -> Speech:

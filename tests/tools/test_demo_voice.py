@@ -10,6 +10,7 @@ import soundfile
 from pipecat.frames.frames import TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
+from tiny_speech import tiny_engine
 from tolerances import LOGITS_F32, PCM16
 
 from qwen_megakernel import TTSEngine
@@ -38,9 +39,7 @@ def reader() -> Reader:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        DEMO_VOICE, backend="torch", device="cpu", num_slots=2, warmup=False
-    ) as engine:
+    with tiny_engine(DEMO_VOICE, device="cpu", num_slots=2) as engine:
         yield engine
 
 

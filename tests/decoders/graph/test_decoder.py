@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from host_watch import NoHostMode
+from tiny_speech import tiny_engine
 from tolerances import KERNEL_LOGITS_F32
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
@@ -322,7 +322,7 @@ TASKS = {
 def test_every_task_speaks_as_with_the_plain_decoder(name):
     spoken = []
     for backend in ("graph", "torch"):
-        with TTSEngine.from_pretrained(name, backend=backend, device="cpu", warmup=False) as tts:
+        with tiny_engine(name, backend=backend, device="cpu") as tts:
             assert tts.backend == backend
             speech = tts.synthesize("Hello there, you.", seed=3, max_frames=10, **TASKS[name])
             spoken.append(speech.codes)
