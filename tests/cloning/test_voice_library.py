@@ -3,6 +3,8 @@
 import logging
 import struct
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -316,19 +318,15 @@ def test_a_failure_is_not_remembered():
 
 
 def test_requests_racing_for_one_recording_compute_once():
-    cache, calls, found = ReferenceCache(), [], []
-    started = threading.Barrier(8)
+    cache, calls, started = ReferenceCache(), [], threading.Barrier(8)
+    slow = lambda: calls.append(time.sleep(0.05)) or np.ones(1)  # noqa: E731
 
-    def request():
+    def request(_):
         started.wait()
-        slow = lambda: calls.append(threading.Event().wait(0.05)) or np.ones(1)  # noqa: E731
-        found.append(cache.get(np.zeros(3), 1, {"a": slow})["a"])
+        return cache.get(np.zeros(3), 1, {"a": slow})["a"]
 
-    threads = [threading.Thread(target=request) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(request, range(8)))
     assert len(calls) == 1 and len(found) == 8 and (cache.hits, cache.misses) == (7, 1)
 
 

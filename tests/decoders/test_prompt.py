@@ -1,21 +1,12 @@
 """Every row layout against the official classes, captured where they hand over to the talker."""
 
+import functools
 import logging
 from dataclasses import replace
 
 import pytest
 import torch
-from prompt_toys import (
-    FEEDS,
-    INSTRUCT,
-    LANGUAGES,
-    SPEAKERS,
-    TEXT,
-    Toy,
-    assert_same_prompt,
-    clone,
-    handed_over,
-)
+from prompt_toys import FEEDS, INSTRUCT, LANGUAGES, SPEAKERS, TEXT, Toy, assert_same_prompt, clone
 from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
@@ -44,48 +35,37 @@ EVERY_LANGUAGE = [("ryan", language) for language in LANGUAGES]
 def test_custom_voice_prompt_equals_the_official_one(
     custom_voice_toy, speaker, language, text_feed
 ):
-    inputs = handed_over(
+    assert_same_prompt(
+        custom_voice_toy.build(voice=speaker, language=language, text_feed=text_feed),
         custom_voice_toy.official.generate_custom_voice,
         text=TEXT,
         speaker=speaker,
         language=language,
         non_streaming_mode=FEEDS[text_feed],
     )
-    prefill = custom_voice_toy.build(voice=speaker, language=language, text_feed=text_feed)
-    assert_same_prompt(prefill, inputs)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("instruct", [None, "", INSTRUCT])
 @pytest.mark.parametrize("voice", [None, "ryan"])
 def test_custom_voice_prompt_with_instruct(custom_voice_toy, voice, instruct, text_feed):
-    inputs = handed_over(
+    options = {"language": "english", "instruct": instruct}
+    assert_same_prompt(
+        custom_voice_toy.build(voice=voice, text_feed=text_feed, **options),
         custom_voice_toy.official.generate_custom_voice,
         text=TEXT,
         speaker=voice,
-        language="english",
-        instruct=instruct,
         non_streaming_mode=FEEDS[text_feed],
+        **options,
     )
-    prefill = custom_voice_toy.build(
-        voice=voice, language="english", instruct=instruct, text_feed=text_feed
-    )
-    assert_same_prompt(prefill, inputs)
 
 
 def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_toy, caplog):
-    inputs = handed_over(
-        small_custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker="ryan",
-        language="auto",
-        instruct=INSTRUCT,
-    )
+    toy, options = small_custom_voice_toy, {"language": "auto", "instruct": INSTRUCT}
+    official = functools.partial(toy.official.generate_custom_voice, speaker="ryan", **options)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same_prompt(
-                small_custom_voice_toy.build(voice="ryan", instruct=INSTRUCT), inputs
-            )
+            assert_same_prompt(toy.build(voice="ryan", instruct=INSTRUCT), official, text=TEXT)
     [record] = caplog.records
     assert "instruct is ignored" in record.message
 
@@ -96,15 +76,14 @@ def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_t
 def test_voice_design_prompt_equals_the_official_one(
     voice_design_toy, instruct, language, text_feed
 ):
-    inputs = handed_over(
+    options = {"language": language, "instruct": instruct}
+    assert_same_prompt(
+        voice_design_toy.build(text_feed=text_feed, **options),
         voice_design_toy.official.generate_voice_design,
         text=TEXT,
-        instruct=instruct,
-        language=language,
         non_streaming_mode=FEEDS[text_feed],
+        **options,
     )
-    prefill = voice_design_toy.build(language=language, instruct=instruct, text_feed=text_feed)
-    assert_same_prompt(prefill, inputs)
 
 
 # The text has 8 tokens and its end, the transcript 7: 16 rows beside 1 + num_frames codec rows.
@@ -120,14 +99,14 @@ def test_cloned_voice_prompt_equals_the_official_one(base_toy, num_frames, langu
         icl_mode=bool(num_frames),
         ref_text=voice.transcript,
     )
-    inputs = handed_over(
+    assert_same_prompt(
+        base_toy.build(voice=voice, language=language, text_feed=text_feed),
         base_toy.official.generate_voice_clone,
         text=TEXT,
         language=language,
         voice_clone_prompt=[item],
         non_streaming_mode=FEEDS[text_feed],
     )
-    assert_same_prompt(base_toy.build(voice=voice, language=language, text_feed=text_feed), inputs)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
@@ -137,34 +116,32 @@ def test_prompt_from_files_equals_the_official_one(
 ):
     wrapper, loaded = official_model(name), load_checkpoint(name)
     monkeypatch.setattr(wrapper.model.talker, "generate", Toy._hand_over)
-    text = "Hello, the iPhone and a naïve 中文 text."
-    inputs = handed_over(
+    options = {"text": "Hello, the iPhone and a naïve 中文 text.", "language": "Chinese"}
+    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32)
+    request = SpeechRequest(voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, **options)
+    tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
+    ids = tokenizer.encode(options["text"], instruct=INSTRUCT)
+    assert_same_prompt(
+        PromptBuilder(loaded.config, embeddings).build(ids, request),
         wrapper.generate_custom_voice,
-        text=text,
         speaker="Dylan",
-        language="Chinese",
         instruct=INSTRUCT if "1.7b" in name else None,
         non_streaming_mode=FEEDS[text_feed],
+        **options,
     )
-    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32)
-    request = SpeechRequest(
-        text=text, voice="Dylan", language="Chinese", instruct=INSTRUCT, text_feed=text_feed
-    )
-    ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text, instruct=INSTRUCT)
-    assert_same_prompt(PromptBuilder(loaded.config, embeddings).build(ids, request), inputs)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("language", ["auto", "english"])
 def test_base_without_voice_equals_the_official_low_level_call(base_toy, language, text_feed):
     markup = f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
-    inputs = handed_over(
+    assert_same_prompt(
+        base_toy.build(language=language, text_feed=text_feed),
         base_toy.official.model.generate,
         input_ids=base_toy.official._tokenize_texts([markup]),
         languages=[language],
         non_streaming_mode=FEEDS[text_feed],
     )
-    assert_same_prompt(base_toy.build(language=language, text_feed=text_feed), inputs)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +153,9 @@ def test_base_without_voice_equals_the_official_low_level_call(base_toy, languag
 )
 def test_text_feed_auto_is_the_official_default(request, toy, call, options):
     toy = request.getfixturevalue(toy)
-    inputs = handed_over(getattr(toy.official, call), text=TEXT, language="auto", **options)
-    voice = options.pop("speaker", None)
-    assert_same_prompt(toy.build(voice=voice, **options), inputs)
+    prefill = toy.build(voice=options.get("speaker"), instruct=options.get("instruct"))
+    official = getattr(toy.official, call)
+    assert_same_prompt(prefill, official, text=TEXT, language="auto", **options)
 
 
 def test_text_feed_auto_is_stepwise_for_base(base_toy):

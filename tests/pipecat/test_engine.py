@@ -4,7 +4,6 @@ the engine's noise, bit for bit.
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -55,7 +54,7 @@ def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS | options))
 
 
-async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
+async def test_sentences_are_what_the_engine_says(engine):
     async with Run(service(engine)) as run:
         await run.turn("Hello there. ", "How are ", "you?")
         await run.until(TTSStoppedFrame)
@@ -63,7 +62,7 @@ async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
     assert run.pcm == expected and run.errors == []
 
 
-async def test_the_emulated_kernel_says_the_same(engine: TTSEngine) -> None:
+async def test_the_emulated_kernel_says_the_same(engine):
     with tiny_engine(backend="emulation") as emulated:
         async with Run(service(emulated)) as run:
             await run.turn("Hello there.")
@@ -71,9 +70,7 @@ async def test_the_emulated_kernel_says_the_same(engine: TTSEngine) -> None:
     assert run.pcm == pcm_of(engine, "Hello there.") and run.errors == []
 
 
-async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
-    engine: TTSEngine,
-) -> None:
+async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(engine):
     text = "Hello there, how are you today? I am well."
     async with Run(service(engine, TOKEN)) as run:
         await run.send(LLMFullResponseStartFrame())
@@ -86,7 +83,7 @@ async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
 
 
-async def test_the_first_audio_leaves_while_the_engine_works(engine: TTSEngine, mode: Mode) -> None:
+async def test_the_first_audio_leaves_while_the_engine_works(engine, mode):
     async with Run(service(engine, mode, max_frames=300, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame)
@@ -95,9 +92,7 @@ async def test_the_first_audio_leaves_while_the_engine_works(engine: TTSEngine, 
     assert engine.num_active == 0
 
 
-async def test_an_interruption_frees_the_slot_before_the_next_step(
-    engine: TTSEngine, mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interruption_frees_the_slot_before_the_next_step(engine, mode, monkeypatch):
     step = Mock(wraps=engine._loop._decoder.step)
     monkeypatch.setattr(engine._loop._decoder, "step", step)
     async with Run(service(engine, mode, max_frames=500, seed=2)) as run:
@@ -112,9 +107,7 @@ async def test_an_interruption_frees_the_slot_before_the_next_step(
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
 
-async def test_four_pipelines_on_one_engine_each_say_their_own(
-    engine: TTSEngine, mode: Mode
-) -> None:
+async def test_four_pipelines_on_one_engine_each_say_their_own(engine, mode):
     texts = [f"This is voice number {i}." for i in range(4)]
     runs = [Run(service(engine, mode, seed=i)) for i in range(4)]
 
@@ -136,7 +129,7 @@ async def test_four_pipelines_on_one_engine_each_say_their_own(
         np.testing.assert_allclose(said, expected, atol=2)
 
 
-async def test_new_settings_are_what_the_engine_gets(engine: TTSEngine) -> None:
+async def test_new_settings_are_what_the_engine_gets(engine):
     async with Run(service(engine)) as run:
         delta = MegakernelTTSService.Settings(voice="vivian", language="zh-CN", seed=4)
         await run.send(TTSUpdateSettingsFrame(delta=delta))
@@ -145,14 +138,14 @@ async def test_new_settings_are_what_the_engine_gets(engine: TTSEngine) -> None:
     assert run.pcm == pcm_of(engine, "Hello there.", voice="vivian", language="chinese", seed=4)
 
 
-async def test_a_turn_without_a_word_leaves_no_request(engine: TTSEngine) -> None:
+async def test_a_turn_without_a_word_leaves_no_request(engine):
     async with Run(service(engine, TOKEN)) as run:
         await run.turn("🎉 ... ", "!")
         await run.until(TTSStoppedFrame)
     assert engine.num_active == 0 and run.errors == [] and not any(run.pcm)
 
 
-async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -> None:
+async def test_a_voice_that_the_model_cannot_use_is_refused(engine):
     tts = MegakernelTTSService(
         engine=engine,
         voices={"me": Voice("me", np.zeros(8, np.float32))},
@@ -165,9 +158,7 @@ async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -
     assert [type(frame.exception) for frame in run.errors] == [TaskError]
 
 
-async def test_a_voice_file_is_a_voice_at_the_start_and_later(
-    base_engine: TTSEngine, tmp_path: Path
-) -> None:
+async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_path):
     width = base_engine.config.speaker_encoder.enc_dim
     voices = [Voice(name, np.full(width, 0.1 * i, np.float32)) for i, name in enumerate("ab")]
     files = [str(tmp_path / f"{voice.name}.voice.safetensors") for voice in voices]
@@ -189,7 +180,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(
     )
 
 
-async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEngine) -> None:
+async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
     config = base_engine.config
     voice = Voice(
         "mario",
@@ -213,7 +204,7 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEng
     )
 
 
-async def test_a_closed_engine_is_told_once_and_for_all(mode: Mode) -> None:
+async def test_a_closed_engine_is_told_once_and_for_all(mode):
     engine = tiny_engine()
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:
@@ -225,13 +216,13 @@ async def test_a_closed_engine_is_told_once_and_for_all(mode: Mode) -> None:
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
-def test_the_warm_up_goes_through_every_chunk_size() -> None:
+def test_the_warm_up_goes_through_every_chunk_size():
     with patch.object(Vocoder, "step", autospec=True, side_effect=Vocoder.step) as step:
         TTSEngine.from_pretrained("demo-voice", backend="torch").close()
     assert {1, 2, 4, 8, 10} <= {call.args[1].shape[1] for call in step.call_args_list}
 
 
-async def test_the_service_loads_and_closes_a_model_of_its_own() -> None:
+async def test_the_service_loads_and_closes_a_model_of_its_own():
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)
     async with Run(tts) as run:
         delta = MegakernelTTSService.Settings(voice="aiden", max_frames=3)

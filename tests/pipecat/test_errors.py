@@ -14,7 +14,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipecat.utils.errors import ErrorCategory
-from pipelines import SPEECH, TOKEN, Mode, Run, logged, service, talk
+from pipelines import SPEECH, TOKEN, Run, logged, service, talk
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -23,7 +23,7 @@ Settings = MegakernelTTSService.Settings
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_engine_error_ends_its_turn_and_nothing_else(mode: Mode, after: int) -> None:
+async def test_an_engine_error_ends_its_turn_and_nothing_else(mode, after):
     async with talk(mode, fail_after=after) as run:
         await run.turn("This one goes wrong. ", "All of it.")
         await run.until(TTSStoppedFrame, timeout_s=2)
@@ -36,7 +36,7 @@ async def test_an_engine_error_ends_its_turn_and_nothing_else(mode: Mode, after:
     assert not run.engine.speaking
 
 
-async def test_passing_errors_never_write_the_service_off(mode: Mode) -> None:
+async def test_passing_errors_never_write_the_service_off(mode):
     async with talk(mode, fail_after=0, error=EngineBusy("full")) as run:
         for _ in range(5):
             await run.turn("Nobody answers.")
@@ -47,9 +47,7 @@ async def test_passing_errors_never_write_the_service_off(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("refusal", [EngineBusy("full"), ZeroDivisionError("a bug")], ids=repr)
-async def test_a_refused_request_is_one_error_and_no_open_context(
-    mode: Mode, refusal: Exception
-) -> None:
+async def test_a_refused_request_is_one_error_and_no_open_context(mode, refusal):
     async with talk(mode, refusal=refusal) as run:
         await run.turn("Nobody ", "will ", "say ", "this.")
         await run.until(TTSStoppedFrame, timeout_s=2)
@@ -60,7 +58,7 @@ async def test_a_refused_request_is_one_error_and_no_open_context(
     assert run.pcm.endswith(run.engine.streams[0].sent)
 
 
-async def test_a_closed_engine_makes_the_service_unusable(mode: Mode) -> None:
+async def test_a_closed_engine_makes_the_service_unusable(mode):
     async with talk(mode, rtf=0.5) as run:
         await run.turn("This is cut short by the end of the run.engine.")
         await run.until(TTSAudioRawFrame)
@@ -72,7 +70,7 @@ async def test_a_closed_engine_makes_the_service_unusable(mode: Mode) -> None:
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
-async def test_a_request_that_can_never_work_waits_for_other_settings(mode: Mode) -> None:
+async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
     async with talk(mode, fail_after=0, error=UsageError("no")) as run:
         await run.turn("Refused.")
         await run.until(TTSStoppedFrame)
@@ -87,7 +85,7 @@ async def test_a_request_that_can_never_work_waits_for_other_settings(mode: Mode
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_a_stalled_engine_is_given_up(mode: Mode, after: int) -> None:
+async def test_a_stalled_engine_is_given_up(mode, after):
     async with Run(service(FakeEngine(stall_after=after), mode, engine_timeout_s=0.2)) as run:
         await run.turn("This one hangs forever.")
         await run.until(TTSStoppedFrame, timeout_s=2)
@@ -98,7 +96,7 @@ async def test_a_stalled_engine_is_given_up(mode: Mode, after: int) -> None:
     assert not run.engine.speaking and run.engine.streams[0].cancelled
 
 
-async def test_arriving_text_is_progress_for_the_engine_timeout() -> None:
+async def test_arriving_text_is_progress_for_the_engine_timeout():
     async with Run(service(FakeEngine(), TOKEN, engine_timeout_s=0.8)) as run:
         await run.send(LLMFullResponseStartFrame())
         for _ in range(8):
@@ -109,7 +107,7 @@ async def test_arriving_text_is_progress_for_the_engine_timeout() -> None:
     assert run.errors == []
 
 
-async def test_a_long_wait_for_the_gpu_does_not_end_a_context() -> None:
+async def test_a_long_wait_for_the_gpu_does_not_end_a_context():
     engine = FakeEngine(num_slots=1, rtf=0.4)
     first, second = service(engine), service(engine)
     async with Run(first) as one, Run(second) as two:
@@ -121,12 +119,12 @@ async def test_a_long_wait_for_the_gpu_does_not_end_a_context() -> None:
     assert two.errors == []
 
 
-def test_a_context_must_outlast_a_request() -> None:
+def test_a_context_must_outlast_a_request():
     with pytest.raises(UsageError, match="must be longer"):
         service(FakeEngine(), stop_frame_timeout_s=5.0, engine_timeout_s=5.0)
 
 
-async def test_a_runaway_is_told_honestly() -> None:
+async def test_a_runaway_is_told_honestly():
     engine = FakeEngine()
     tts = service(engine, settings=Settings(max_frames=4, seed=11))
     ended = []
@@ -144,7 +142,7 @@ async def test_a_runaway_is_told_honestly() -> None:
     assert len(run.pcm) == 2 * 4 * FRAME_SAMPLES
 
 
-async def test_text_behind_the_end_of_its_speech_opens_nothing() -> None:
+async def test_text_behind_the_end_of_its_speech_opens_nothing():
     async with Run(service(FakeEngine(), TOKEN, settings=Settings(max_frames=4))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("This is longer than that. "))
         await run.until(lambda: [s.finish_reason for s in run.engine.streams] == ["length"])

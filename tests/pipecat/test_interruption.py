@@ -42,7 +42,7 @@ async def assert_quiet(run: Run) -> None:
     assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
 
-async def test_interruption_before_the_first_audio(mode: Mode) -> None:
+async def test_interruption_before_the_first_audio(mode):
     async with talk(mode, first_delay_s=5.0) as run:
         await run.turn(*STORY)
         await run.until(lambda: run.engine.speaking)
@@ -58,7 +58,7 @@ async def test_interruption_before_the_first_audio(mode: Mode) -> None:
     assert run.errors == []
 
 
-async def test_interruption_during_audio(mode: Mode) -> None:
+async def test_interruption_during_audio(mode):
     async with talk(mode, rtf=0.3) as run:
         await run.turn(*STORY)
         await run.until(TTSAudioRawFrame, 2)
@@ -79,7 +79,7 @@ async def test_interruption_during_audio(mode: Mode) -> None:
     )
 
 
-async def test_interruption_after_audio_costs_nothing(mode: Mode) -> None:
+async def test_interruption_after_audio_costs_nothing(mode):
     async with talk(mode) as run:
         await run.turn("Done.")
         await run.until(LLMFullResponseEndFrame)
@@ -90,7 +90,7 @@ async def test_interruption_after_audio_costs_nothing(mode: Mode) -> None:
     assert run.errors == []
 
 
-async def test_interruption_while_the_llm_still_writes(mode: Mode) -> None:
+async def test_interruption_while_the_llm_still_writes(mode):
     async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("It was a dark night. And "))
         await run.until(TTSAudioRawFrame)
@@ -101,7 +101,7 @@ async def test_interruption_while_the_llm_still_writes(mode: Mode) -> None:
     assert run.engine.streams[-1].text == "New turn."  # nothing of the old turn's text
 
 
-async def test_uninterruptible_speech_is_spoken_to_its_end(mode: Mode) -> None:
+async def test_uninterruptible_speech_is_spoken_to_its_end(mode):
     async with talk(mode, rtf=0.3) as run:
         await run.say("This call may be recorded.", interruptible=False)
         await run.until(TTSAudioRawFrame)
@@ -111,7 +111,7 @@ async def test_uninterruptible_speech_is_spoken_to_its_end(mode: Mode) -> None:
     assert run.order(*SPEECH) == [*SPEECH]
 
 
-async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode: Mode) -> None:
+async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode):
     async with talk(mode, rtf=0.3) as run:
         await run.say("Keep this one.", interruptible=False)
         await run.say("Drop this one, please, it is long.")
@@ -123,7 +123,7 @@ async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode: M
     assert not run.engine.speaking and run.engine.streams[0].finish_reason == "eos"
 
 
-async def test_a_turn_is_cancelled_while_settings_are_being_changed() -> None:
+async def test_a_turn_is_cancelled_while_settings_are_being_changed():
     """The frame in process is then uninterruptible, so `run_tts` is not cancelled."""
     engine = FakeEngine(rtf=0.5)
     tts = service(engine, TOKEN)
@@ -144,14 +144,14 @@ async def test_a_turn_is_cancelled_while_settings_are_being_changed() -> None:
         gate.set()
 
 
-async def test_the_conversation_remembers_what_was_heard_within_a_word(mode: Mode) -> None:
+async def test_the_conversation_remembers_what_was_heard_within_a_word(mode):
     async with asyncio.TaskGroup() as group:  # it takes as long as it takes to listen
         for rtf in (0.1, 0.7):
             for pace in (0.05, 0.1):
                 group.create_task(_barge_in(mode, rtf, pace, expected_pace=pace))
 
 
-async def test_an_unknown_pace_is_corrected_before_it_is_heard() -> None:
+async def test_an_unknown_pace_is_corrected_before_it_is_heard():
     await _barge_in(SENTENCE, rtf=0.05, pace=0.11, expected_pace=1 / 15)
 
 
@@ -181,7 +181,7 @@ async def _barge_in(mode: Mode, rtf: float, pace: float, expected_pace: float) -
     assert least <= len(remembered) <= most, (rtf, pace)
 
 
-async def test_speech_that_was_heard_is_remembered_whole() -> None:
+async def test_speech_that_was_heard_is_remembered_whole():
     engine = FakeEngine()
     context = LLMContext()
     output = WavOutput()
@@ -192,7 +192,7 @@ async def test_speech_that_was_heard_is_remembered_whole() -> None:
     assert [message["content"] for message in context.messages] == ["Yes, of course. I will."]
 
 
-async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode: Mode) -> None:
+async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode):
     async with talk(mode, rtf=0) as run:
         await run.turn(*STORY)
         await run.until(TTSStoppedFrame)  # ten seconds of audio have left
@@ -210,9 +210,7 @@ async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode: M
 
 
 @pytest.mark.parametrize("num_pipelines", [2, 4])
-async def test_pipelines_share_an_engine_without_hearing_each_other(
-    mode: Mode, num_pipelines: int
-) -> None:
+async def test_pipelines_share_an_engine_without_hearing_each_other(mode, num_pipelines):
     engine = FakeEngine(num_slots=4, rtf=0.2)
     runs = [Run(service(engine, mode)) for _ in range(num_pipelines)]
     async with asyncio.TaskGroup() as group:
@@ -230,7 +228,7 @@ async def _speak(run: Run, text: str) -> None:
         await run.until(TTSStoppedFrame)
 
 
-async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode: Mode) -> None:
+async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):
     engine = FakeEngine(num_slots=4, rtf=0.25)
     one, two, three, four = (Run(service(engine, mode)) for _ in range(4))
     async with one, two, three, four:
@@ -249,7 +247,7 @@ async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode: Mode
         assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # a chunk of ten frames, and no hole
 
 
-async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode: Mode) -> None:
+async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode):
     engine = FakeEngine(num_slots=1, rtf=0.5)
     async with Run(service(engine, mode)) as one, Run(service(engine, mode)) as two:
         await one.turn(*STORY)
@@ -262,7 +260,7 @@ async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode: Mode) 
         await two.until(TTSStoppedFrame)
 
 
-async def test_the_transport_falls_silent_at_once() -> None:
+async def test_the_transport_falls_silent_at_once():
     engine = FakeEngine(rtf=0.1)
     output = WavOutput()
     async with Run(service(engine), output) as run:

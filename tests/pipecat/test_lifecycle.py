@@ -22,7 +22,7 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
     TTSTextFrame,
 )
-from pipelines import SENTENCE, SPEECH, TOKEN, Mode, Run, WavOutput, service, talk
+from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, service, talk
 
 from qwen_megakernel.pipecat.contexts import ContextSpeech
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -31,7 +31,7 @@ from qwen_megakernel.tts_engine import TTSEngine
 # ---- ends ----------------------------------------------------------------------------------------
 
 
-async def test_an_end_frame_waits_for_all_speech(mode: Mode) -> None:
+async def test_an_end_frame_waits_for_all_speech(mode):
     async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.finish(timeout_s=3)
@@ -41,7 +41,7 @@ async def test_an_end_frame_waits_for_all_speech(mode: Mode) -> None:
     assert all(stream.finish_reason == "eos" for stream in run.engine.streams)
 
 
-async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode: Mode) -> None:
+async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode):
     async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
         await run.until(TTSAudioRawFrame)
@@ -51,9 +51,7 @@ async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode: Mode) -> None
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
-async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(
-    mode: Mode, interruptible: bool
-) -> None:
+async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(mode, interruptible):
     """With Pipecat's own `stop` this hangs until somebody cancels the process."""
     async with talk(mode, rtf=0.2) as run:
         await run.say("Goodbye and thank you for the call.", interruptible=interruptible)
@@ -68,7 +66,7 @@ async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(
         assert run.engine.streams[0].finish_reason == "eos"
 
 
-async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline() -> None:
+async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline():
     async with talk(TOKEN, rtf=0.3) as run:
         await run.say("Interrupt me.")
         await run.say("You cannot interrupt me.", interruptible=False)
@@ -82,7 +80,7 @@ async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-async def test_a_service_speaks_in_a_second_pipeline(mode: Mode, interrupted: bool) -> None:
+async def test_a_service_speaks_in_a_second_pipeline(mode, interrupted):
     """After an EndFrame; what was cancelled once, Pipecat lets do nothing more."""
     async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
@@ -103,7 +101,7 @@ async def test_a_service_speaks_in_a_second_pipeline(mode: Mode, interrupted: bo
     assert not run.errors
 
 
-async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode: Mode) -> None:
+async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode):
     async with talk(mode, rtf=0.5) as run:
         await run.turn("This is a long sentence that nobody will hear to its end.")
         await run.until(TTSAudioRawFrame)
@@ -112,7 +110,7 @@ async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode: Mode) -> N
     assert not run.engine.speaking and run.engine.streams[0].cancelled
 
 
-async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(mode: Mode) -> None:
+async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(mode):
     async with talk(mode, rtf=0.9) as run:
         await run.say("A long farewell that would take much too long to wait for.")
         await run.until(TTSAudioRawFrame)
@@ -124,7 +122,7 @@ async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(mode: Mode)
 
 
 @pytest.mark.parametrize("end", ["cancel", "cleanup"])
-async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end: str) -> None:
+async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end):
     engine = FakeEngine(rtf=0.5)
     # A processor that was cleaned up passes nothing on, so the worker has to give up on it.
     async with Run(tts := service(engine, TOKEN), cancel_timeout_secs=0.2) as run:
@@ -136,7 +134,7 @@ async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end: str)
         await run.ended()
 
 
-async def test_an_interruption_of_nothing_harms_nothing(mode: Mode) -> None:
+async def test_an_interruption_of_nothing_harms_nothing(mode):
     async with talk(mode) as run:
         for _ in range(3):
             await run.interrupt()
@@ -146,7 +144,7 @@ async def test_an_interruption_of_nothing_harms_nothing(mode: Mode) -> None:
     assert run.pcm == run.engine.streams[0].sent
 
 
-async def test_frames_keep_their_place_behind_speech(mode: Mode) -> None:
+async def test_frames_keep_their_place_behind_speech(mode):
     async with Run(service(FakeEngine(rtf=0.3), mode), WavOutput(speed=50)) as run:
         await run.turn("One.")
         await run.turn("Two.")
@@ -158,15 +156,13 @@ async def test_frames_keep_their_place_behind_speech(mode: Mode) -> None:
 # ---- engines -------------------------------------------------------------------------------------
 
 
-async def test_a_shared_engine_stays_open() -> None:
+async def test_a_shared_engine_stays_open():
     async with talk() as run:
         await run.say("Hello.")
     assert not run.engine.closed
 
 
-async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
     engine = FakeEngine()
     loaded = []
 
@@ -183,9 +179,7 @@ async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(
     assert loaded == ["tiny-random"] and engine.closed
 
 
-async def test_settings_that_fail_close_the_engine_that_was_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_settings_that_fail_close_the_engine_that_was_loaded(monkeypatch):
     engine = FakeEngine()
     monkeypatch.setattr(TTSEngine, "from_pretrained", lambda model: engine)
     with pytest.raises(ValueError, match="nobody"):
@@ -195,7 +189,7 @@ async def test_settings_that_fail_close_the_engine_that_was_loaded(
     assert engine.closed
 
 
-async def test_cleanup_may_come_twice_and_without_a_start() -> None:
+async def test_cleanup_may_come_twice_and_without_a_start():
     tts = service(FakeEngine())
     await tts.cleanup()
     await tts.cleanup()
@@ -205,7 +199,7 @@ async def test_cleanup_may_come_twice_and_without_a_start() -> None:
 
 
 @pytest.mark.parametrize("mode", [SENTENCE, pytest.param(TOKEN, marks=pytest.mark.ci)])
-async def test_two_hundred_turns_leave_nothing_behind(mode: Mode) -> None:
+async def test_two_hundred_turns_leave_nothing_behind(mode):
     engine = FakeEngine(num_slots=1, letter_s=0.02)
     async with Run(tts := service(engine, mode)) as run:
         await _turns(run, engine, 20)
@@ -256,7 +250,7 @@ def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
     }
 
 
-async def test_a_service_that_was_used_can_be_collected() -> None:
+async def test_a_service_that_was_used_can_be_collected():
     async with talk(TOKEN) as run:
         await run.turn("Hello.")
         await run.until(TTSStoppedFrame)
@@ -270,12 +264,12 @@ async def test_a_service_that_was_used_can_be_collected() -> None:
 # ---- import --------------------------------------------------------------------------------------
 
 
-def test_importing_the_service_does_not_load_torch() -> None:
+def test_importing_the_service_does_not_load_torch():
     code = "import qwen_megakernel.pipecat.service, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-async def test_the_first_frame_through_is_the_start_frame() -> None:
+async def test_the_first_frame_through_is_the_start_frame():
     async with Run(service(FakeEngine())) as run:
         await run.until(StartFrame)
     assert isinstance(run.after.log[0][1], StartFrame)

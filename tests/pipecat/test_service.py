@@ -25,7 +25,7 @@ from pipecat.metrics.metrics import (
     TTFBMetricsData,
     TTSUsageMetricsData,
 )
-from pipelines import SENTENCE, SPEECH, TOKEN, Mode, Run, WavOutput, logged, service, talk
+from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, logged, service, talk
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
@@ -36,7 +36,7 @@ SPEECH_FRAMES = (LLMFullResponseStartFrame, *SPEECH, LLMFullResponseEndFrame)
 # ---- frames and audio ----------------------------------------------------------------------------
 
 
-async def test_a_turn_is_started_spoken_and_stopped_once(mode: Mode) -> None:
+async def test_a_turn_is_started_spoken_and_stopped_once(mode):
     async with talk(mode) as run:
         await run.turn("Hello there. ", "How are ", "you today?")
         await run.until(LLMFullResponseEndFrame)
@@ -50,7 +50,7 @@ async def test_a_turn_is_started_spoken_and_stopped_once(mode: Mode) -> None:
     assert len(run.engine.streams) == (2 if mode is SENTENCE else 1)
 
 
-async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode: Mode) -> None:
+async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode):
     async with talk(mode) as run:
         await run.turn("One two three four. ", "Five six seven, eight nine. ", "Ten.")
         await run.until(TTSStoppedFrame)
@@ -60,7 +60,7 @@ async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode: Mode) -> None:
         assert len(frame.audio) % 2 == 0
 
 
-async def test_audio_leaves_while_the_rest_is_being_made(mode: Mode) -> None:
+async def test_audio_leaves_while_the_rest_is_being_made(mode):
     async with talk(mode, rtf=0.2) as run:
         await run.turn("This sentence is about three seconds long, so we can wait for it.")
         await run.until(TTSAudioRawFrame)
@@ -72,7 +72,7 @@ async def test_audio_leaves_while_the_rest_is_being_made(mode: Mode) -> None:
     assert run.pcm == run.sent
 
 
-async def test_chunks_have_the_sizes_asked_for() -> None:
+async def test_chunks_have_the_sizes_asked_for():
     async with Run(service(FakeEngine(), first_chunk_frames=2, chunk_frames=5)) as run:
         await run.say("A text that is long enough for some chunks.")
         await run.until(TTSStoppedFrame)
@@ -80,7 +80,7 @@ async def test_chunks_have_the_sizes_asked_for() -> None:
     assert frames[:4] == [2, 4, 5, 5]
 
 
-async def test_a_speak_frame_is_a_turn_of_its_own(mode: Mode) -> None:
+async def test_a_speak_frame_is_a_turn_of_its_own(mode):
     async with talk(mode) as run:
         await run.say("Welcome back.")
         await run.until(TTSStoppedFrame)
@@ -88,7 +88,7 @@ async def test_a_speak_frame_is_a_turn_of_its_own(mode: Mode) -> None:
     assert run.order(*kinds) == [*kinds]
 
 
-async def test_two_utterances_back_to_back_do_not_mix(mode: Mode) -> None:
+async def test_two_utterances_back_to_back_do_not_mix(mode):
     async with talk(mode, rtf=0.1) as run:
         await run.say("The first one.")
         await run.say("And the second one.")
@@ -97,7 +97,7 @@ async def test_two_utterances_back_to_back_do_not_mix(mode: Mode) -> None:
     assert run.pcm == run.sent
 
 
-async def test_speech_inside_a_turn_waits_for_the_turn(mode: Mode) -> None:
+async def test_speech_inside_a_turn_waits_for_the_turn(mode):
     async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One moment please. "))
         await run.say("Bing!")
@@ -109,7 +109,7 @@ async def test_speech_inside_a_turn_waits_for_the_turn(mode: Mode) -> None:
     assert sorted(stream.text.strip() for stream in run.engine.streams)[0] == "Bing!"
 
 
-async def test_a_slow_engine_keeps_the_order_of_frames(mode: Mode) -> None:
+async def test_a_slow_engine_keeps_the_order_of_frames(mode):
     async with talk(mode, rtf=0.6, first_delay_s=0.1) as run:
         await run.turn("Good day. ", "Bye.")
         await run.say("And more.")
@@ -118,7 +118,7 @@ async def test_a_slow_engine_keeps_the_order_of_frames(mode: Mode) -> None:
     assert run.pcm == run.sent
 
 
-async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode() -> None:
+async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode():
     async with talk(TOKEN, rtf=0.1) as run:
         await run.send(LLMFullResponseStartFrame())
         await run.send(LLMTextFrame("  Hello the"), LLMTextFrame("re my "), LLMTextFrame("fr"))
@@ -130,7 +130,7 @@ async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode() -> None:
     assert [stream.text for stream in run.engine.streams] == ["Hello there my friend, 50+ of you."]
 
 
-async def test_text_transforms_see_whole_words_in_token_mode() -> None:
+async def test_text_transforms_see_whole_words_in_token_mode():
     seen = []
 
     async def transform(text: str, kind: str) -> str:
@@ -144,7 +144,7 @@ async def test_text_transforms_see_whole_words_in_token_mode() -> None:
     assert run.engine.streams[0].text == "It has over fifty rooms."
 
 
-async def test_a_late_llm_stalls_the_request_and_ends_nothing() -> None:
+async def test_a_late_llm_stalls_the_request_and_ends_nothing():
     async with talk(TOKEN) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("A beginning "))
         await run.until(TTSAudioRawFrame)
@@ -156,7 +156,7 @@ async def test_a_late_llm_stalls_the_request_and_ends_nothing() -> None:
     assert run.pcm == run.sent and len(run.engine.streams) == 1
 
 
-async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode() -> None:
+async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode():
     codes = np.zeros((3, 4), np.int64)
     mario = Voice("mario", np.zeros(4, np.float32), codes=codes, transcript="It is me.")
     settings = MegakernelTTSService.Settings(voice="mario")
@@ -179,7 +179,7 @@ async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode() -> N
 # ---- sample rates --------------------------------------------------------------------------------
 
 
-async def test_transports_of_every_rate_play_all_audio_at_its_pitch() -> None:
+async def test_transports_of_every_rate_play_all_audio_at_its_pitch():
     async with asyncio.TaskGroup() as group:
         for rate in (8000, 16000, 24000, 48000):
             group.create_task(_play(rate))
@@ -202,7 +202,7 @@ async def _play(rate: int) -> None:
 # ---- metrics -------------------------------------------------------------------------------------
 
 
-async def test_metrics_are_reported_in_sentence_mode() -> None:
+async def test_metrics_are_reported_in_sentence_mode():
     async with talk(first_delay_s=0.1, rtf=0.1) as run:
         await run.turn("Hello there. ", "Bye now.")
         await run.until(LLMFullResponseEndFrame)
@@ -213,7 +213,7 @@ async def test_metrics_are_reported_in_sentence_mode() -> None:
     assert len(run.metrics(TTFAMetricsData)) == 1
 
 
-async def test_metrics_are_reported_once_a_turn_in_token_mode() -> None:
+async def test_metrics_are_reported_once_a_turn_in_token_mode():
     async with talk(TOKEN, first_delay_s=0.1) as run:
         await run.turn("Hello there. ", "Bye now.")
         await run.until(LLMFullResponseEndFrame)

@@ -1,7 +1,5 @@
 """Settings of the Pipecat service, at the start and while it runs."""
 
-from typing import Any
-
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -25,7 +23,7 @@ from qwen_megakernel.pipecat.service import MegakernelTTSService
 Settings = MegakernelTTSService.Settings
 
 
-async def test_settings_reach_the_engine() -> None:
+async def test_settings_reach_the_engine():
     engine = FakeEngine()
     settings = Settings(
         voice="vivian",
@@ -57,8 +55,8 @@ async def test_settings_reach_the_engine() -> None:
     ],
 )
 async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
-    language: Language | str | None, stored: str, splitter: str
-) -> None:
+    language, stored, splitter
+):
     given = service(FakeEngine(), settings=Settings(language=language))
     assert (given.settings.language, given.text_aggregation_language) == (stored, splitter)
     updated = service(FakeEngine(), settings=Settings(language="english"))
@@ -69,7 +67,7 @@ async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
     assert (updated.settings.language, updated.text_aggregation_language) == (stored, splitter)
 
 
-async def test_settings_change_between_sentences() -> None:
+async def test_settings_change_between_sentences():
     async with Run(service(FakeEngine(), settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. Two"))
         await run.send(TTSUpdateSettingsFrame(delta=TTSSettings(voice="vivian")))
@@ -82,7 +80,7 @@ async def test_settings_change_between_sentences() -> None:
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
-async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
+async def test_a_change_within_a_token_turn_opens_a_new_context():
     async with Run(service(FakeEngine(), TOKEN, settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Before it. "))
         await run.until(TTSStartedFrame)
@@ -107,7 +105,7 @@ async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
     ],
     ids=["voice", "language", "sampling", "seed"],
 )
-async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettings) -> None:
+async def test_settings_that_cannot_work_are_refused_as_a_whole(delta):
     async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("As before.")
@@ -125,14 +123,12 @@ async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettin
         (Settings(top_p=3.0), UsageError),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(
-    settings: TTSSettings, error: type[Exception]
-) -> None:
+def test_settings_that_cannot_work_are_refused_at_once(settings, error):
     with pytest.raises(error):
         service(FakeEngine(), settings=settings)
 
 
-def test_a_model_and_an_engine_are_one_too_many() -> None:
+def test_a_model_and_an_engine_are_one_too_many():
     with pytest.raises(UsageError, match="not both"):
         MegakernelTTSService(model_path="tiny-random", engine=FakeEngine())
 
@@ -152,19 +148,19 @@ def test_a_model_and_an_engine_are_one_too_many() -> None:
     ],
 )
 def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
-    argument: dict[str, Any], cure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    argument, cure, monkeypatch
+):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UsageError, match=cure):
         MegakernelTTSService(**argument)
 
 
-def test_arguments_of_the_base_class_reach_it() -> None:
+def test_arguments_of_the_base_class_reach_it():
     tts = service(FakeEngine(), name="voice of the agent", silence_time_s=0.5)
     assert tts.name == "voice of the agent" and tts._silence_time_s == 0.5
 
 
-async def test_no_setting_is_left_open() -> None:
+async def test_no_setting_is_left_open():
     tts = service(FakeEngine())
     assert set(tts.settings.given_fields()) == {
         name for name in Settings.__dataclass_fields__ if name not in ("extra", "_aliases")
@@ -172,7 +168,7 @@ async def test_no_setting_is_left_open() -> None:
     assert tts.settings.model == "hum"
 
 
-async def test_a_language_that_is_not_spoken_is_named_once() -> None:
+async def test_a_language_that_is_not_spoken_is_named_once():
     with logged() as lines:
         async with Run(service(FakeEngine())) as run:
             for language in (Language.SV, Language.EN, Language.SV):

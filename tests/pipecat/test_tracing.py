@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
-from pipelines import Mode, Run
+from pipelines import Run
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -43,9 +43,7 @@ def traced(tts: MegakernelTTSService) -> Run:
     return Run(tts, enable_tracing=True, enable_turn_tracking=True)
 
 
-async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
-    mode: Mode, spans: InMemorySpanExporter
-) -> None:
+async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(mode, spans):
     tts = MegakernelTTSService(engine=FakeEngine(first_delay_s=0.05), text_aggregation_mode=mode)
     async with traced(tts) as run:
         await run.turn("The first one. ", "And the second one.")
@@ -58,7 +56,7 @@ async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
     assert tts._tts_spans == {}
 
 
-async def test_an_interrupted_turn_ends_its_span(mode: Mode, spans: InMemorySpanExporter) -> None:
+async def test_an_interrupted_turn_ends_its_span(mode, spans):
     tts = MegakernelTTSService(engine=FakeEngine(rtf=0.5), text_aggregation_mode=mode)
     async with traced(tts) as run:
         await run.turn("It was a dark night, and nobody was out in the rain but me.")

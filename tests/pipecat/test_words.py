@@ -15,7 +15,7 @@ from pipecat.frames.frames import (
     TTSTextFrame,
 )
 from pipecat.transcriptions.language import Language
-from pipelines import SENTENCE, TOKEN, Mode, Run, service, talk
+from pipelines import SENTENCE, TOKEN, Run, service, talk
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -25,7 +25,7 @@ SAID = "Hello there my friend. It is a fine day, is it not?"
 # ---- words ---------------------------------------------------------------------------------------
 
 
-async def test_every_word_is_told_once_in_order_at_its_time(mode: Mode) -> None:
+async def test_every_word_is_told_once_in_order_at_its_time(mode):
     async with talk(mode, letter_s=0.09) as run:
         await run.turn(SAID[:23], SAID[23:40], SAID[40:])
         await run.until(LLMFullResponseEndFrame)
@@ -37,7 +37,7 @@ async def test_every_word_is_told_once_in_order_at_its_time(mode: Mode) -> None:
     assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
 
 
-async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order() -> None:
+async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order():
     engine = FakeEngine()
     async with Run(tts := service(engine, TOKEN)) as run:
         add, is_complete, told = tts._add_word_timestamps, asyncio.Event(), []
@@ -62,7 +62,7 @@ async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_thei
     assert words == ["It", "is", "half", "past", "nine"]
 
 
-async def test_words_begin_where_something_can_be_heard(mode: Mode) -> None:
+async def test_words_begin_where_something_can_be_heard(mode):
     async with talk(mode, silent_frames=5) as run:
         await run.say("Hello there my friend.")
         await run.until(TTSStoppedFrame)
@@ -72,7 +72,7 @@ async def test_words_begin_where_something_can_be_heard(mode: Mode) -> None:
     assert told_late_s == pytest.approx(5 * 0.08, abs=0.1 + run.slack_s)
 
 
-async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode: Mode) -> None:
+async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode):
     engine = FakeEngine()
     async with Run(
         service(engine, mode, settings=MegakernelTTSService.Settings(language=Language.ZH))
@@ -85,7 +85,7 @@ async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode: 
     assert all(word.includes_inter_frame_spaces for word in words if word.text != "Python")
 
 
-async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
+async def test_a_word_is_never_timed_before_its_audio_is_heard():
     async with talk() as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Short one. And "))
         await run.until(lambda: run.engine.streams and run.engine.streams[0].finish_reason)
@@ -101,7 +101,7 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
 
 
 @pytest.mark.parametrize("text", ["😀😀", "...", " — ", "\U0001f44d"])
-async def test_text_without_sound_is_a_moment_of_silence(mode: Mode, text: str) -> None:
+async def test_text_without_sound_is_a_moment_of_silence(mode, text):
     async with talk(mode) as run:
         for _ in range(4):  # after three contexts without audio a service is written off
             await run.turn(text)
@@ -114,7 +114,7 @@ async def test_text_without_sound_is_a_moment_of_silence(mode: Mode, text: str) 
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n"])
-async def test_empty_text_is_no_turn_at_all(mode: Mode, text: str) -> None:
+async def test_empty_text_is_no_turn_at_all(mode, text):
     async with talk(mode) as run:
         await run.turn(text)
         await run.say(text)
@@ -123,14 +123,14 @@ async def test_empty_text_is_no_turn_at_all(mode: Mode, text: str) -> None:
     assert run.engine.streams == []
 
 
-async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode: Mode) -> None:
+async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode):
     async with talk(mode) as run:
         await run.turn("All done! ", "🎉")
         await run.until(TTSStoppedFrame, timeout_s=2)
     assert run.errors == []
 
 
-async def test_ten_thousand_characters_are_spoken(mode: Mode) -> None:
+async def test_ten_thousand_characters_are_spoken(mode):
     engine = FakeEngine(rtf=0, letter_s=0.004)
     text = "A sentence of forty characters in total. " * 244
     async with Run(service(engine, mode)) as run:
@@ -142,7 +142,7 @@ async def test_ten_thousand_characters_are_spoken(mode: Mode) -> None:
     )
 
 
-async def test_long_speech_is_cut_into_sentences_of_one_context(mode: Mode) -> None:
+async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
     """Following the words of 10,000 characters at once, Pipecat keeps the loop for a second."""
     engine = FakeEngine(rtf=0, letter_s=0.004)
     text = "A sentence of forty characters in total. " * 100
@@ -163,7 +163,7 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode: Mode) -> N
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
-async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it() -> None:
+async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it():
     async def plain(text: str, kind: str) -> str:
         return text.replace("*", "")
 

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 import waveforms
-from sheen_toys import BY_HEART, CODEBOOK_SIZE, SNAC_CONFIG, TEXTS
+from sheen_toys import BY_HEART, CODEBOOK_SIZE, QWEN2_CONFIG, SNAC_CONFIG, TEXTS
 
 from qwen_megakernel.sheen.training.job import Job, train_voice
 
@@ -48,18 +48,8 @@ def base_folder(
 
     folder = tmp_path_factory.mktemp("qwen")
     tokenizer = AutoTokenizer.from_pretrained(model_folder("tiny-random"))
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) + 40,  # padded, as the released ones are
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        initializer_range=0.1,  # else the past hardly matters to what follows
-    )
+    rows = len(tokenizer) + 40  # padded, as the released ones are
+    config = Qwen2Config(vocab_size=rows, rope_theta=1e6, **QWEN2_CONFIG)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         Qwen2ForCausalLM(config).save_pretrained(folder)

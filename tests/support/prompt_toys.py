@@ -164,14 +164,11 @@ class Toy:
         return self.builder.build(ids, request, text_open=text_open)
 
 
-def handed_over(call, *args, **kwargs) -> dict:
-    """What the official code hands to the talker: inputs_embeds, trailing_text_hidden, ..."""
+def assert_same_prompt(prefill, call, **kwargs) -> None:
+    """`call` of the official code hands the talker the same prompt as `prefill`."""
     with pytest.raises(Handover) as caught:
-        call(*args, **kwargs)
-    return caught.value.args[0]
-
-
-def assert_same_prompt(prefill, inputs: dict) -> None:
+        call(**kwargs)
+    inputs = caught.value.args[0]  # inputs_embeds, trailing_text_hidden, ...
     close = {"atol": PROMPT_F32, "rtol": 0}
     assert inputs["attention_mask"].all()
     torch.testing.assert_close(prefill.embeds, inputs["inputs_embeds"][0], **close)

@@ -53,3 +53,13 @@ SNAC_CONFIG = {
     "noise": True,
     "depthwise": True,
 }  # as the published 24 kHz one, but for the two widths (48 and 1024)
+QWEN2_CONFIG = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,  # else the past hardly matters to what follows
+}

@@ -165,7 +165,7 @@ def _start(engine: Any, request: dict[str, Any]) -> Any:
 def write_sheen_voice(folder: Path) -> None:
     """A small untrained voice; its weights are drawn, so that they are the same on every CPU."""
     import torch
-    from sheen_toys import CODEBOOK_SIZE, SNAC_CONFIG
+    from sheen_toys import CODEBOOK_SIZE, QWEN2_CONFIG, SNAC_CONFIG
     from snac import SNAC
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
@@ -180,18 +180,7 @@ def write_sheen_voice(folder: Path) -> None:
         torch.save(SNAC(**SNAC_CONFIG).state_dict(), snac / "pytorch_model.bin")
         (snac / "config.json").write_text(json.dumps(SNAC_CONFIG))
         tokenizer = AutoTokenizer.from_pretrained(loading.resolve("tiny-random").folder)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) + 40,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            initializer_range=0.1,
-        )
-        model = Qwen2ForCausalLM(config)
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 40, **QWEN2_CONFIG))
         tokens = add_audio_tokens(tokenizer, CODEBOOK_SIZE)
         resize_embeddings(model, tokenizer)
         for weight in model.parameters():  # drawn once more: resizing solves equations
