@@ -4,6 +4,7 @@ The same text, voice, language and instruct go into our engine and into the offi
 must be identical (greedy, float32), and samples equal.
 """
 
+import functools
 import types
 from itertools import product
 
@@ -79,18 +80,35 @@ def run_official(model, call):
     return codes[0].numpy(), wavs[0]
 
 
-def compare(tts, model, call, text=TEXT, **options):
-    codes, wav = run_official(model, call)
-    ours = tts.synthesize(
-        text, max_frames=NUM_FRAMES, chunk_frames=5, split="off", **GREEDY, **options
-    )
-    assert np.array_equal(ours.codes, codes)
-    assert len(ours.audio) == len(codes) * 1920
-    # Officially one sample is lost now and then: the cut of the reference is a float product.
-    missing = len(ours.audio) - len(wav)
-    assert 0 <= missing <= 1 and (missing == 0 or options.get("voice") is not None)
-    assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
-    return ours
+@pytest.fixture
+def compare(engine, official_model):
+    """compare(name, method, text, **options): one request to both, its options as ours are named.
+
+    Args:
+        method: of the official wrapper.
+    """
+
+    def compare(name, method, text=TEXT, **options):
+        theirs = {key: options[key] for key in ("language", "instruct") if key in options}
+        if isinstance(voice := options.get("voice"), str):
+            theirs["speaker"] = voice
+        elif voice is not None:
+            theirs["voice_clone_prompt"] = [official_item(voice)]
+        if "text_feed" in options:
+            theirs["non_streaming_mode"] = options["text_feed"] == "full"
+        model = official_model(name)
+        call = functools.partial(getattr(model, method), text, **theirs)
+        codes, wav = run_official(model, call)
+        options |= {"max_frames": NUM_FRAMES, "chunk_frames": 5, "split": "off"}
+        ours = engine(name).synthesize(text, **GREEDY, **options)
+        assert np.array_equal(ours.codes, codes)
+        assert len(ours.audio) == len(codes) * 1920
+        # Officially one sample is lost now and then: the cut of the reference is a float product.
+        missing = len(ours.audio) - len(wav)
+        assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
+        assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
+
+    return compare
 
 
 def some(in_every_run, *values):
@@ -109,48 +127,21 @@ VOICES = (("vivian", "auto", False), ("eric", "chinese", True), ("vivian", "engl
     ("speaker", "language", "full"),
     some(VOICES, ("vivian", "eric"), ("auto", "chinese", "english"), (False, True)),
 )
-def test_custom_voice(engine, official_model, speaker, language, full):
-    name = "tiny-random"
-    compare(
-        engine(name),
-        model := official_model(name),
-        lambda **kwargs: model.generate_custom_voice(
-            TEXT, speaker=speaker, language=language, non_streaming_mode=full, **kwargs
-        ),
-        voice=speaker,
-        language=language,
-        text_feed="full" if full else "stepwise",
-    )
+def test_custom_voice(compare, speaker, language, full):
+    feed = "full" if full else "stepwise"
+    options = {"voice": speaker, "language": language, "text_feed": feed}
+    compare("tiny-random", "generate_custom_voice", **options)
 
 
-def test_custom_voice_of_the_large_model_follows_instruct(engine, official_model):
-    name, instruct = "tiny-random-1.7b", "Speak slowly."
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_custom_voice(
-            TEXT, speaker="ryan", language="english", instruct=instruct, **kwargs
-        ),
-        voice="ryan",
-        language="english",
-        instruct=instruct,
-    )
+def test_custom_voice_of_the_large_model_follows_instruct(compare):
+    options = {"voice": "ryan", "language": "english", "instruct": "Speak slowly."}
+    compare("tiny-random-1.7b", "generate_custom_voice", **options)
 
 
 @pytest.mark.parametrize("instruct", ["A calm old man.", ""])
-def test_voice_design(engine, official_model, instruct):
-    name = "tiny-random-design"
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_voice_design(
-            TEXT, instruct=instruct, language="french", **kwargs
-        ),
-        instruct=instruct,
-        language="french",
-    )
+def test_voice_design(compare, instruct):
+    options = {"instruct": instruct, "language": "french"}
+    compare("tiny-random-design", "generate_voice_design", **options)
 
 
 BASE, LARGE_BASE = "tiny-random-base", "tiny-random-base-1.7b"
@@ -160,38 +151,15 @@ CLONES = ((BASE, False, True), (BASE, True, False), (LARGE_BASE, True, True))
 @pytest.mark.parametrize(
     ("name", "in_context", "full"), some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True))
 )
-def test_cloned_voice(engine, official_model, name, in_context, full):
-    tts, model = engine(name), official_model(name)
-    voice = clone_voice(tts.config, in_context)
-    compare(
-        tts,
-        model,
-        lambda **kwargs: model.generate_voice_clone(
-            TEXT,
-            language="english",
-            voice_clone_prompt=[official_item(voice)],
-            non_streaming_mode=full,
-            **kwargs,
-        ),
-        voice=voice,
-        language="english",
-        text_feed="full" if full else "stepwise",
-    )
+def test_cloned_voice(compare, engine, name, in_context, full):
+    voice = clone_voice(engine(name).config, in_context)
+    feed = "full" if full else "stepwise"
+    compare(name, "generate_voice_clone", voice=voice, language="english", text_feed=feed)
 
 
-def test_a_long_text_in_one_go(engine, official_model):
-    name = "tiny-random"
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_custom_voice(
-            LONG_TEXT, speaker="serena", language="english", **kwargs
-        ),
-        text=LONG_TEXT,
-        voice="serena",
-        language="english",
-    )
+def test_a_long_text_in_one_go(compare):
+    options = {"voice": "serena", "language": "english"}
+    compare("tiny-random", "generate_custom_voice", LONG_TEXT, **options)
 
 
 def test_the_vocoder_gives_the_official_samples(engine, official_model):

@@ -26,12 +26,11 @@ def read(live):
 
 
 def test_requests_are_counted_timed_and_told_apart():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=0.001)) as live:
         live.speak("One.")
         live.speak("Two.", stream=False)
         live.speak("Two.", stream=True)
-        engine.fail_after, engine.error = 1, GenerationError("planted")
+        live.engine.fail_after, live.engine.error = 1, GenerationError("planted")
         live.speak("Three.", stream=True)
         live.speak(voice="nobody")
         live.client.get("/nothing")

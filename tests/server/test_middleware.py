@@ -311,8 +311,7 @@ async def test_head_has_no_body_on_any_server_of_the_app():
 
 
 def test_what_nobody_expected_is_a_500_without_its_details(monkeypatch):
-    engine = FakeEngine(refusal=RuntimeError("a secret"))
-    with serving(engine) as live:
+    with serving(FakeEngine(refusal=RuntimeError("a secret"))) as live:
         facts = assert_error(live.speak(SHORT), 500, "internal_error")
         assert "secret" not in facts["message"]
         assert not live.service.admission.running

@@ -163,8 +163,7 @@ async def test_text_after_the_end_of_its_speech_belongs_to_it_until_it_is_done(l
 
 
 async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=1.0)) as live:
         async with session(live) as socket:
             await say(socket, "input.text", text=STORY * 3)
             while not isinstance(await hear(socket), bytes):
@@ -173,24 +172,23 @@ async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
             await say(socket, "response.cancel")
             events, _ = await hear_until(socket)
             assert [event["finish_reason"] for event in events] == ["cancelled"] * 2
-            assert not engine.speaking
-            engine.rtf = 0.001
+            assert not live.engine.speaking
+            live.engine.rtf = 0.001
             events, audio = await speak(socket, "And now?")
             assert events[-1]["finish_reason"] == "eos" and events[-1]["utterance_index"] == 1
-            assert audio == engine.streams[1].sent
+            assert audio == live.engine.streams[1].sent
 
 
 async def test_cancelling_takes_what_waits_along():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine) as live:
+    with serving(FakeEngine(stall_after=1)) as live:
         async with session(live) as socket:
             for text in ("One.", "Two.", "Three."):
                 await say(socket, "input.text", text=text)
                 await say(socket, "input.done")
-            wait_until(lambda: engine.speaking)
+            wait_until(lambda: live.engine.speaking)
             await say(socket, "response.cancel")
             reasons = [(await hear_until(socket))[0][-1]["finish_reason"] for _ in range(3)]
-            assert reasons == ["cancelled"] * 3 and len(engine.streams) == 1
+            assert reasons == ["cancelled"] * 3 and len(live.engine.streams) == 1
             await say(socket, "response.cancel")  # nothing is left; nothing happens
             await say(socket, "session.close")
             with pytest.raises(ConnectionClosed):
@@ -210,8 +208,7 @@ async def test_an_utterance_that_waits_for_its_whole_text_can_be_cancelled(live,
 
 @pytest.mark.parametrize("politely", [True, False])
 async def test_a_connection_that_goes_away_frees_its_slot(politely):
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=1.0)) as live:
         async with session(live) as socket:
             await say(socket, "input.text", text=STORY)
             while not isinstance(await hear(socket), bytes):
@@ -220,17 +217,16 @@ async def test_a_connection_that_goes_away_frees_its_slot(politely):
                 await say(socket, "session.close")
             else:
                 socket.transport.abort()
-            await asyncio.to_thread(wait_until, lambda: not engine.speaking)
+            await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
         await asyncio.to_thread(live.settle)
 
 
 async def test_a_client_that_does_not_read_is_cut():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine, send_buffer=8192, stall_timeout_s=0.5) as live:
+    with serving(FakeEngine(rtf=0.001), send_buffer=8192, stall_timeout_s=0.5) as live:
         async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
             await say(socket, "input.text", text=(STORY * 60)[:4096])
             await say(socket, "input.done")
-            await asyncio.to_thread(wait_until, lambda: engine.streams)
+            await asyncio.to_thread(wait_until, lambda: live.engine.streams)
             await asyncio.to_thread(live.settle)
             with pytest.raises(ConnectionClosed):
                 await hear_until(socket)

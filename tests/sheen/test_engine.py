@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak, speaker
+from tiny_speech import feed_and_end
 from tolerances import SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
@@ -146,11 +147,7 @@ def test_long_text_is_spoken_in_parts(engine):
 
 def test_text_that_arrives_in_pieces_is_spoken_as_one(engine):
     whole = engine.synthesize(HELLO, **GREEDY).codes.tolist()
-    stream = engine.stream(text_open=True, **GREEDY)
-    stream.feed(HELLO[:3])
-    stream.feed(HELLO[3:])
-    stream.end_text()
-    assert sum(chunk.num_frames for chunk in stream) == len(whole)
+    stream = feed_and_end(engine.stream(text_open=True, **GREEDY), HELLO[:3], HELLO[3:])
     assert stream.codes.tolist() == whole and stream.finish_reason == "eos"
 
 
@@ -160,17 +157,12 @@ def test_text_in_pieces_begins_with_the_first_whole_part(engine):
     for word in ("həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. " * 7).split(" "):
         stream.feed(word + " ")
     assert next(stream).num_frames == 1
-    stream.end_text()
-    list(stream)
-    assert stream.num_parts >= 2
+    assert feed_and_end(stream).num_parts >= 2
 
 
 def test_pieces_without_a_word_are_an_error(engine):
-    stream = engine.stream(text_open=True)
-    stream.feed("... ")
-    stream.end_text()
     with pytest.raises(EmptyText):
-        list(stream)
+        feed_and_end(engine.stream(text_open=True), "... ")
 
 
 def test_closing_a_stream_frees_its_slot(engine):

@@ -9,7 +9,7 @@ import soundfile
 from pipecat.frames.frames import TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
-from tiny_speech import tiny_engine
+from tiny_speech import feed_and_end, tiny_engine
 from tolerances import LOGITS_F32, PCM16
 
 from qwen_megakernel import TTSEngine
@@ -159,12 +159,9 @@ def test_streamed_in_any_chunks_it_is_the_whole(engine):
 
 def test_fed_by_the_word_it_is_the_whole_text_stepwise(engine):
     whole = engine.synthesize(TEXT, seed=6, text_feed="stepwise")
+    first, *rest = TEXT.split(" ")
     stream = engine.stream(text_open=True, seed=6)
-    for word in TEXT.split(" "):
-        stream.feed(word if word == "Your" else f" {word}")
-    stream.end_text()
-    for _ in stream:
-        pass
+    feed_and_end(stream, first, *(f" {word}" for word in rest))
     np.testing.assert_array_equal(stream.codes, whole.codes)
     assert stream.finish_reason == "eos"
 
