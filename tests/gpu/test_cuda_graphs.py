@@ -1,8 +1,8 @@
 """Recording and replaying (cuda_graphs.py), with a GPU that only takes notes."""
 
 import contextlib
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -64,11 +64,9 @@ def test_two_engines_record_one_after_the_other(notes):
     def record():
         Graphs(torch.device("cuda")).run("key", lambda: time.sleep(0.02))
 
-    threads = [threading.Thread(target=record) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(record)
     assert ["recorded" if note == "recorded" else note[0] for note in notes] == [
         *("recording", "recorded", "recording", "recorded")
     ]

@@ -104,6 +104,12 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
     return SimpleNamespace(config=config, talker=weights)
 
 
+def checkpoint(shape: str = "small", weights: str | None = None, **options: Any) -> Any:
+    """`random_checkpoint` of one of `SHAPES`, with int8 layers where `weights` names them."""
+    made = random_checkpoint(small_config(**SHAPES[shape]), **options)
+    return with_int8(made, weights) if weights else made
+
+
 def with_int8(checkpoint: Any, weights: str) -> Any:
     """The same model with int8 layers, as `weights` of `choices.WEIGHTS` says."""
     talker = int8.quantize(checkpoint.talker, weights)

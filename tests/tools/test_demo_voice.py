@@ -101,22 +101,11 @@ def test_an_instruction_is_ignored_not_read_aloud(engine, caplog):
 @pytest.mark.parametrize("feed", FEEDS)
 def test_the_official_classes_say_the_same(engine, official_model, feed):
     model = official_model(DEMO_VOICE)
-    wavs, rate = model.generate_custom_voice(
-        TEXT,
-        speaker="demo",
-        language="english",
-        non_streaming_mode=feed == "full",
-        do_sample=False,
-        subtalker_dosample=False,
-    )
-    ours = engine.synthesize(
-        TEXT,
-        voice="demo",
-        language="english",
-        text_feed=feed,
-        do_sample=False,
-        subtalker_do_sample=False,
-    )
+    options = {"language": "english", "do_sample": False}
+    theirs = options | {"subtalker_dosample": False, "non_streaming_mode": feed == "full"}
+    wavs, rate = model.generate_custom_voice(TEXT, speaker="demo", **theirs)
+    ours = options | {"subtalker_do_sample": False, "text_feed": feed}
+    ours = engine.synthesize(TEXT, voice="demo", **ours)
     assert rate == engine.sample_rate and ours.finish_reason == "eos"
     assert len(wavs[0]) == len(ours.audio)
     assert np.abs(wavs[0] - ours.audio).max() <= PCM16

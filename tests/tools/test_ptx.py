@@ -280,9 +280,7 @@ CASES = [
 @needs_nvcc
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
 def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
-    if weights:
-        checkpoint = k.with_int8(checkpoint, weights)
+    checkpoint = k.checkpoint(shape, weights)
     emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, 16, device=CPU, dtype=dtype))
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
     small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
@@ -316,7 +314,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault):
     pattern, replacement, message = FAULTS[fault]
-    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint = k.checkpoint()
     right = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a")
     wrong = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", (pattern, replacement))
     expected = frames(right, Sampling.greedy())[0]

@@ -17,7 +17,7 @@ from qwen_megakernel.records import Sampling
 @pytest.fixture
 def counted(make_decoder, monkeypatch):
     """A decoder, and the entry points of its library in the order they are called."""
-    decoder = make_decoder(KernelDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(KernelDecoder, k.checkpoint())
     calls: list[str] = []
     for name in ("step", "forward"):
         launch = getattr(decoder.library, name)
@@ -86,7 +86,7 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
             name,
             lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
         )
-    decoder = make_decoder(KernelDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(KernelDecoder, k.checkpoint())
     k.start(decoder, 0, Sampling(), seed=1)
     decoder.step([0], 1)
     where = decoder.device
@@ -95,8 +95,7 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
 
 @pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
 def test_a_step_may_be_started_and_waited_for_apart(make_decoder, kind):
-    checkpoint = k.random_checkpoint(k.small_config())
-    decoder = make_decoder(kind, checkpoint, num_slots=18)
+    decoder = make_decoder(kind, k.checkpoint(), num_slots=18)
     slots = list(range(18))  # more than one launch of the kernel holds
     for slot in slots:
         k.start(decoder, slot, Sampling(), seed=slot + 1)
@@ -112,7 +111,7 @@ def test_a_step_may_be_started_and_waited_for_apart(make_decoder, kind):
 
 @pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
 def test_a_cancelled_launch_gives_whole_frames_and_does_not_reach_the_next(make_decoder, kind):
-    decoder = make_decoder(kind, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(kind, k.checkpoint())
     k.start(decoder, 0, Sampling(), seed=1)
     expected = decoder.step([0], 4).codes
     k.start(decoder, 0, Sampling(), seed=1)
