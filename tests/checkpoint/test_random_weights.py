@@ -46,16 +46,11 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
 
 def test_greedy_decoding_lives_and_ends(official_model):
     model = official_model("tiny-random-design")
+    greedy = {"do_sample": False, "subtalker_dosample": False}
+    greedy |= {"language": "english", "max_new_tokens": 60}
     lengths = []
     for text in TEXTS:
-        audio, rate = model.generate_voice_design(
-            text=text,
-            instruct="calm",
-            language="english",
-            do_sample=False,
-            subtalker_dosample=False,
-            max_new_tokens=60,
-        )
+        audio, rate = model.generate_voice_design(text=text, instruct="calm", **greedy)
         lengths.append(len(audio[0]) // 1920)
         assert rate == 24000
         assert 0.05 < audio[0].std() < 0.3

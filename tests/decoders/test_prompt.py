@@ -1,6 +1,5 @@
 """Every row layout against the official classes, captured where they hand over to the talker."""
 
-import functools
 import logging
 from dataclasses import replace
 
@@ -35,37 +34,26 @@ EVERY_LANGUAGE = [("ryan", language) for language in LANGUAGES]
 def test_custom_voice_prompt_equals_the_official_one(
     custom_voice_toy, speaker, language, text_feed
 ):
-    assert_same_prompt(
-        custom_voice_toy.build(voice=speaker, language=language, text_feed=text_feed),
-        custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker=speaker,
-        language=language,
-        non_streaming_mode=FEEDS[text_feed],
-    )
+    request = {"voice": speaker, "language": language, "text_feed": text_feed}
+    custom_voice_toy.assert_official("generate_custom_voice", **request)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("instruct", [None, "", INSTRUCT])
 @pytest.mark.parametrize("voice", [None, "ryan"])
 def test_custom_voice_prompt_with_instruct(custom_voice_toy, voice, instruct, text_feed):
-    options = {"language": "english", "instruct": instruct}
-    assert_same_prompt(
-        custom_voice_toy.build(voice=voice, text_feed=text_feed, **options),
-        custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker=voice,
-        non_streaming_mode=FEEDS[text_feed],
-        **options,
+    request = {"voice": voice, "instruct": instruct, "text_feed": text_feed}
+    theirs = {"speaker": voice}
+    custom_voice_toy.assert_official(
+        "generate_custom_voice", language="english", theirs=theirs, **request
     )
 
 
 def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_toy, caplog):
-    toy, options = small_custom_voice_toy, {"language": "auto", "instruct": INSTRUCT}
-    official = functools.partial(toy.official.generate_custom_voice, speaker="ryan", **options)
+    request = {"voice": "ryan", "language": "auto", "instruct": INSTRUCT}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same_prompt(toy.build(voice="ryan", instruct=INSTRUCT), official, text=TEXT)
+            small_custom_voice_toy.assert_official("generate_custom_voice", **request)
     [record] = caplog.records
     assert "instruct is ignored" in record.message
 
@@ -76,14 +64,8 @@ def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_t
 def test_voice_design_prompt_equals_the_official_one(
     voice_design_toy, instruct, language, text_feed
 ):
-    options = {"language": language, "instruct": instruct}
-    assert_same_prompt(
-        voice_design_toy.build(text_feed=text_feed, **options),
-        voice_design_toy.official.generate_voice_design,
-        text=TEXT,
-        non_streaming_mode=FEEDS[text_feed],
-        **options,
-    )
+    request = {"language": language, "instruct": instruct, "text_feed": text_feed}
+    voice_design_toy.assert_official("generate_voice_design", **request)
 
 
 # The text has 8 tokens and its end, the transcript 7: 16 rows beside 1 + num_frames codec rows.
@@ -99,14 +81,9 @@ def test_cloned_voice_prompt_equals_the_official_one(base_toy, num_frames, langu
         icl_mode=bool(num_frames),
         ref_text=voice.transcript,
     )
-    assert_same_prompt(
-        base_toy.build(voice=voice, language=language, text_feed=text_feed),
-        base_toy.official.generate_voice_clone,
-        text=TEXT,
-        language=language,
-        voice_clone_prompt=[item],
-        non_streaming_mode=FEEDS[text_feed],
-    )
+    request = {"voice": voice, "language": language, "text_feed": text_feed}
+    theirs = {"voice_clone_prompt": [item]}
+    base_toy.assert_official("generate_voice_clone", theirs=theirs, **request)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
@@ -145,17 +122,14 @@ def test_base_without_voice_equals_the_official_low_level_call(base_toy, languag
 
 
 @pytest.mark.parametrize(
-    ("toy", "call", "options"),
+    ("toy", "method", "options"),
     [
-        ("custom_voice_toy", "generate_custom_voice", {"speaker": "ryan"}),
+        ("custom_voice_toy", "generate_custom_voice", {"voice": "ryan"}),
         ("voice_design_toy", "generate_voice_design", {"instruct": INSTRUCT}),
     ],
 )
-def test_text_feed_auto_is_the_official_default(request, toy, call, options):
-    toy = request.getfixturevalue(toy)
-    prefill = toy.build(voice=options.get("speaker"), instruct=options.get("instruct"))
-    official = getattr(toy.official, call)
-    assert_same_prompt(prefill, official, text=TEXT, language="auto", **options)
+def test_text_feed_auto_is_the_official_default(request, toy, method, options):
+    request.getfixturevalue(toy).assert_official(method, language="auto", **options)
 
 
 def test_text_feed_auto_is_stepwise_for_base(base_toy):

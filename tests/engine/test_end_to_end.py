@@ -5,16 +5,16 @@ must be identical (greedy, float32), and samples equal.
 """
 
 import functools
-import types
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import truths
 from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16
 
-from qwen_megakernel import Voice
 from qwen_megakernel.validation import official
 
 TEXT = "Hello there, how are you today?"
@@ -38,16 +38,6 @@ def engine(cache_folder):
     yield get
     for tts in made.values():
         tts.close()
-
-
-def clone_voice(config, in_context):
-    rng = np.random.default_rng(3)
-    return Voice(
-        "someone",
-        x_vector=rng.standard_normal(config.talker.stack.hidden_size).astype(np.float32),
-        codes=rng.integers(0, 2000, (9, config.talker.num_code_groups)) if in_context else None,
-        transcript="It is not." if in_context else None,
-    )
 
 
 def official_item(voice):
@@ -152,7 +142,7 @@ CLONES = ((BASE, False, True), (BASE, True, False), (LARGE_BASE, True, True))
     ("name", "in_context", "full"), some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True))
 )
 def test_cloned_voice(compare, engine, name, in_context, full):
-    voice = clone_voice(engine(name).config, in_context)
+    voice = truths.voice("in context" if in_context else "x-vector")(engine(name))
     feed = "full" if full else "stepwise"
     compare(name, "generate_voice_clone", voice=voice, language="english", text_feed=feed)
 
@@ -174,19 +164,11 @@ def test_the_vocoder_gives_the_official_samples(engine, official_model):
 def test_prompts_are_made_before_any_frame_and_constants_once(engine, monkeypatch):
     """LEDGER E10: the second request embeds its own text and nothing else."""
     tts = engine("tiny-random")
-    embeddings = tts._prompts._embeddings
-    calls = []
-    monkeypatch.setattr(
-        tts._prompts,
-        "_embeddings",
-        types.SimpleNamespace(
-            text=lambda ids: calls.append(ids.tolist()) or embeddings.text(ids),
-            codec=lambda ids: calls.append(ids.tolist()) or embeddings.codec(ids),
-            frames=embeddings.frames,
-        ),
-    )
+    seen = Mock(wraps=tts._prompts._embeddings)
+    monkeypatch.setattr(tts._prompts, "_embeddings", seen)
     body = tts._tokenizer.encode(TEXT).body.tolist()
     for _ in range(2):
-        calls.clear()
+        seen.reset_mock()
         tts.synthesize(TEXT, voice="vivian", max_frames=2)
-    assert calls == [body]
+    calls = seen.text.call_args_list + seen.codec.call_args_list
+    assert [call.args[0].tolist() for call in calls] == [body]

@@ -41,11 +41,15 @@ def base_engine(backend: str) -> Iterator[TTSEngine]:
         yield engine
 
 
-def service(engine: TTSEngine, mode: Mode = SENTENCE, **settings: object) -> MegakernelTTSService:
+def service(
+    engine: TTSEngine,
+    mode: Mode = SENTENCE,
+    voices: dict[str, Voice] | None = None,
+    **settings: object,
+) -> MegakernelTTSService:
+    settings = MegakernelTTSService.Settings(**OPTIONS | settings)
     return MegakernelTTSService(
-        engine=engine,
-        text_aggregation_mode=mode,
-        settings=MegakernelTTSService.Settings(**OPTIONS | settings),
+        engine=engine, text_aggregation_mode=mode, voices=voices, settings=settings
     )
 
 
@@ -146,11 +150,7 @@ async def test_a_turn_without_a_word_leaves_no_request(engine):
 
 
 async def test_a_voice_that_the_model_cannot_use_is_refused(engine):
-    tts = MegakernelTTSService(
-        engine=engine,
-        voices={"me": Voice("me", np.zeros(8, np.float32))},
-        settings=MegakernelTTSService.Settings(voice="me"),
-    )
+    tts = service(engine, voices={"me": Voice("me", np.zeros(8, np.float32))}, voice="me")
     async with Run(tts) as run:
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
@@ -165,9 +165,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_p
     for voice, file in zip(voices, files, strict=True):
         voice.save(file)
     options = {"seed": 1, "max_frames": 4}
-    tts = MegakernelTTSService(
-        engine=base_engine, settings=MegakernelTTSService.Settings(voice=files[0], **options)
-    )
+    tts = service(base_engine, voice=files[0], **options)
     async with Run(tts) as run:
         await run.say("Hello.")
         delta = MegakernelTTSService.Settings(voice=files[1])
@@ -188,20 +186,15 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
         codes=np.arange(5 * config.talker.num_code_groups).reshape(5, -1) % 64,
         transcript="It is me.",
     )
-    tts = MegakernelTTSService(
-        engine=base_engine,
-        text_aggregation_mode=TOKEN,
-        voices={"mario": voice},
-        settings=MegakernelTTSService.Settings(voice="mario", seed=1, max_frames=4),
-    )
+    options = {"seed": 1, "max_frames": 4}
+    tts = service(base_engine, TOKEN, {"mario": voice}, voice="mario", **options)
     async with Run(tts) as run:
         await run.turn("Hello the", "re. Good", "bye.")
         await run.until(TTSStoppedFrame)
-    options = {"voice": voice, "seed": 1, "max_frames": 4}
     assert run.errors == []
-    assert run.pcm == pcm_of(base_engine, "Hello there.", **options) + pcm_of(
-        base_engine, "Goodbye.", **options
-    )
+    texts = ("Hello there.", "Goodbye.")
+    said = [pcm_of(base_engine, text, voice=voice, **options) for text in texts]
+    assert run.pcm == b"".join(said)
 
 
 async def test_a_closed_engine_is_told_once_and_for_all(mode):

@@ -42,11 +42,8 @@ async def test_a_turn_is_started_spoken_and_stopped_once(mode):
         await run.until(LLMFullResponseEndFrame)
     assert run.order(*SPEECH_FRAMES) == [*SPEECH_FRAMES]
     assert len({frame.context_id for frame in run.frames(*SPEECH)}) == 1
-    assert [
-        frame.text.strip()
-        for frame in run.frames(AggregatedTextFrame)
-        if type(frame) is AggregatedTextFrame
-    ] == ["Hello there.", "How are you today?"]
+    told = [each for each in run.frames(AggregatedTextFrame) if type(each) is AggregatedTextFrame]
+    assert [frame.text.strip() for frame in told] == ["Hello there.", "How are you today?"]
     assert len(run.engine.streams) == (2 if mode is SENTENCE else 1)
 
 
@@ -166,11 +163,8 @@ async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode():
     async with Run(tts) as run:
         await run.turn("Hello the", "re. How a", "re you? Fi", "ne")
         await run.until(TTSStoppedFrame)
-    assert [stream.text for stream in run.engine.streams] == [
-        "Hello there.",
-        "How are you?",
-        "Fine",
-    ]
+    said = [stream.text for stream in run.engine.streams]
+    assert said == ["Hello there.", "How are you?", "Fine"]
     assert all(stream.request.voice is mario for stream in run.engine.streams)
     assert run.pcm == run.sent
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]

@@ -58,14 +58,8 @@ def upload(live, data=None, name="mario", **fields):
 @pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
 def test_a_recording_in_the_request_is_cloned(live, tts, head):
     data = recording()
-    answer = live.speak(
-        TEXT,
-        voice="alloy",
-        ref_audio=head + base64.b64encode(data).decode(),
-        seed=3,
-        max_new_tokens=5,
-        response_format="pcm",
-    )
+    body = {"ref_audio": head + base64.b64encode(data).decode(), "response_format": "pcm"}
+    answer = live.speak(TEXT, voice="alloy", seed=3, max_new_tokens=5, **body)
     assert answer.headers["x-warning"] == "voice gives way to ref_audio"
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
     voice = tts.create_voice(samples, rate=rate)
@@ -101,12 +95,8 @@ def test_the_same_recording_again_is_remembered_and_counted(live, tts):
 def test_an_uploaded_voice_is_listed_used_and_deleted(live, folder):
     answer = upload(live, ref_text="these are a few words")
     assert answer.status_code == 201
-    assert answer.json()["voice"] == {
-        "id": "mario",
-        "name": "mario",
-        "object": "voice",
-        "uploaded": True,
-    }
+    told = {"id": "mario", "name": "mario", "object": "voice", "uploaded": True}
+    assert answer.json()["voice"] == told
     assert Voice.load(folder / "mario.voice.safetensors").transcript == "these are a few words"
     listing = live.client.get(VOICES).json()
     assert [voice["id"] for voice in listing["voices"]] == ["mario"]

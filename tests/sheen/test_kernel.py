@@ -47,13 +47,9 @@ def oracle():
 
 @pytest.fixture(scope="module")
 def stack(oracle):
-    return KernelTextModel(
-        oracle.config.to_dict(),
-        oracle.state_dict(),
-        max_positions=MAX_POSITIONS,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+    model = (oracle.config.to_dict(), oracle.state_dict())
+    where = {"device": torch.device("cpu"), "dtype": torch.float32}
+    return KernelTextModel(*model, max_positions=MAX_POSITIONS, **where)
 
 
 @torch.inference_mode()

@@ -78,6 +78,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+# Of programs that a sanitizer watches.
+SANITIZED_ENVIRONMENT = {
+    "TSAN_OPTIONS": "halt_on_error=1",
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+    "EMULATION_LAZY_COPIES": "1",
+}
+
+
 def sanitized_config(talker_head_dim: int = 64) -> ModelConfig:
     """Of sanitized.cu: its prompt is two chunks of attention in float32, with 128 in bf16, too."""
     return small_config(

@@ -151,6 +151,20 @@ class Toy:
         self.embeddings = OfficialEmbeddings(model.talker)
         self.builder = PromptBuilder(self.config, self.embeddings)
 
+    def assert_official(self, method: str, *, voice=None, theirs=None, **request):
+        """`method` of the wrapper hands over the prompt that we build for the same request.
+
+        Args:
+            theirs: further arguments of the method.
+        """
+        official = {"speaker": voice} if isinstance(voice, str) else {}
+        official |= theirs or {}
+        official |= {key: request[key] for key in ("language", "instruct") if key in request}
+        if "text_feed" in request:
+            official["non_streaming_mode"] = FEEDS[request["text_feed"]]
+        call = getattr(self.official, method)
+        assert_same_prompt(self.build(voice=voice, **request), call, text=TEXT, **official)
+
     @staticmethod
     def _hand_over(**inputs):
         raise Handover(inputs)

@@ -52,7 +52,7 @@ def _say(text: str | None = TEXT, **options: Any) -> dict[str, Any]:
     return {"text": text, "seed": 1, "max_frames": NUM_FRAMES, "chunk_frames": 4} | options
 
 
-def _voice(name: str) -> Callable[[Any], Any]:
+def voice(name: str) -> Callable[[Any], Any]:
     """A cloned voice for an engine: "x-vector" or "in context"."""
 
     def make(engine: Any) -> Any:
@@ -80,7 +80,7 @@ def cases() -> Iterator[Case]:
             request = _say(voice="vivian", language="english", text_feed=feed)
             yield Case(f"{backend}: custom voice, {feed}", "tiny-random", backend, (request,))
         yield Case(f"{backend}: four slots", "tiny-random", backend, many, num_slots=4)
-        cloned = _say(voice=_voice("in context"), language="german")
+        cloned = _say(voice=voice("in context"), language="german")
         yield Case(f"{backend}: cloned in context", "tiny-random-base", backend, (cloned,))
     open_text = _say(None, text_open=True, voice="ryan")
     for backend in ("torch", "emulation"):
@@ -89,7 +89,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{backend}: voice design", "tiny-random-design-1.7b", backend, (designed,))
         int8 = {"weights": "int8"}
         yield Case(f"{backend}: int8", "tiny-random", backend, (_say(voice="eric"),), engine=int8)
-    plain = _say(voice=_voice("x-vector"), text_feed="full", **GREEDY)
+    plain = _say(voice=voice("x-vector"), text_feed="full", **GREEDY)
     yield Case("torch: cloned by x-vector, greedy", "tiny-random-base-1.7b", "torch", (plain,))
     instructed = _say(voice="ryan", instruct="Speak slowly.", top_p=0.8, temperature=1.3)
     yield Case("torch: instructed", "tiny-random-1.7b", "torch", (instructed,))

@@ -31,11 +31,8 @@ def test_the_grammar_speaks_in_whole_sentences(grammar, rule):
     drawn = [texts.finish(grammar.draw(rule, rng), rng) for _ in range(3000)]
     assert not [text for text in drawn if set(text) & set("{}|*^_\n") or "  " in text]
     assert len(set(drawn)) > 2500
-    assert drawn == [
-        texts.finish(grammar.draw(rule, rng), rng)
-        for rng in [random.Random(3)]
-        for _ in range(3000)
-    ]
+    rng = random.Random(3)
+    assert drawn == [texts.finish(grammar.draw(rule, rng), rng) for _ in range(3000)]
 
 
 def test_no_withheld_sentence_is_trained_on(grammar, references):
@@ -129,16 +126,13 @@ def test_espeak_says_the_references_again(references):
 
 def test_a_shard_comes_back(tmp_path):
     rng = np.random.default_rng(0)
-    kept = [
-        shards.Utterance(
-            kind,
-            text,
-            np.arange(num_tokens),
-            rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS)),
-            rng.integers(-1, 3, num_frames),
-        )
-        for kind, text, num_tokens, num_frames in (("train", "Né.", 3, 7), ("written", "b", 1, 2))
-    ]
+
+    def utterance(kind, text, num_tokens, num_frames):
+        codes = rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS))
+        words = rng.integers(-1, 3, num_frames)
+        return shards.Utterance(kind, text, np.arange(num_tokens), codes, words)
+
+    kept = [utterance("train", "Né.", 3, 7), utterance("written", "b", 1, 2)]
     shards.write(tmp_path / "a.npz", kept)
     for ours, wanted in zip(shards.read_folder(tmp_path), kept, strict=True):
         assert (ours.kind, ours.text) == (wanted.kind, wanted.text)

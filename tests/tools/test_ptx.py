@@ -356,12 +356,7 @@ def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
     config = k.sanitized_config(talker_head_dim=128)
     target = kernel_build.Target("sm_90a", dtype, int8=INT8_STACKS["int8-talker"])
     source, flags = SANITIZED, [f"-fsanitize={sanitizer}"]
-    options = {
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "EMULATION_SMS": "3",
-        "EMULATION_LAZY_COPIES": "1",
-    }
+    options = k.SANITIZED_ENVIRONMENT | {"EMULATION_SMS": "3"}
 
     def run(seed: int, change: tuple[str, str] | None = None):
         program = build(config, target, program=source, sanitize=flags, change=change)
