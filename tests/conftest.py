@@ -71,6 +71,17 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return CommandsHere(monkeypatch, capsys)
 
 
+@pytest.fixture(scope="module")
+def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader of a page works: with a recording, and with what earlier snippets left."""
+    import soundfile
+    import waveforms
+
+    folder = tmp_path_factory.mktemp("reader")
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def model_folder(cache_folder: Path) -> Callable[[str], Path]:
     """model_folder(name): the folder of a built-in checkpoint, written on first use."""

@@ -61,17 +61,10 @@ def voices(load_checkpoint):
 def test_a_file_becomes_the_official_speech(engine, official_model, recording, in_context, full):
     official = official_model("tiny-random-base")
     text = TRANSCRIPT if in_context else None
-    wavs, _ = official.generate_voice_clone(
-        TEXT,
-        language="english",
-        ref_audio=str(recording),
-        ref_text=text,
-        x_vector_only_mode=not in_context,
-        non_streaming_mode=full,
-        do_sample=False,
-        subtalker_dosample=False,
-        max_new_tokens=13,
-    )
+    reference = {"ref_audio": str(recording), "ref_text": text}
+    options = {"x_vector_only_mode": not in_context, "non_streaming_mode": full}
+    options |= {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": 13}
+    wavs, _ = official.generate_voice_clone(TEXT, language="english", **reference, **options)
     voice = engine.create_voice(recording, text, silence_tail=0)
     feed = "full" if full else "stepwise"
     speech = engine.synthesize(

@@ -14,12 +14,6 @@ from qwen_megakernel.errors import EmptyText, TaskError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 
-
-@pytest.fixture
-def small_custom_voice_toy(make_toy) -> Toy:
-    return make_toy("custom_voice", "0b6")
-
-
 # ---- equality with the official prompts ------------------------------------------------------
 
 
@@ -49,11 +43,12 @@ def test_custom_voice_prompt_with_instruct(custom_voice_toy, voice, instruct, te
     )
 
 
-def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_toy, caplog):
+def test_small_custom_voice_drops_instruct_with_one_warning(make_toy, caplog):
+    toy = make_toy("custom_voice", "0b6")
     request = {"voice": "ryan", "language": "auto", "instruct": INSTRUCT}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            small_custom_voice_toy.assert_official("generate_custom_voice", **request)
+            toy.assert_official("generate_custom_voice", **request)
     [record] = caplog.records
     assert "instruct is ignored" in record.message
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,10 +96,7 @@ def test_a_download_keeps_what_is_overwritten_afterwards():
 
 
 def test_an_upload_to_a_gpu_goes_through_pinned_memory():
-    copied = []
-    target = SimpleNamespace(
-        is_cuda=True, copy_=lambda *args, **kwargs: copied.append((args, kwargs))
-    )
-    in_a_row = SimpleNamespace(pin_memory=lambda: "pinned")
-    upload(target, SimpleNamespace(contiguous=lambda: in_a_row))
-    assert copied == [(("pinned",), {"non_blocking": True})]
+    target, values = Mock(is_cuda=True), Mock()
+    upload(target, values)
+    pinned = values.contiguous().pin_memory()
+    target.copy_.assert_called_once_with(pinned, non_blocking=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 from fake_engine import FakeEngine
@@ -164,19 +165,15 @@ async def test_a_shared_engine_stays_open():
 
 async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
     engine = FakeEngine()
-    loaded = []
-
-    def from_pretrained(model: str) -> FakeEngine:
-        loaded.append(model)
-        return engine
-
-    monkeypatch.setattr(TTSEngine, "from_pretrained", from_pretrained)
+    load = Mock(return_value=engine)
+    monkeypatch.setattr(TTSEngine, "from_pretrained", load)
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)  # the seed's call
     async with Run(tts) as run:
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
         assert not engine.closed
-    assert loaded == ["tiny-random"] and engine.closed
+    load.assert_called_once_with(model="tiny-random")
+    assert engine.closed
 
 
 async def test_settings_that_fail_close_the_engine_that_was_loaded(monkeypatch):

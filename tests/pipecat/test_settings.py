@@ -25,14 +25,8 @@ Settings = MegakernelTTSService.Settings
 
 async def test_settings_reach_the_engine():
     engine = FakeEngine()
-    settings = Settings(
-        voice="vivian",
-        language=Language.DE,
-        instruct="Whisper.",
-        seed=5,
-        temperature=0.5,
-        subtalker_top_k=9,
-    )
+    drawn = {"seed": 5, "temperature": 0.5, "subtalker_top_k": 9}
+    settings = Settings(voice="vivian", language=Language.DE, instruct="Whisper.", **drawn)
     async with Run(service(engine, settings=settings)) as run:
         await run.say("Hallo.")
         await run.until(TTSStoppedFrame)

@@ -73,10 +73,8 @@ async def test_words_begin_where_something_can_be_heard(mode):
 
 
 async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode):
-    engine = FakeEngine()
-    async with Run(
-        service(engine, mode, settings=MegakernelTTSService.Settings(language=Language.ZH))
-    ) as run:
+    settings = MegakernelTTSService.Settings(language=Language.ZH)
+    async with Run(service(FakeEngine(), mode, settings=settings)) as run:
         await run.turn("你好，世", "界。我用 Py", "thon 编程。")
         await run.until(LLMFullResponseEndFrame)
     words = run.frames(TTSTextFrame)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import httpx
@@ -101,16 +102,11 @@ def test_connections_are_counted():
 
 def test_requests_are_spoken_in_the_order_they_came():
     with serving(FakeEngine(num_slots=1, rtf=0.01), max_queue=10) as live:
-        threads = []
-        for index in range(5):
-            request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
-            threads.append(
-                threading.Thread(target=live.client.post, args=(SPEECH,), kwargs=request)
-            )
-            threads[-1].start()
-            wait_until(lambda index=index: len(live.engine.streams) > index)
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(5) as pool:
+            for index in range(5):
+                request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
+                pool.submit(live.client.post, SPEECH, **request)
+                wait_until(lambda index=index: len(live.engine.streams) > index)
         assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
 
 
@@ -156,14 +152,8 @@ def test_an_engine_that_cannot_be_made_ends_the_server():
 
 
 def test_draining_finishes_what_runs_and_refuses_what_is_new():
-    with serving(FakeEngine(rtf=1.5)) as live:
-        answers = []
-        thread = threading.Thread(
-            target=lambda: answers.append(
-                live.speak("It takes about a second to say.", stream=True)
-            )
-        )
-        thread.start()
+    with serving(FakeEngine(rtf=1.5)) as live, ThreadPoolExecutor(1) as pool:
+        spoken = pool.submit(live.speak, "It takes about a second to say.", stream=True)
         wait_until(lambda: live.engine.streams and live.engine.streams[0].num_frames)
         live.running.handle_exit(signal.SIGTERM, None)
         answer = live.speak(SHORT)
@@ -171,8 +161,7 @@ def test_draining_finishes_what_runs_and_refuses_what_is_new():
         assert answer.headers["retry-after"]
         assert live.client.get("/health").json() == {"status": "draining"}
         assert_error(live.client.get("/ready"), 503)
-        thread.join()
-        assert answers[0].text.endswith("data: [DONE]\n\n")
+        assert spoken.result().text.endswith("data: [DONE]\n\n")
         wait_until(lambda: live.running.should_exit)
 
 

@@ -16,6 +16,9 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.records import Prefill, Sampling
 
+TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
+CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
+
 
 def small_config(**changes: Any) -> ModelConfig:
     """One layer of everything, 4 codes a frame; `talker` and `predictor` change their stacks."""
@@ -37,13 +40,7 @@ def small_config(**changes: Any) -> ModelConfig:
         text_vocab_size=64,
         text_hidden_size=64,
         num_code_groups=4,
-        codec_eos_id=140,
-        codec_think_id=141,
-        codec_nothink_id=142,
-        codec_think_bos_id=143,
-        codec_think_eos_id=144,
-        codec_pad_id=145,
-        codec_bos_id=146,
+        **{f"codec_{name}_id": 140 + index for index, name in enumerate(CONTROL_IDS)},
         speakers={},
         dialects={},
         languages={},
@@ -52,11 +49,7 @@ def small_config(**changes: Any) -> ModelConfig:
     return ModelConfig(
         model_type="custom_voice",
         model_size="small",
-        im_start_id=0,
-        im_end_id=1,
-        tts_pad_id=2,
-        tts_bos_id=3,
-        tts_eos_id=4,
+        **{f"{name}_id": index for index, name in enumerate(TEXT_IDS)},
         talker=talker,
         predictor=PredictorConfig(predictor, vocab_size=128),
         speaker_encoder=None,

@@ -121,15 +121,9 @@ def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
         codes, _ = reader.codes(TEXT, 80, sampling=sampling)
     model = official_model(DEMO_VOICE)
     template = f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
-    run = official.generate(
-        model,
-        sampling,
-        80,
-        input_ids=model._tokenize_texts([template]),
-        languages=["Auto"],
-        speakers=[None],
-        non_streaming_mode=True,
-    )
+    prompt = {"input_ids": model._tokenize_texts([template]), "languages": ["Auto"]}
+    prompt |= {"speakers": [None], "non_streaming_mode": True}
+    run = official.generate(model, sampling, 80, **prompt)
     np.testing.assert_array_equal(run.codes, codes)
     theirs = np.array(run.talker_logits)
     assert len(theirs) == len(codes) + 1  # and those that EOS was drawn from

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import mil
 import numpy as np
@@ -288,15 +289,13 @@ def test_streams_do_not_see_each_other(apple):
 
 
 def test_models_are_converted_once_for_each_kind(apple, monkeypatch, load_checkpoint):
-    made = []
-    convert = coreml_export._convert
-    monkeypatch.setattr(
-        coreml_export, "_convert", lambda *args: made.append(args[1:]) or convert(*args)
-    )
+    convert = Mock(wraps=coreml_export._convert)
+    monkeypatch.setattr(coreml_export, "_convert", convert)
     loaded = load_checkpoint("tiny-random-base")
     for options in (ExportOptions(8), ExportOptions(8), ExportOptions(9)):
         folder = coreml_export.exported(loaded, options, ["CodeEmbedder"])
         assert (folder / MANIFEST).exists()
+    made = [call.args[1:] for call in convert.call_args_list]
     assert made == [("CodeEmbedder", ExportOptions(8)), ("CodeEmbedder", ExportOptions(9))]
 
 
