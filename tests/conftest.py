@@ -71,6 +71,17 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return CommandsHere(monkeypatch, capsys)
 
 
+@pytest.fixture(scope="module")
+def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader of a page works: with a recording, and with what earlier snippets left."""
+    import soundfile
+    import waveforms
+
+    folder = tmp_path_factory.mktemp("reader")
+    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def model_folder(cache_folder: Path) -> Callable[[str], Path]:
     """model_folder(name): the folder of a built-in checkpoint, written on first use."""
@@ -103,11 +114,9 @@ def official_model(
 @pytest.fixture(scope="module")
 def tts(cache_folder: Path) -> Iterator[Any]:
     """A `TTSEngine` of the smallest checkpoint on three slots, for the tests of one file."""
-    from qwen_megakernel import TTSEngine
+    from tiny_speech import tiny_engine
 
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", num_slots=3, warmup=False
-    ) as engine:
+    with tiny_engine(num_slots=3) as engine:
         yield engine
 
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import wave
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -214,12 +215,10 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, full_disk: None,
 
 
 def test_a_file_that_cannot_take_its_name_is_told(tmp_path: Path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
     writer = WavWriter(tmp_path / "a.wav", RATE)
     writer.write(tone(0.1))
-    monkeypatch.setattr(os, "replace", refuse)
+    read_only = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(os, "replace", Mock(side_effect=read_only))
     with pytest.raises(OutputError, match="Read-only file system"):
         writer.close()
     assert os.listdir(tmp_path) == []

@@ -8,9 +8,9 @@ import pytest
 import soundfile
 import torch
 import waveforms
+from tiny_speech import tiny_engine
 from tolerances import PCM16
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.compat import FasterQwen3TTS, Qwen3TTSModel
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 
@@ -166,7 +166,7 @@ def test_every_kind_of_recording_is_the_same_voice(base, reference, monkeypatch)
 
 
 def test_what_the_official_package_refuses_is_refused(base, reference):
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as custom:
+    with tiny_engine() as custom:
         with pytest.raises(TaskError):
             custom.generate_voice_clone("Hi.", ref_audio=str(reference), ref_text="It is.")
         with pytest.raises(ValueError, match="speaker"):
@@ -197,55 +197,25 @@ def test_what_the_official_package_refuses_is_refused(base, reference):
         base.create_voice_clone_prompt("A" * 400, x_vector_only_mode=True)
 
 
+FASTER = {"backend": "torch", "device": "cpu", "dtype": "float32", "warmup": False}
+
+
 def test_scripts_of_the_faster_package_run(cache_folder, reference):
     """Prompts, chunks and defaults; the package needs a GPU, so our engine is the yardstick."""
-    with FasterQwen3TTS.from_pretrained(
-        "tiny-random-base",
-        backend="torch",
-        device="cpu",
-        dtype="float32",
-        max_seq_len=64,
-        warmup=False,
-    ) as model:
+    text, greedy = "It is cold today.", {"do_sample": False}
+    theirs = greedy | {"subtalker_dosample": False, "max_new_tokens": 12, "language": "English"}
+    with FasterQwen3TTS.from_pretrained("tiny-random-base", max_seq_len=64, **FASTER) as model:
+        audio = {"text": text, "ref_audio": str(reference)}
         chunks = list(
-            model.generate_voice_clone_streaming(
-                text="It is cold today.",
-                language="English",
-                ref_audio=str(reference),
-                ref_text="",
-                chunk_size=4,
-                max_new_tokens=12,
-                do_sample=False,
-                subtalker_dosample=False,
-            )
+            model.generate_voice_clone_streaming(**audio, ref_text="", chunk_size=4, **theirs)
         )
-        whole, rate = model.generate_voice_clone(
-            text="It is cold today.",
-            language="English",
-            ref_audio=str(reference),
-            max_new_tokens=12,
-            do_sample=False,
-            subtalker_dosample=False,
-        )
+        whole, rate = model.generate_voice_clone(**audio, **theirs)
         in_context, _ = model.generate_voice_clone(
-            "It is cold.",
-            "English",
-            reference,
-            "It is cold today.",
-            xvec_only=False,
-            max_new_tokens=4,
-            seed=3,
+            "It is cold.", "English", reference, text, xvec_only=False, max_new_tokens=4, seed=3
         )
+        ours = greedy | {"subtalker_do_sample": False, "max_frames": 11, "language": "english"}
         voice = model.create_voice(reference)
-        expected = model.synthesize(
-            "It is cold today.",
-            language="english",
-            voice=voice,
-            text_feed="full",
-            max_frames=11,
-            do_sample=False,
-            subtalker_do_sample=False,
-        )
+        expected = model.synthesize(text, voice=voice, text_feed="full", **ours)
         assert len(in_context[0]) and rate == 24000
     assert [figures["chunk_steps"] for _, _, figures in chunks[:-1]] == [4] * (len(chunks) - 1)
     assert [figures["is_final"] for _, _, figures in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -255,8 +225,7 @@ def test_scripts_of_the_faster_package_run(cache_folder, reference):
 
 
 def test_speakers_and_designs_of_the_faster_package_run(cache_folder):
-    options = {"backend": "torch", "device": "cpu", "dtype": "float32", "warmup": False}
-    with FasterQwen3TTS.from_pretrained("tiny-random", **options) as model:
+    with FasterQwen3TTS.from_pretrained("tiny-random", **FASTER) as model:
         wavs, _ = model.generate_custom_voice("Hi.", "ryan", "English", max_new_tokens=4, seed=1)
         expected = model.synthesize(
             "Hi.", voice="ryan", language="english", text_feed="stepwise", max_frames=3, seed=1
@@ -266,7 +235,7 @@ def test_speakers_and_designs_of_the_faster_package_run(cache_folder):
             model.generate_voice_design("Hi.", "calm", "English")
         with pytest.raises(UsageError):
             model.generate_voice_clone("Hi.", "English")
-    with FasterQwen3TTS.from_pretrained("tiny-random-design", **options) as model:
+    with FasterQwen3TTS.from_pretrained("tiny-random-design", **FASTER) as model:
         chunks = model.generate_voice_design_streaming(
             "Hi.", "A calm man.", "English", max_new_tokens=4, seed=1
         )

@@ -30,11 +30,8 @@ def test_a_voice_survives_its_file(tmp_path, in_context):
     assert np.array_equal(loaded.x_vector, voice.x_vector)
     assert in_context == loaded.in_context
     assert not in_context or np.array_equal(loaded.codes, voice.codes)
-    assert (loaded.name, loaded.transcript, loaded.fingerprint) == (
-        voice.name,
-        voice.transcript,
-        voice.fingerprint,
-    )
+    for name in ("name", "transcript", "fingerprint"):
+        assert getattr(loaded, name) == getattr(voice, name)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 

@@ -2,11 +2,10 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -21,20 +20,13 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.errors import EngineBusy
 
 
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def run(capsys):
     """run(*words): the command, in this process."""
 
-    def run_(*words: str) -> Done:
+    def run_(*words):
         code = options.run(load_test.main, load_test.parser().parse_args(words))
-        return Done(code, *capsys.readouterr())
+        return CompletedProcess(words, code, *capsys.readouterr())
 
     return run_
 
@@ -42,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 # ---- draws -------------------------------------------------------------------------------------
 
 
-def test_arrivals_are_a_poisson_process_and_the_same_everywhere() -> None:
+def test_arrivals_are_a_poisson_process_and_the_same_everywhere():
     times = list(workload.arrivals(3, 20, 500))
     gaps = np.diff([0, *times])
     assert np.mean(gaps) == pytest.approx(1 / 20, rel=0.03)
@@ -55,7 +47,7 @@ def test_arrivals_are_a_poisson_process_and_the_same_everywhere() -> None:
     assert workload.uniform(0, "gap", 0) == pytest.approx(0.178349, abs=1e-6)
 
 
-def test_every_prompt_comes_before_one_comes_again() -> None:
+def test_every_prompt_comes_before_one_comes_again():
     order = workload.prompt_order(0, 8, 20)
     assert sorted(order[:8]) == sorted(order[8:16]) == list(range(8))
     assert order[:8] != order[8:16] and len(order) == 20
@@ -64,7 +56,7 @@ def test_every_prompt_comes_before_one_comes_again() -> None:
 # ---- arithmetic --------------------------------------------------------------------------------
 
 
-def test_a_position_is_played_when_a_player_comes_to_it() -> None:
+def test_a_position_is_played_when_a_player_comes_to_it():
     rng = np.random.default_rng(0)
     for _ in range(50):
         times = np.cumsum(rng.integers(1, 40, size=5)).tolist()
@@ -81,7 +73,7 @@ def test_a_position_is_played_when_a_player_comes_to_it() -> None:
         assert played_at_ms(times, durations, sum(durations)) == clock
 
 
-def test_figures_of_a_speech_made_by_hand() -> None:
+def test_figures_of_a_speech_made_by_hand():
     rate = 1000  # a sample is a millisecond
     silence, sound = np.zeros(100, "<i2"), np.full(100, 8000, "<i2")
     heard = Heard(planned=10.0, sent=10.01)
@@ -100,31 +92,21 @@ def test_figures_of_a_speech_made_by_hand() -> None:
     assert figures["audio_s"] == pytest.approx(0.3) and figures["e2e_ms"] == pytest.approx(390)
 
 
-def test_percentiles_are_nearest_rank() -> None:
+def test_percentiles_are_nearest_rank():
     values = [float(value) for value in range(1, 201)]
-    assert common.spread(values, (50, 95, 99)) == {
-        "mean": 100.5,
-        "p50": 100.0,
-        "p95": 190.0,
-        "p99": 198.0,
-    }
+    expected = {"mean": 100.5, "p50": 100.0, "p95": 190.0, "p99": 198.0}
+    assert common.spread(values, (50, 95, 99)) == expected
 
 
 # ---- live --------------------------------------------------------------------------------------
 
 
-def test_both_loads_against_our_server(run: Callable[..., Done], tmp_path: Path) -> None:
+def test_both_loads_against_our_server(run, tmp_path):
     engine = FakeEngine(num_slots=64, first_delay_s=0.05, silent_frames=1)
     with serving(engine) as server:
         words = ["--url", server.url, "--rps", "12", "--concurrency", "3", "--duration", "1"]
-        words += [
-            "--warmup",
-            "0",
-            "--json",
-            str(tmp_path / "r.json"),
-            "--plot",
-            str(tmp_path / "r.png"),
-        ]
+        words += ["--warmup", "0", "--json", str(tmp_path / "r.json")]
+        words += ["--plot", str(tmp_path / "r.png")]
         done = run(*words, "--voice", "vivian")
         assert done.returncode == 0, done.stderr
         assert server.service.admission.idle
@@ -150,7 +132,7 @@ def test_both_loads_against_our_server(run: Callable[..., Done], tmp_path: Path)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_requests_that_fail_are_counted_and_told(run: Callable[..., Done], tmp_path: Path) -> None:
+def test_requests_that_fail_are_counted_and_told(run, tmp_path):
     engine = FakeEngine()
     with serving(engine) as server:
         speak = engine.stream
@@ -169,13 +151,13 @@ def test_requests_that_fail_are_counted_and_told(run: Callable[..., Done], tmp_p
     assert sum(level["errors"].values()) == len(level["requests"]) - 3 > 0
 
 
-def test_a_load_that_sends_nothing_is_a_line_without_figures(run: Callable[..., Done]) -> None:
+def test_a_load_that_sends_nothing_is_a_line_without_figures(run):
     with serving(FakeEngine()) as server:
         done = run("--url", server.url, "--rps", "0.001", "--duration", "0.1", "--warmup", "0.1")
     assert done.returncode == 0 and "0.001 rps     0     0" in done.stdout
 
 
-def test_more_in_flight_than_allowed_are_not_sent(run: Callable[..., Done]) -> None:
+def test_more_in_flight_than_allowed_are_not_sent(run):
     engine = FakeEngine(rtf=1.0)
     with serving(engine) as server:
         words = ["--url", server.url, "--rps", "20", "--duration", "0.5", "--warmup", "0"]
@@ -184,9 +166,7 @@ def test_more_in_flight_than_allowed_are_not_sent(run: Callable[..., Done]) -> N
     assert len(engine.streams) == 2  # one before the load, one of the load
 
 
-def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(
-    run: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path):
     engine = FakeEngine()
     with serving(engine) as server:
         prompts = tmp_path / "prompts.txt"
@@ -231,9 +211,7 @@ def other_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_other_peoples_servers_can_be_measured(
-    run: Callable[..., Done], other_server: ThreadingHTTPServer
-) -> None:
+def test_other_peoples_servers_can_be_measured(run, other_server):
     url = f"http://127.0.0.1:{other_server.server_port}"
     words = ["--url", url, "--concurrency", "1", "--duration", "0.3", "--warmup", "0"]
     words += ["--api-key", "secret", "--model-name", "tts-9"]
@@ -244,12 +222,12 @@ def test_other_peoples_servers_can_be_measured(
     assert body["stream"] is True and body["response_format"] == "pcm"
 
 
-def test_a_server_that_is_not_there_is_named(run: Callable[..., Done]) -> None:
+def test_a_server_that_is_not_there_is_named(run):
     done = run("--url", "http://127.0.0.1:1", "--rps", "1")
     assert done.returncode == 3 and "127.0.0.1:1" in done.stderr
     done = run()
     assert done.returncode == 2 and "--rps" in done.stderr
 
 
-def test_gaps_between_arrivals_are_never_negative() -> None:
+def test_gaps_between_arrivals_are_never_negative():
     assert all(a < b for a, b in pairwise(workload.arrivals(1, 50, 10)))

@@ -13,7 +13,7 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import OutputError
 
 
-def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
+def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog):
     files = loading.resolve("tiny-random")
     assert files.is_synthetic
     assert files.folder.is_relative_to(cache_folder)
@@ -28,7 +28,7 @@ def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog) -> None:
     assert loaded.has_codec_encoder
 
 
-def test_the_demo_voice_loads_as_it_is(caplog) -> None:
+def test_the_demo_voice_loads_as_it_is(caplog):
     files = loading.resolve("demo-voice")
     assert not files.is_synthetic
     assert "not Qwen's" in files.banner
@@ -46,7 +46,7 @@ def test_the_demo_voice_loads_as_it_is(caplog) -> None:
     assert loaded.load_prefix("encoder.") == {}
 
 
-def test_tensors_equal_the_official_state_dict(load_checkpoint, official_model) -> None:
+def test_tensors_equal_the_official_state_dict(load_checkpoint, official_model):
     model = official_model("tiny-random-base").model
     loaded = load_checkpoint("tiny-random-base")
     official_tensors = model.state_dict()
@@ -65,14 +65,14 @@ def test_tensors_equal_the_official_state_dict(load_checkpoint, official_model) 
         assert torch.equal(tensor, codec[name]), name
 
 
-def test_a_model_without_speaker_encoder_has_no_tensors_of_one(load_checkpoint) -> None:
+def test_a_model_without_speaker_encoder_has_no_tensors_of_one(load_checkpoint):
     assert load_checkpoint("tiny-random").load_prefix("speaker_encoder.") == {}
     with pytest.raises(ValueError, match="prefix"):
         load_checkpoint("tiny-random").load_prefix("talker.")
 
 
 @pytest.mark.ci  # three processes import torch
-def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path) -> None:
+def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path):
     code = (
         "from qwen_megakernel.checkpoint.loading import resolve; "
         "print(resolve('tiny-random').folder)"
@@ -92,7 +92,7 @@ def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [Path(folders.pop()).name]
 
 
-def test_a_random_checkpoint_appears_whole(tmp_path: Path, monkeypatch) -> None:
+def test_a_random_checkpoint_appears_whole(tmp_path, monkeypatch):
     """What a reader finds is the finished folder itself, moved, not a copy under way."""
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
     write = loading.write_checkpoint
@@ -106,7 +106,7 @@ def test_a_random_checkpoint_appears_whole(tmp_path: Path, monkeypatch) -> None:
     assert loading.resolve("tiny-random").folder.stat().st_ino == written[0]
 
 
-def test_the_later_of_two_writers_drops_its_copy(tmp_path: Path, monkeypatch) -> None:
+def test_the_later_of_two_writers_drops_its_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
     write = loading.write_checkpoint
 
@@ -122,7 +122,7 @@ def test_the_later_of_two_writers_drops_its_copy(tmp_path: Path, monkeypatch) ->
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     def full(name: str, draft: Path) -> None:
         draft.mkdir(parents=True)
         (draft / "config.json").write_text("{}")

@@ -46,7 +46,7 @@ def edit_weights(path: Path, change: Callable[[dict], object]) -> None:
     ["model/speech_tokenizer", "Qwen3-TTS-Tokenizer-12Hz", "speech_tokenizer"],
     ids=["inside", "hub-sibling", "sibling"],
 )
-def test_the_speech_tokenizer_is_found_in_three_places(folder: Path, place: str) -> None:
+def test_the_speech_tokenizer_is_found_in_three_places(folder, place):
     target = folder.parent / place
     (folder / "speech_tokenizer").rename(target)
     files = loading.resolve(str(folder))
@@ -56,7 +56,7 @@ def test_the_speech_tokenizer_is_found_in_three_places(folder: Path, place: str)
     assert len(loading.load(files).codec_decoder) > 100
 
 
-def test_a_fourth_place_fails_and_names_the_three(folder: Path) -> None:
+def test_a_fourth_place_fails_and_names_the_three(folder):
     (folder / "speech_tokenizer").rename(folder / "codec")
     with pytest.raises(ModelFilesError, match="has no speech tokenizer") as caught:
         loading.resolve(str(folder))
@@ -65,7 +65,7 @@ def test_a_fourth_place_fails_and_names_the_three(folder: Path) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder: Path) -> None:
+def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder):
     path = folder / "speech_tokenizer" / "model.safetensors"
 
     def drop(tensors: dict, keep: int) -> None:
@@ -82,7 +82,7 @@ def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder: Path
 # Wrong folders
 
 
-def test_a_folder_of_something_else_lists_what_is_there(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_lists_what_is_there(tmp_path):
     (tmp_path / "a.bin").touch()
     (tmp_path / "b.txt").touch()
     with pytest.raises(ModelFilesError, match=r"has no config\.json") as caught:
@@ -90,19 +90,19 @@ def test_a_folder_of_something_else_lists_what_is_there(tmp_path: Path) -> None:
     assert caught.value.why == "Looked for Qwen3-TTS files; found: a.bin, b.txt."
 
 
-def test_the_codec_folder_alone_is_called_so(folder: Path) -> None:
+def test_the_codec_folder_alone_is_called_so(folder):
     with pytest.raises(ModelFilesError, match="is the codec") as caught:
         loading.resolve(str(folder / "speech_tokenizer"))
     assert "talker" in caught.value.cure
 
 
-def test_a_text_model_is_called_so(folder: Path) -> None:
+def test_a_text_model_is_called_so(folder):
     edit_json(folder / "config.json", lambda values: values.update(model_type="qwen3"))
     with pytest.raises(ModelFilesError, match="'qwen3' is not a Qwen3-TTS model"):
         loading.resolve(str(folder))
 
 
-def test_a_25_hz_model_is_refused(folder: Path) -> None:
+def test_a_25_hz_model_is_refused(folder):
     kind = "qwen3_tts_tokenizer_25hz"
     edit_json(folder / "config.json", lambda values: values.update(tokenizer_type=kind))
     with pytest.raises(UnsupportedModel, match=f"tokenizer_type {kind} is not supported"):
@@ -110,20 +110,20 @@ def test_a_25_hz_model_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", loading.MODEL_FILES)
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(ModelFilesError, match=f"has no {name}"):
         loading.resolve(str(folder))
 
 
-def test_a_misspelt_name_is_corrected() -> None:
+def test_a_misspelt_name_is_corrected():
     with pytest.raises(ModelFilesError) as caught:
         loading.resolve("tiny-randon")
     assert all(name in caught.value.why for name in RECIPES)
     assert caught.value.cure == "Did you mean --model tiny-random?"
 
 
-def test_a_file_instead_of_its_folder_is_called_so(folder: Path) -> None:
+def test_a_file_instead_of_its_folder_is_called_so(folder):
     with pytest.raises(ModelFilesError, match="is a file"):
         loading.resolve(str(folder / "model.safetensors"))
 
@@ -131,32 +131,32 @@ def test_a_file_instead_of_its_folder_is_called_so(folder: Path) -> None:
 # Damaged contents
 
 
-def test_a_missing_key_of_a_config_is_named(folder: Path) -> None:
+def test_a_missing_key_of_a_config_is_named(folder):
     edit_json(folder / "config.json", lambda values: values["talker_config"].pop("head_dim"))
     with pytest.raises(ModelFilesError, match="has no key 'head_dim'"):
         loading.resolve(str(folder))
 
 
-def test_a_section_of_another_type_is_named(folder: Path) -> None:
+def test_a_section_of_another_type_is_named(folder):
     edit_json(folder / "config.json", lambda values: values.update(talker_config=None))
     with pytest.raises(ModelFilesError, match="talker_config is None, not an object"):
         loading.resolve(str(folder))
 
 
-def test_wrong_sampling_values_are_a_fault_of_the_file(folder: Path) -> None:
+def test_wrong_sampling_values_are_a_fault_of_the_file(folder):
     edit_json(folder / "generation_config.json", lambda values: values.update(temperature=0))
     with pytest.raises(ModelFilesError, match=r"generation_config\.json: temperature is 0"):
         load(folder)
 
 
-def test_max_new_tokens_has_the_official_default(folder: Path) -> None:
+def test_max_new_tokens_has_the_official_default(folder):
     edit_json(folder / "generation_config.json", lambda values: values.pop("max_new_tokens"))
     assert load(folder).max_new_tokens == 2048
 
 
 @pytest.mark.parametrize("size", [0, 7, 5000, -1])
 @pytest.mark.parametrize("path", ["model.safetensors", "speech_tokenizer/model.safetensors"])
-def test_a_truncated_file_is_called_damaged(folder: Path, path: str, size: int) -> None:
+def test_a_truncated_file_is_called_damaged(folder, path, size):
     data = (folder / path).read_bytes()
     (folder / path).write_bytes(data[:size])
     with pytest.raises(ModelFilesError, match="is damaged") as caught:
@@ -164,7 +164,7 @@ def test_a_truncated_file_is_called_damaged(folder: Path, path: str, size: int) 
     assert path in caught.value.what
 
 
-def test_a_git_lfs_pointer_is_called_damaged(folder: Path) -> None:
+def test_a_git_lfs_pointer_is_called_damaged(folder):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     (folder / "model.safetensors").write_text(pointer)
     with pytest.raises(ModelFilesError, match="is damaged") as caught:
@@ -172,7 +172,7 @@ def test_a_git_lfs_pointer_is_called_damaged(folder: Path) -> None:
     assert "LFS" in caught.value.why
 
 
-def test_missing_unknown_and_misshapen_tensors_are_counted_and_shown(folder: Path) -> None:
+def test_missing_unknown_and_misshapen_tensors_are_counted_and_shown(folder):
     def damage(tensors: dict) -> None:
         tensors[Q_PROJ] = tensors[Q_PROJ][:-1].contiguous()
         for layer in range(3):
@@ -200,7 +200,7 @@ def test_missing_unknown_and_misshapen_tensors_are_counted_and_shown(folder: Pat
     ],
     ids=["missing", "unknown", "transposed"],
 )
-def test_one_wrong_tensor_is_enough(folder: Path, change: Callable[[dict], object]) -> None:
+def test_one_wrong_tensor_is_enough(folder, change):
     edit_weights(folder / "model.safetensors", change)
     with pytest.raises(ModelFilesError, match=r"does not fit its config\.json"):
         load(folder)
@@ -208,9 +208,7 @@ def test_one_wrong_tensor_is_enough(folder: Path, change: Callable[[dict], objec
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_value_that_is_not_finite_is_found_wherever_it_is(
-    folder: Path, dtype: torch.dtype, value: float
-) -> None:
+def test_a_value_that_is_not_finite_is_found_wherever_it_is(folder, dtype, value):
     names = ("talker.codec_head.weight", "talker.text_projection.linear_fc1.bias")
 
     def damage(tensors: dict) -> None:
@@ -224,7 +222,7 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(
     assert all(name in caught.value.why for name in names)
 
 
-def test_a_damaged_codec_value_is_found(folder: Path) -> None:
+def test_a_damaged_codec_value_is_found(folder):
     path = folder / "speech_tokenizer" / "model.safetensors"
     edit_weights(path, lambda tensors: tensors["decoder.decoder.0.conv.bias"].fill_(float("nan")))
     with pytest.raises(ModelFilesError, match="NaN or Inf: 1"):
@@ -232,7 +230,7 @@ def test_a_damaged_codec_value_is_found(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_other_storage_dtypes_are_kept_for_the_talker(folder: Path, dtype: torch.dtype) -> None:
+def test_other_storage_dtypes_are_kept_for_the_talker(folder, dtype):
     before = load(folder).talker["codec_head.weight"].clone()
     edit_weights(
         folder / "model.safetensors",
@@ -243,7 +241,7 @@ def test_other_storage_dtypes_are_kept_for_the_talker(folder: Path, dtype: torch
     assert torch.allclose(loaded.talker["codec_head.weight"].float(), before.float(), atol=1e-6)
 
 
-def test_the_codec_is_converted_to_float32(folder: Path) -> None:
+def test_the_codec_is_converted_to_float32(folder):
     edit_weights(
         folder / "speech_tokenizer" / "model.safetensors",
         lambda tensors: tensors.update({k: t.bfloat16() for k, t in tensors.items()}),
@@ -254,7 +252,7 @@ def test_the_codec_is_converted_to_float32(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e4m3fn])
-def test_another_dtype_is_refused(folder: Path, dtype: torch.dtype) -> None:
+def test_another_dtype_is_refused(folder, dtype):
     edit_weights(
         folder / "model.safetensors",
         lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(dtype)}),
@@ -265,7 +263,7 @@ def test_another_dtype_is_refused(folder: Path, dtype: torch.dtype) -> None:
     assert caught.value.cure == "Known: BF16, F16, F32."
 
 
-def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder: Path) -> None:
+def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder):
     shutil.rmtree(folder / "speech_tokenizer")
     demo = loading.resolve("demo-voice").speech_tokenizer
     shutil.copytree(demo, folder / "speech_tokenizer")
@@ -274,7 +272,7 @@ def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_tensors_are_views_of_the_mapped_file(model_folder) -> None:
+def test_tensors_are_views_of_the_mapped_file(model_folder):
     path = model_folder("tiny-random") / "model.safetensors"
     tensors = load(path.parent).talker
     ranges = [

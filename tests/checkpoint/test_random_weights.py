@@ -1,7 +1,6 @@
 """The built-in random checkpoints: readable by the official package, alive, reproducible."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ TEXTS = ("Hello there.", "The quick brown fox jumps.", "One two three four.", "I
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_the_official_loader_finds_every_tensor_and_no_more(
-    name: str, model_folder, official_model
-) -> None:
+def test_the_official_loader_finds_every_tensor_and_no_more(name, model_folder, official_model):
     model = official_model(name).model
     assert model.tts_model_size == ("1b7" if name.endswith("1.7b") else "0b6")
     codec = model.speech_tokenizer.model
@@ -30,7 +27,7 @@ def test_the_official_loader_finds_every_tensor_and_no_more(
             assert torch.equal(loaded[key], tensor.float()), key
 
 
-def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(official_model) -> None:
+def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(official_model):
     tokenizer = official_model("tiny-random").processor.tokenizer
     config = model_config("tiny-random")
     start, end = config["im_start_token_id"], config["im_end_token_id"]
@@ -47,18 +44,13 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
     assert tokenizer.convert_tokens_to_ids(special) == [first, first + 1, first + 2]
 
 
-def test_greedy_decoding_lives_and_ends(official_model) -> None:
+def test_greedy_decoding_lives_and_ends(official_model):
     model = official_model("tiny-random-design")
+    greedy = {"do_sample": False, "subtalker_dosample": False}
+    greedy |= {"language": "english", "max_new_tokens": 60}
     lengths = []
     for text in TEXTS:
-        audio, rate = model.generate_voice_design(
-            text=text,
-            instruct="calm",
-            language="english",
-            do_sample=False,
-            subtalker_dosample=False,
-            max_new_tokens=60,
-        )
+        audio, rate = model.generate_voice_design(text=text, instruct="calm", **greedy)
         lengths.append(len(audio[0]) // 1920)
         assert rate == 24000
         assert 0.05 < audio[0].std() < 0.3
@@ -68,7 +60,7 @@ def test_greedy_decoding_lives_and_ends(official_model) -> None:
     assert len(set(lengths)) > 1, lengths
 
 
-def test_same_seed_same_bytes_and_another_seed_other_weights(tmp_path: Path) -> None:
+def test_same_seed_same_bytes_and_another_seed_other_weights(tmp_path):
     def weights(folder: str, seed: int) -> bytes:
         random_weights.write_checkpoint("tiny-random", tmp_path / folder, seed)
         return (tmp_path / folder / "model.safetensors").read_bytes()
@@ -78,7 +70,7 @@ def test_same_seed_same_bytes_and_another_seed_other_weights(tmp_path: Path) -> 
     assert first != weights("c", 8)
 
 
-def test_weights_have_the_scales_of_the_recipe(model_folder) -> None:
+def test_weights_have_the_scales_of_the_recipe(model_folder):
     folder = model_folder("tiny-random")
     model = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in model.values()} == {torch.bfloat16}
@@ -111,7 +103,7 @@ def test_weights_have_the_scales_of_the_recipe(model_folder) -> None:
     assert embedding[dead].std().item() == pytest.approx(embedding[~dead].std().item(), rel=0.05)
 
 
-def test_no_row_of_a_large_tensor_repeats() -> None:
+def test_no_row_of_a_large_tensor_repeats():
     noise = random_weights._Noise("random-0.6b", 0)
     # Row m is row 0 again when m * width is a multiple of the block.
     for width in (1024, 2048, 3072, 6144):
@@ -121,7 +113,7 @@ def test_no_row_of_a_large_tensor_repeats() -> None:
     assert len(np.unique(rows, axis=0)) == 500
 
 
-def test_bfloat16_rounding_equals_torch() -> None:
+def test_bfloat16_rounding_equals_torch():
     values = torch.randn(4096)
     values[:4] = torch.tensor([1.00390625, 1.01171875, -1.00390625, 0.0])  # ties, both ways
     bits = random_weights._bfloat16(values.numpy().copy())

@@ -54,21 +54,21 @@ def _choices(field: str) -> list[str]:
 
 
 @pytest.mark.parametrize("checkpoint", BUILT_IN)
-def test_model_tensors_equal_the_released_inventory(checkpoint: str) -> None:
+def test_model_tensors_equal_the_released_inventory(checkpoint):
     tensors = model_tensors(parse_model_config(model_config(BUILT_IN[checkpoint])))
     assert tensors == released_shapes(checkpoint)
     num_parameters = sum(math.prod(shape) for shape in tensors.values())
     assert (len(tensors), num_parameters) == NUM_TENSORS[checkpoint]
 
 
-def test_codec_tensors_equal_the_released_inventory() -> None:
+def test_codec_tensors_equal_the_released_inventory():
     tensors = codec_tensors(parse_codec_config(speech_tokenizer_config("random-0.6b")))
     assert len(tensors) == 496
     assert tensors == released_shapes("speech_tokenizer")
 
 
 @pytest.mark.parametrize("name", ["tiny-random-base", "tiny-random-base-1.7b"])
-def test_tensors_equal_the_official_classes_at_toy_size(name: str, official_model) -> None:
+def test_tensors_equal_the_official_classes_at_toy_size(name, official_model):
     model = official_model(name).model
     ours = model_tensors(parse_model_config(model_config(name)))
     assert ours == {key: tuple(value.shape) for key, value in model.state_dict().items()}
@@ -77,7 +77,7 @@ def test_tensors_equal_the_official_classes_at_toy_size(name: str, official_mode
     assert ours == {key: tuple(value.shape) for key, value in codec.state_dict().items()}
 
 
-def test_the_projection_exists_only_where_the_hidden_sizes_differ() -> None:
+def test_the_projection_exists_only_where_the_hidden_sizes_differ():
     def has_projection(name: str) -> bool:
         tensors = model_tensors(parse_model_config(model_config(name)))
         return "talker.code_predictor.small_to_mtp_projection.weight" in tensors
@@ -86,7 +86,7 @@ def test_the_projection_exists_only_where_the_hidden_sizes_differ() -> None:
     assert has_projection("tiny-random-1.7b")
 
 
-def test_a_mimi_file_that_is_silent_means_the_official_defaults() -> None:
+def test_a_mimi_file_that_is_silent_means_the_official_defaults():
     values = speech_tokenizer_config("random-0.6b")
     values["encoder_config"] = {"model_type": "mimi"}
     assert codec_tensors(parse_codec_config(values)) == released_shapes("speech_tokenizer")

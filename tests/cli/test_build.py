@@ -3,6 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,10 +109,7 @@ def test_an_unknown_architecture_is_a_usage_error_before_anything_is_built(compi
 
 
 def test_a_missing_compiler_is_exit_code_3(compiled, monkeypatch, capsys):
-    def none() -> str:
-        raise BuildError("No nvcc in PATH.")
-
-    monkeypatch.setattr(kernel_build, "find_nvcc", none)
+    monkeypatch.setattr(kernel_build, "find_nvcc", Mock(side_effect=BuildError("No nvcc in PATH.")))
     assert build("--arch", "sm_90a", "--model", "tiny-random") == 3
     assert "No nvcc in PATH" in capsys.readouterr().err
 

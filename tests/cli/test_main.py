@@ -65,10 +65,8 @@ def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):
         raise UsageError("planted")
 
     monkeypatch.setattr(families, "load_engine", load_engine)
-    assert main.main(["speak", "Hello.", "--model", "demo-voice", "--stdout"]) == 2
-    assert (
-        main.main(["speak", "Hello.", "--model", "demo-voice", "--stdout", "--threads", "1"]) == 2
-    )
+    command = ["speak", "Hello.", "--model", "demo-voice", "--stdout"]
+    assert main.main(command) == main.main([*command, "--threads", "1"]) == 2
     # Without the option the engine chooses for itself; other threads keep what they may use.
     assert done == [torch.get_num_threads(), "loaded for None", 1, "loaded for 1"]
     with pytest.raises(SystemExit):

@@ -255,14 +255,12 @@ def test_codes_compare_prints_figures_and_overlaps(run_here, tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.tsv", "b.tsv"):
         np.savetxt(tmp_path / name, rng.integers(0, 9, (20, 4)), fmt="%d", delimiter="\t")
-    done = run_here(
-        "-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", tmp_path / "b.tsv"
-    )
+    compare = ("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv")
+    done = run_here(*compare, tmp_path / "b.tsv")
     assert done.returncode == 0 and "entropy_bits" in done.stdout and "overlap" in done.stdout
     narrow = tmp_path / "c.tsv"
     narrow.write_text("1\t2\n")
-    done = run_here("-m", "qwen_megakernel", "codes", "compare", tmp_path / "a.tsv", narrow)
-    assert done.returncode == 2
+    assert run_here(*compare, narrow).returncode == 2
 
 
 def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):

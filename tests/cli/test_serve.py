@@ -124,9 +124,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsy
 
 def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
-    assert (
-        main.main(["serve", "--port", "0", "--voice-fallback", "nobody"]) == UnknownVoice.exit_code
-    )
+    words = ["serve", "--port", "0", "--voice-fallback", "nobody"]
+    assert main.main(words) == UnknownVoice.exit_code
     assert "nobody" in capsys.readouterr().err
 
 

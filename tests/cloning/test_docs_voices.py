@@ -4,23 +4,14 @@ import shlex
 
 import pytest
 import soundfile
-import waveforms
 from commands import ROOT, blocks, lines
 
 PAGE = (ROOT / "docs" / "voices.md").read_text(encoding="utf-8")
 MODEL = "tiny-random-base"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the reader works: with the recording, and with what earlier snippets left."""
-    folder = tmp_path_factory.mktemp("reader")
-    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
-    return folder
-
-
-def test_every_command_runs(run_here, monkeypatch, folder):
-    monkeypatch.chdir(folder)
+def test_every_command_runs(run_here, monkeypatch, reader_folder):
+    monkeypatch.chdir(reader_folder)
     commands = lines(PAGE)
     assert len(commands) == 4
     for command in commands:
@@ -30,14 +21,14 @@ def test_every_command_runs(run_here, monkeypatch, folder):
         assert done.returncode == 0, done.stderr
         if "show" in words:
             assert "It is cold today" in done.stdout
-    assert soundfile.info(folder / "out.wav").duration > 0
+    assert soundfile.info(reader_folder / "out.wav").duration > 0
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["engine", "agent", "compat"])
-def test_every_example_runs(run_here, monkeypatch, folder, block):
+def test_every_example_runs(run_here, monkeypatch, reader_folder, block):
     if "pipecat" in block:
         pytest.importorskip("pipecat")
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(reader_folder)
     out = run_here("-c", f"MODEL = {MODEL!r}\n{block}").stdout
     if "in_context" in block:
         assert out.splitlines() == ["1", "mario True It is cold today, and we are late."]

@@ -3,15 +3,19 @@
 import logging
 import struct
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import soundfile
 import waveforms
+from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
-from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel import Voice
 from qwen_megakernel.cloning.voice_library import ReferenceCache, VoiceLibrary
 from qwen_megakernel.errors import (
     QwenTTSError,
@@ -40,9 +44,7 @@ def recording(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(cache_folder):
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", dtype="float32", warmup=False
-    ) as tts:
+    with tiny_engine("tiny-random-base", dtype="float32") as tts:
         yield tts
 
 
@@ -59,17 +61,10 @@ def voices(load_checkpoint):
 def test_a_file_becomes_the_official_speech(engine, official_model, recording, in_context, full):
     official = official_model("tiny-random-base")
     text = TRANSCRIPT if in_context else None
-    wavs, _ = official.generate_voice_clone(
-        TEXT,
-        language="english",
-        ref_audio=str(recording),
-        ref_text=text,
-        x_vector_only_mode=not in_context,
-        non_streaming_mode=full,
-        do_sample=False,
-        subtalker_dosample=False,
-        max_new_tokens=13,
-    )
+    reference = {"ref_audio": str(recording), "ref_text": text}
+    options = {"x_vector_only_mode": not in_context, "non_streaming_mode": full}
+    options |= {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": 13}
+    wavs, _ = official.generate_voice_clone(TEXT, language="english", **reference, **options)
     voice = engine.create_voice(recording, text, silence_tail=0)
     feed = "full" if full else "stepwise"
     speech = engine.synthesize(
@@ -164,10 +159,7 @@ def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
 
 
 def test_speakers_of_the_checkpoint_take_no_clone(cache_folder, voices, recording):
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        pytest.raises(TaskError, match="cannot clone"),
-    ):
+    with tiny_engine() as tts, pytest.raises(TaskError, match="cannot clone"):
         tts.stream("Hi.", voice=voices.create(recording))
 
 
@@ -211,9 +203,7 @@ def test_a_voice_that_goes_while_it_is_looked_up_is_unknown(
 def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
     path = folder / "mario.voice.safetensors"
     options = {"max_frames": 5, **GREEDY}
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", dtype="float32", voices=folder, warmup=False
-    ) as tts:
+    with tiny_engine("tiny-random-base", dtype="float32", voices=folder) as tts:
         assert tts.voices == ["luigi", "mario"]
         by_name, by_path, by_voice, other, none = (
             tts.synthesize(TEXT, voice=voice, **options).codes
@@ -265,7 +255,7 @@ def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint,
     assert "qwen-megakernel voices create" in caught.value.cure
     preset = Voice("mario", voice.x_vector)  # of a format without fingerprint: the width tells
     with (
-        TTSEngine.from_pretrained("tiny-random-base-1.7b", backend="torch", warmup=False) as tts,
+        tiny_engine("tiny-random-base-1.7b") as tts,
         pytest.raises(VoiceMismatch, match=r"128-dim.*192-dim"),
     ):
         tts.stream("Hi.", voice=preset)
@@ -315,29 +305,21 @@ def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
 
 def test_a_failure_is_not_remembered():
     cache = ReferenceCache()
-
-    def fail():
-        raise RecordingError("planted")
-
     with pytest.raises(RecordingError):
-        cache.get(np.zeros(3), 1, {"a": fail})
+        cache.get(np.zeros(3), 1, {"a": Mock(side_effect=RecordingError("planted"))})
     assert cache.get(np.zeros(3), 1, {"a": lambda: np.ones(1)})["a"] == 1
 
 
 def test_requests_racing_for_one_recording_compute_once():
-    cache, calls, found = ReferenceCache(), [], []
-    started = threading.Barrier(8)
+    cache, calls, started = ReferenceCache(), [], threading.Barrier(8)
+    slow = lambda: calls.append(time.sleep(0.05)) or np.ones(1)  # noqa: E731
 
-    def request():
+    def request(_):
         started.wait()
-        slow = lambda: calls.append(threading.Event().wait(0.05)) or np.ones(1)  # noqa: E731
-        found.append(cache.get(np.zeros(3), 1, {"a": slow})["a"])
+        return cache.get(np.zeros(3), 1, {"a": slow})["a"]
 
-    threads = [threading.Thread(target=request) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(request, range(8)))
     assert len(calls) == 1 and len(found) == 8 and (cache.hits, cache.misses) == (7, 1)
 
 

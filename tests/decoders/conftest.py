@@ -97,7 +97,8 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
             kind, device = ON_GPU[kind], torch.device("cuda")
         if request.param == "ptx" and kind is KernelDecoder:
             kind = KernelOfPtx
-        blocks = {name: options.pop(name) for name in ("num_blocks",) if name in options}
+        num_blocks = options.pop("num_blocks", None)
+        blocks = {"num_blocks": num_blocks} if num_blocks and kind is not PlainDecoder else {}
         return kind(checkpoint, DecoderSizes(device=device, dtype=dtype, **options), **blocks)
 
     return make
@@ -106,11 +107,6 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def both(make_decoder: Callable[..., Any]) -> Callable[..., tuple[KernelDecoder, PlainDecoder]]:
     """both(checkpoint, **options): the kernel and the reference on the same weights."""
-    return lambda checkpoint, **options: (
-        make_decoder(KernelDecoder, checkpoint, **options),
-        make_decoder(
-            PlainDecoder,
-            checkpoint,
-            **{name: value for name, value in options.items() if name != "num_blocks"},
-        ),
+    return lambda checkpoint, **options: tuple(
+        make_decoder(kind, checkpoint, **options) for kind in (KernelDecoder, PlainDecoder)
     )

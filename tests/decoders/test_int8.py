@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_speech import tiny_engine
 from torch import Tensor
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from qwen_megakernel.decoders import int8 as int8_weights
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
@@ -118,8 +118,7 @@ def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weight
 def test_the_engine_speaks_with_int8_weights():
     codes = {}
     for weights in (None, "int8"):
-        settings = {"weights": weights, "device": "cpu", "dtype": "bfloat16", "warmup": False}
-        with TTSEngine.from_pretrained("tiny-random", backend="torch", **settings) as tts:
+        with tiny_engine(weights=weights, device="cpu", dtype="bfloat16") as tts:
             speech = tts.synthesize("Hello.", voice="vivian", seed=1, max_frames=4)
             codes[weights] = speech.codes
     assert len(codes["int8"]) and not np.array_equal(codes[None], codes["int8"])

@@ -233,14 +233,10 @@ def test_unequal_positions_turn_as_the_official_rotary(official_model, load_chec
     k = torch.randn(7, config.num_kv_heads, config.head_dim)
     cos, sin = model.rotary_emb(q[None], positions[:, None])
     source = __import__(type(model).__module__, fromlist=["_"])
-    expected = source.apply_multimodal_rotary_pos_emb(
-        q.transpose(0, 1)[None],
-        k.transpose(0, 1)[None],
-        cos,
-        sin,
-        list(config.mrope_section),
-        mrope_interleaved=True,
-    )
+    heads = (each.transpose(0, 1)[None] for each in (q, k))
+    section = list(config.mrope_section)
+    turn = source.apply_multimodal_rotary_pos_emb
+    expected = turn(*heads, cos, sin, section, mrope_interleaved=True)
     ours = rotary(config, positions, torch.float32)
     for mine, theirs in zip((q, k), expected, strict=True):
         assert (rotate(mine, *ours).transpose(0, 1) - theirs[0]).abs().max() <= 1e-5

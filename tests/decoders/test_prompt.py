@@ -5,17 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prompt_toys import (
-    FEEDS,
-    INSTRUCT,
-    LANGUAGES,
-    SPEAKERS,
-    TEXT,
-    Toy,
-    assert_same_prompt,
-    clone,
-    handed_over,
-)
+from prompt_toys import FEEDS, INSTRUCT, LANGUAGES, SPEAKERS, TEXT, Toy, assert_same_prompt, clone
 from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
@@ -23,12 +13,6 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import EmptyText, TaskError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
-
-
-@pytest.fixture
-def small_custom_voice_toy(make_toy) -> Toy:
-    return make_toy("custom_voice", "0b6")
-
 
 # ---- equality with the official prompts ------------------------------------------------------
 
@@ -44,48 +28,27 @@ EVERY_LANGUAGE = [("ryan", language) for language in LANGUAGES]
 def test_custom_voice_prompt_equals_the_official_one(
     custom_voice_toy, speaker, language, text_feed
 ):
-    inputs = handed_over(
-        custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker=speaker,
-        language=language,
-        non_streaming_mode=FEEDS[text_feed],
-    )
-    prefill = custom_voice_toy.build(voice=speaker, language=language, text_feed=text_feed)
-    assert_same_prompt(prefill, inputs)
+    request = {"voice": speaker, "language": language, "text_feed": text_feed}
+    custom_voice_toy.assert_official("generate_custom_voice", **request)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("instruct", [None, "", INSTRUCT])
 @pytest.mark.parametrize("voice", [None, "ryan"])
 def test_custom_voice_prompt_with_instruct(custom_voice_toy, voice, instruct, text_feed):
-    inputs = handed_over(
-        custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker=voice,
-        language="english",
-        instruct=instruct,
-        non_streaming_mode=FEEDS[text_feed],
+    request = {"voice": voice, "instruct": instruct, "text_feed": text_feed}
+    theirs = {"speaker": voice}
+    custom_voice_toy.assert_official(
+        "generate_custom_voice", language="english", theirs=theirs, **request
     )
-    prefill = custom_voice_toy.build(
-        voice=voice, language="english", instruct=instruct, text_feed=text_feed
-    )
-    assert_same_prompt(prefill, inputs)
 
 
-def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_toy, caplog):
-    inputs = handed_over(
-        small_custom_voice_toy.official.generate_custom_voice,
-        text=TEXT,
-        speaker="ryan",
-        language="auto",
-        instruct=INSTRUCT,
-    )
+def test_small_custom_voice_drops_instruct_with_one_warning(make_toy, caplog):
+    toy = make_toy("custom_voice", "0b6")
+    request = {"voice": "ryan", "language": "auto", "instruct": INSTRUCT}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same_prompt(
-                small_custom_voice_toy.build(voice="ryan", instruct=INSTRUCT), inputs
-            )
+            toy.assert_official("generate_custom_voice", **request)
     [record] = caplog.records
     assert "instruct is ignored" in record.message
 
@@ -96,15 +59,8 @@ def test_small_custom_voice_drops_instruct_with_one_warning(small_custom_voice_t
 def test_voice_design_prompt_equals_the_official_one(
     voice_design_toy, instruct, language, text_feed
 ):
-    inputs = handed_over(
-        voice_design_toy.official.generate_voice_design,
-        text=TEXT,
-        instruct=instruct,
-        language=language,
-        non_streaming_mode=FEEDS[text_feed],
-    )
-    prefill = voice_design_toy.build(language=language, instruct=instruct, text_feed=text_feed)
-    assert_same_prompt(prefill, inputs)
+    request = {"language": language, "instruct": instruct, "text_feed": text_feed}
+    voice_design_toy.assert_official("generate_voice_design", **request)
 
 
 # The text has 8 tokens and its end, the transcript 7: 16 rows beside 1 + num_frames codec rows.
@@ -120,14 +76,9 @@ def test_cloned_voice_prompt_equals_the_official_one(base_toy, num_frames, langu
         icl_mode=bool(num_frames),
         ref_text=voice.transcript,
     )
-    inputs = handed_over(
-        base_toy.official.generate_voice_clone,
-        text=TEXT,
-        language=language,
-        voice_clone_prompt=[item],
-        non_streaming_mode=FEEDS[text_feed],
-    )
-    assert_same_prompt(base_toy.build(voice=voice, language=language, text_feed=text_feed), inputs)
+    request = {"voice": voice, "language": language, "text_feed": text_feed}
+    theirs = {"voice_clone_prompt": [item]}
+    base_toy.assert_official("generate_voice_clone", theirs=theirs, **request)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
@@ -137,48 +88,43 @@ def test_prompt_from_files_equals_the_official_one(
 ):
     wrapper, loaded = official_model(name), load_checkpoint(name)
     monkeypatch.setattr(wrapper.model.talker, "generate", Toy._hand_over)
-    text = "Hello, the iPhone and a naïve 中文 text."
-    inputs = handed_over(
+    options = {"text": "Hello, the iPhone and a naïve 中文 text.", "language": "Chinese"}
+    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32)
+    request = SpeechRequest(voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, **options)
+    tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
+    ids = tokenizer.encode(options["text"], instruct=INSTRUCT)
+    assert_same_prompt(
+        PromptBuilder(loaded.config, embeddings).build(ids, request),
         wrapper.generate_custom_voice,
-        text=text,
         speaker="Dylan",
-        language="Chinese",
         instruct=INSTRUCT if "1.7b" in name else None,
         non_streaming_mode=FEEDS[text_feed],
+        **options,
     )
-    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32)
-    request = SpeechRequest(
-        text=text, voice="Dylan", language="Chinese", instruct=INSTRUCT, text_feed=text_feed
-    )
-    ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text, instruct=INSTRUCT)
-    assert_same_prompt(PromptBuilder(loaded.config, embeddings).build(ids, request), inputs)
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("language", ["auto", "english"])
 def test_base_without_voice_equals_the_official_low_level_call(base_toy, language, text_feed):
     markup = f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
-    inputs = handed_over(
+    assert_same_prompt(
+        base_toy.build(language=language, text_feed=text_feed),
         base_toy.official.model.generate,
         input_ids=base_toy.official._tokenize_texts([markup]),
         languages=[language],
         non_streaming_mode=FEEDS[text_feed],
     )
-    assert_same_prompt(base_toy.build(language=language, text_feed=text_feed), inputs)
 
 
 @pytest.mark.parametrize(
-    ("toy", "call", "options"),
+    ("toy", "method", "options"),
     [
-        ("custom_voice_toy", "generate_custom_voice", {"speaker": "ryan"}),
+        ("custom_voice_toy", "generate_custom_voice", {"voice": "ryan"}),
         ("voice_design_toy", "generate_voice_design", {"instruct": INSTRUCT}),
     ],
 )
-def test_text_feed_auto_is_the_official_default(request, toy, call, options):
-    toy = request.getfixturevalue(toy)
-    inputs = handed_over(getattr(toy.official, call), text=TEXT, language="auto", **options)
-    voice = options.pop("speaker", None)
-    assert_same_prompt(toy.build(voice=voice, **options), inputs)
+def test_text_feed_auto_is_the_official_default(request, toy, method, options):
+    request.getfixturevalue(toy).assert_official(method, language="auto", **options)
 
 
 def test_text_feed_auto_is_stepwise_for_base(base_toy):

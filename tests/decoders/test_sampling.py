@@ -8,6 +8,8 @@ from qwen_megakernel.decoders import sampling
 from qwen_megakernel.errors import GenerationError
 
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
+GREEDY = SAMPLED | {"do_sample": False}
+FIRST = {"seed": 0, "part": 0, "frame": 0, "codebook": 0}
 
 
 # Known answers of the Random123 distribution (kat_vectors), philox4x32-10.
@@ -31,8 +33,8 @@ def test_philox_gives_the_published_answers(counter, key, expected):
 def test_uniforms_stay_strictly_between_zero_and_one_and_exact(monkeypatch):
     extremes = np.array([[0, 0xFFFFFFFF, 0, 0xFFFFFFFF]], dtype=np.uint32)
     monkeypatch.setattr(sampling, "philox", lambda key, counters: extremes)
-    low = sampling.uniforms(np.array([0]), seed=0, part=0, frame=0, codebook=0)
-    high = sampling.uniforms(np.array([1]), seed=0, part=0, frame=0, codebook=0)
+    low = sampling.uniforms(np.array([0]), **FIRST)
+    high = sampling.uniforms(np.array([1]), **FIRST)
     assert low.dtype == np.float32 and float(low[0]) == 2.0**-24
     assert float(high[0]) == 1 - 2.0**-24
     assert np.isfinite(-np.log(-np.log(np.concatenate((low, high))))).all()
@@ -86,28 +88,17 @@ def test_the_distribution_is_that_of_transformers_over_20000_draws(temperature, 
     scores = sampling.keep_top_p(sampling.keep_top_k(logits / temperature, top_k), top_p).numpy()
     kept = np.flatnonzero(scores > -np.inf)
     counts = np.zeros(len(logits))
+    knobs = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     for frame in range(num_draws):
-        noise = sampling.uniforms(kept, seed=11, part=0, frame=frame, codebook=0)
+        address = FIRST | {"seed": 11, "frame": frame}
+        noise = sampling.uniforms(kept, **address)
         counts[kept[np.argmax(scores[kept] - np.log(-np.log(noise)))]] += 1
         if frame < 50:
-            assert counts[
-                sampling.draw(
-                    logits,
-                    do_sample=True,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
-                    seed=11,
-                    part=0,
-                    frame=frame,
-                    codebook=0,
-                )
-            ]
+            assert counts[sampling.draw(logits, **knobs, **address)]
     assert not counts[expected == 0].any()
     likely = expected * num_draws >= 5
-    chi2 = (
-        (counts[likely] - num_draws * expected[likely]) ** 2 / (num_draws * expected[likely])
-    ).sum()
+    mean = num_draws * expected[likely]
+    chi2 = ((counts[likely] - mean) ** 2 / mean).sum()
     degrees = likely.sum() - 1
     # Wilson-Hilferty: five standard deviations of a chi-square, some one in three million.
     bound = degrees * (1 - 2 / (9 * degrees) + 5 * np.sqrt(2 / (9 * degrees))) ** 3
@@ -124,13 +115,8 @@ def test_top_p_treats_equal_tokens_alike_and_keeps_the_best():
     scores = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1]))
     kept = torch.isfinite(sampling.keep_top_p(scores, 0.55))
     assert kept.tolist() == [False, True, True, True, False]
-    assert torch.isfinite(sampling.keep_top_p(scores, 1e-6)).tolist() == [
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
+    best = torch.isfinite(sampling.keep_top_p(scores, 1e-6))
+    assert best.tolist() == [False, True, False, False, False]
 
 
 def test_the_repetition_penalty_shrinks_positive_and_grows_negative_scores():
@@ -143,17 +129,13 @@ def test_the_repetition_penalty_shrinks_positive_and_grows_negative_scores():
 def test_greedy_finds_the_maximum_in_every_place(place):
     logits = torch.zeros(2048)
     logits[place] = 1e-3
-    drawn = sampling.draw(
-        logits, **(SAMPLED | {"do_sample": False}), seed=0, part=0, frame=0, codebook=0
-    )
-    assert drawn == place
+    assert sampling.draw(logits, **GREEDY, **FIRST) == place
 
 
 def test_the_lowest_token_wins_a_greedy_tie():
     logits = torch.zeros(64)
     logits[[9, 40]] = 1.0
-    options = SAMPLED | {"do_sample": False}
-    assert sampling.draw(logits, **options, seed=0, part=0, frame=0, codebook=0) == 9
+    assert sampling.draw(logits, **GREEDY, **FIRST) == 9
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -4,15 +4,17 @@ The same text, voice, language and instruct go into our engine and into the offi
 must be identical (greedy, float32), and samples equal.
 """
 
-import types
+import functools
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import truths
+from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16
 
-from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.validation import official
 
 TEXT = "Hello there, how are you today?"
@@ -30,24 +32,12 @@ def engine(cache_folder):
 
     def get(name):
         if name not in made:
-            made[name] = TTSEngine.from_pretrained(
-                name, backend="torch", dtype="float32", warmup=False
-            )
+            made[name] = tiny_engine(name, dtype="float32")
         return made[name]
 
     yield get
     for tts in made.values():
         tts.close()
-
-
-def clone_voice(config, in_context):
-    rng = np.random.default_rng(3)
-    return Voice(
-        "someone",
-        x_vector=rng.standard_normal(config.talker.stack.hidden_size).astype(np.float32),
-        codes=rng.integers(0, 2000, (9, config.talker.num_code_groups)) if in_context else None,
-        transcript="It is not." if in_context else None,
-    )
 
 
 def official_item(voice):
@@ -80,18 +70,35 @@ def run_official(model, call):
     return codes[0].numpy(), wavs[0]
 
 
-def compare(tts, model, call, text=TEXT, **options):
-    codes, wav = run_official(model, call)
-    ours = tts.synthesize(
-        text, max_frames=NUM_FRAMES, chunk_frames=5, split="off", **GREEDY, **options
-    )
-    assert np.array_equal(ours.codes, codes)
-    assert len(ours.audio) == len(codes) * 1920
-    # Officially one sample is lost now and then: the cut of the reference is a float product.
-    missing = len(ours.audio) - len(wav)
-    assert 0 <= missing <= 1 and (missing == 0 or options.get("voice") is not None)
-    assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
-    return ours
+@pytest.fixture
+def compare(engine, official_model):
+    """compare(name, method, text, **options): one request to both, its options as ours are named.
+
+    Args:
+        method: of the official wrapper.
+    """
+
+    def compare(name, method, text=TEXT, **options):
+        theirs = {key: options[key] for key in ("language", "instruct") if key in options}
+        if isinstance(voice := options.get("voice"), str):
+            theirs["speaker"] = voice
+        elif voice is not None:
+            theirs["voice_clone_prompt"] = [official_item(voice)]
+        if "text_feed" in options:
+            theirs["non_streaming_mode"] = options["text_feed"] == "full"
+        model = official_model(name)
+        call = functools.partial(getattr(model, method), text, **theirs)
+        codes, wav = run_official(model, call)
+        options |= {"max_frames": NUM_FRAMES, "chunk_frames": 5, "split": "off"}
+        ours = engine(name).synthesize(text, **GREEDY, **options)
+        assert np.array_equal(ours.codes, codes)
+        assert len(ours.audio) == len(codes) * 1920
+        # Officially one sample is lost now and then: the cut of the reference is a float product.
+        missing = len(ours.audio) - len(wav)
+        assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
+        assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
+
+    return compare
 
 
 def some(in_every_run, *values):
@@ -110,48 +117,21 @@ VOICES = (("vivian", "auto", False), ("eric", "chinese", True), ("vivian", "engl
     ("speaker", "language", "full"),
     some(VOICES, ("vivian", "eric"), ("auto", "chinese", "english"), (False, True)),
 )
-def test_custom_voice(engine, official_model, speaker, language, full):
-    name = "tiny-random"
-    compare(
-        engine(name),
-        model := official_model(name),
-        lambda **kwargs: model.generate_custom_voice(
-            TEXT, speaker=speaker, language=language, non_streaming_mode=full, **kwargs
-        ),
-        voice=speaker,
-        language=language,
-        text_feed="full" if full else "stepwise",
-    )
+def test_custom_voice(compare, speaker, language, full):
+    feed = "full" if full else "stepwise"
+    options = {"voice": speaker, "language": language, "text_feed": feed}
+    compare("tiny-random", "generate_custom_voice", **options)
 
 
-def test_custom_voice_of_the_large_model_follows_instruct(engine, official_model):
-    name, instruct = "tiny-random-1.7b", "Speak slowly."
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_custom_voice(
-            TEXT, speaker="ryan", language="english", instruct=instruct, **kwargs
-        ),
-        voice="ryan",
-        language="english",
-        instruct=instruct,
-    )
+def test_custom_voice_of_the_large_model_follows_instruct(compare):
+    options = {"voice": "ryan", "language": "english", "instruct": "Speak slowly."}
+    compare("tiny-random-1.7b", "generate_custom_voice", **options)
 
 
 @pytest.mark.parametrize("instruct", ["A calm old man.", ""])
-def test_voice_design(engine, official_model, instruct):
-    name = "tiny-random-design"
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_voice_design(
-            TEXT, instruct=instruct, language="french", **kwargs
-        ),
-        instruct=instruct,
-        language="french",
-    )
+def test_voice_design(compare, instruct):
+    options = {"instruct": instruct, "language": "french"}
+    compare("tiny-random-design", "generate_voice_design", **options)
 
 
 BASE, LARGE_BASE = "tiny-random-base", "tiny-random-base-1.7b"
@@ -161,38 +141,15 @@ CLONES = ((BASE, False, True), (BASE, True, False), (LARGE_BASE, True, True))
 @pytest.mark.parametrize(
     ("name", "in_context", "full"), some(CLONES, (BASE, LARGE_BASE), (False, True), (False, True))
 )
-def test_cloned_voice(engine, official_model, name, in_context, full):
-    tts, model = engine(name), official_model(name)
-    voice = clone_voice(tts.config, in_context)
-    compare(
-        tts,
-        model,
-        lambda **kwargs: model.generate_voice_clone(
-            TEXT,
-            language="english",
-            voice_clone_prompt=[official_item(voice)],
-            non_streaming_mode=full,
-            **kwargs,
-        ),
-        voice=voice,
-        language="english",
-        text_feed="full" if full else "stepwise",
-    )
+def test_cloned_voice(compare, engine, name, in_context, full):
+    voice = truths.voice("in context" if in_context else "x-vector")(engine(name))
+    feed = "full" if full else "stepwise"
+    compare(name, "generate_voice_clone", voice=voice, language="english", text_feed=feed)
 
 
-def test_a_long_text_in_one_go(engine, official_model):
-    name = "tiny-random"
-    model = official_model(name)
-    compare(
-        engine(name),
-        model,
-        lambda **kwargs: model.generate_custom_voice(
-            LONG_TEXT, speaker="serena", language="english", **kwargs
-        ),
-        text=LONG_TEXT,
-        voice="serena",
-        language="english",
-    )
+def test_a_long_text_in_one_go(compare):
+    options = {"voice": "serena", "language": "english"}
+    compare("tiny-random", "generate_custom_voice", LONG_TEXT, **options)
 
 
 def test_the_vocoder_gives_the_official_samples(engine, official_model):
@@ -207,19 +164,11 @@ def test_the_vocoder_gives_the_official_samples(engine, official_model):
 def test_prompts_are_made_before_any_frame_and_constants_once(engine, monkeypatch):
     """LEDGER E10: the second request embeds its own text and nothing else."""
     tts = engine("tiny-random")
-    embeddings = tts._prompts._embeddings
-    calls = []
-    monkeypatch.setattr(
-        tts._prompts,
-        "_embeddings",
-        types.SimpleNamespace(
-            text=lambda ids: calls.append(ids.tolist()) or embeddings.text(ids),
-            codec=lambda ids: calls.append(ids.tolist()) or embeddings.codec(ids),
-            frames=embeddings.frames,
-        ),
-    )
+    seen = Mock(wraps=tts._prompts._embeddings)
+    monkeypatch.setattr(tts._prompts, "_embeddings", seen)
     body = tts._tokenizer.encode(TEXT).body.tolist()
     for _ in range(2):
-        calls.clear()
+        seen.reset_mock()
         tts.synthesize(TEXT, voice="vivian", max_frames=2)
-    assert calls == [body]
+    calls = seen.text.call_args_list + seen.codec.call_args_list
+    assert [call.args[0].tolist() for call in calls] == [body]

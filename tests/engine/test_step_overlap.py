@@ -8,14 +8,14 @@ import threading
 import time
 from collections import deque
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE
+from tiny_speech import TEXT, VOICE, tiny_engine
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.engine import delivery, runaway_guard
 from qwen_megakernel.engine.stages import Stages
@@ -182,55 +182,45 @@ def test_a_prompt_does_not_keep_a_finished_chunk_waiting(speak):
 
 
 @pytest.fixture(scope="module")
-def plain():
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", num_slots=3, warmup=False
-    ) as tts:
-        yield tts
-
-
-@pytest.fixture(scope="module")
 def overlapping():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
-        with TTSEngine.from_pretrained(
-            "tiny-random", backend="graph", num_slots=3, warmup=False
-        ) as tts:
+        with tiny_engine(backend="graph", num_slots=3) as tts:
             yield tts
 
 
-def test_streams_in_company_sound_the_same(plain, overlapping):
+def test_streams_in_company_sound_the_same(tts, overlapping):
     speeches = {}
-    for tts in (plain, overlapping):
+    for engine in (tts, overlapping):
         streams = [
-            tts.stream(TEXT, voice=VOICE, seed=seed, max_frames=10 + seed, chunk_frames=3 + seed)
+            engine.stream(TEXT, voice=VOICE, seed=seed, max_frames=10 + seed, chunk_frames=3 + seed)
             for seed in range(5)
         ]
-        speeches[tts] = [
+        speeches[engine] = [
             (np.concatenate([chunk.samples for chunk in stream]), stream.codes, stream)
             for stream in streams
         ]
-    for ours, theirs in zip(speeches[overlapping], speeches[plain], strict=True):
+    for ours, theirs in zip(speeches[overlapping], speeches[tts], strict=True):
         np.testing.assert_array_equal(ours[1], theirs[1])
         assert np.abs(ours[0].astype(int) - theirs[0]).max() <= 1
         assert ours[2].finish_reason == theirs[2].finish_reason
 
 
-def test_parts_follow_each_other(plain, overlapping, monkeypatch):
+def test_parts_follow_each_other(tts, overlapping, monkeypatch):
     monkeypatch.setattr(runaway_guard, "SPARE_FRAMES", 6)  # of each part, whatever its text
     monkeypatch.setattr(runaway_guard, "FRAMES_PER_TEXT_TOKEN", 0)
     ours, theirs = (
-        tts.synthesize(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=4)
-        for tts in (overlapping, plain)
+        engine.synthesize(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=4)
+        for engine in (overlapping, tts)
     )
     assert ours.parts == theirs.parts >= 2 and len(ours.codes) == 6 * ours.parts
     np.testing.assert_array_equal(ours.codes, theirs.codes)
 
 
-def test_text_may_come_late(plain, overlapping):
+def test_text_may_come_late(tts, overlapping):
     codes = []
-    for tts in (overlapping, plain):
-        stream = tts.stream(text_open=True, voice=VOICE, seed=2, max_frames=24)
+    for engine in (overlapping, tts):
+        stream = engine.stream(text_open=True, voice=VOICE, seed=2, max_frames=24)
         chunks = iter(stream)
         for piece in ("Hello there, ", "how are ", "you?"):
             stream.feed(piece)
@@ -243,12 +233,8 @@ def test_text_may_come_late(plain, overlapping):
 
 @pytest.mark.parametrize("chunk_frames", [1, 7, 10])
 def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypatch, chunk_frames):
-    step = overlapping._loop._vocoder.step
-    monkeypatch.setattr(
-        overlapping._loop._vocoder,
-        "step",
-        lambda codes, states: torch.zeros_like(step(codes, states)),
-    )
+    vocoder, step = overlapping._loop._vocoder, overlapping._loop._vocoder.step
+    monkeypatch.setattr(vocoder, "step", lambda *args: torch.zeros_like(step(*args)))
     monkeypatch.setattr(runaway_guard, "SILENT_FRAMES", 12)
     stream = overlapping.stream(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
     num_samples = sum(len(chunk.samples) for chunk in stream)
@@ -266,19 +252,15 @@ def test_closing_a_stream_delivers_nothing_more_and_frees_its_slot(overlapping):
 
 @pytest.mark.parametrize("stage", ["launch", "collect", "vocoder", "samples"])
 def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch, stage):
-    def fail(*args, **options):
-        raise RuntimeError("planted")
-
-    loop = overlapping._loop
+    loop, fail = overlapping._loop, Mock(side_effect=RuntimeError("planted"))
+    target = {
+        "launch": (loop._decoder, "launch", fail),
+        "collect": (loop._decoder, "_collect", fail),
+        "vocoder": (loop._vocoder, "step", fail),
+        "samples": (delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=fail)),
+    }[stage]
     with monkeypatch.context() as patch:
-        if stage == "launch":
-            patch.setattr(loop._decoder, "launch", fail)
-        elif stage == "collect":
-            patch.setattr(loop._decoder, "_collect", fail)
-        elif stage == "vocoder":
-            patch.setattr(loop._vocoder, "step", fail)
-        else:
-            patch.setattr(delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=fail))
+        patch.setattr(*target)
         stream = overlapping.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
             list(stream)
@@ -288,7 +270,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
 
 def test_closing_the_engine_ends_what_is_on_its_way(monkeypatch):
     monkeypatch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
-    tts = TTSEngine.from_pretrained("tiny-random", backend="graph", warmup=False)
+    tts = tiny_engine(backend="graph")
     stream = tts.stream(TEXT, voice=VOICE, seed=1)
     next(iter(stream))
     closing = threading.Thread(target=tts.close)

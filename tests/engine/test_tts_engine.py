@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE, speak
+from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
@@ -119,18 +119,10 @@ def test_a_slow_reader_pauses_only_itself(tts):
 
 
 def test_many_readers_in_threads_get_their_own_audio(tts, alone):
-    found = {}
-
-    def read(index):
-        found[index] = speak(tts, seed=1 + index % 3)
-
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index, speech in found.items():
-        assert np.array_equal(speech.codes, alone[1 + index % 3].codes)
+    seeds = [1, 2, 3] * 2
+    with ThreadPoolExecutor(6) as pool:
+        for seed, speech in zip(seeds, pool.map(lambda s: speak(tts, seed=s), seeds), strict=True):
+            assert np.array_equal(speech.codes, alone[seed].codes)
 
 
 async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alone):
@@ -257,9 +249,7 @@ def test_sizes_that_are_no_numbers_are_refused(options):
 
 
 def test_a_dtype_may_be_torchs_own():
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", dtype=torch.float32, warmup=False
-    ) as tts:
+    with tiny_engine(dtype=torch.float32) as tts:
         assert tts.dtype == torch.float32
     with pytest.raises(UsageError, match=r"dtype is torch\.float16; known: float32"):
         TTSEngine.from_pretrained("tiny-random", backend="torch", dtype=torch.float16)

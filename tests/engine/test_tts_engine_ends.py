@@ -8,14 +8,14 @@ import signal
 import threading
 from dataclasses import fields
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE, speak
+from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
@@ -175,7 +175,7 @@ def test_a_reader_whose_event_loop_is_gone_harms_nobody(tts, alone):
 
 
 def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
-    engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
+    engine = tiny_engine()
     speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
     waiting = engine.stream(TEXT, voice=VOICE)
     next(speaking)
@@ -215,9 +215,7 @@ def test_two_hundred_streams_leave_nothing_behind(tts):
 
 
 def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
-    stream = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False).stream(
-        TEXT, voice=VOICE, seed=1, max_frames=12
-    )
+    stream = tiny_engine().stream(TEXT, voice=VOICE, seed=1, max_frames=12)
     gc.collect()
     assert list(stream)[-1].finish_reason == "length"
     thread = stream._engine._loop._thread
@@ -233,12 +231,8 @@ def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
 def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage):
     owner = tts._loop._vocoder if stage == "vocoder" else tts._loop._decoder
     name = "step" if stage == "vocoder" else stage
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("planted")
-
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
+        patch.setattr(owner, name, Mock(side_effect=RuntimeError("planted")))
         stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
             list(stream)
@@ -261,10 +255,8 @@ def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(
 
 
 def test_three_hangs_in_a_row_are_enough(monkeypatch):
-    def hang(*args, **kwargs):
-        raise KernelTimeout("planted hang")
-
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
+    hang = Mock(side_effect=KernelTimeout("planted hang"))
+    with tiny_engine() as tts:
 
         def hang_once():
             with monkeypatch.context() as patch:
@@ -284,12 +276,10 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
 
 
 def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
+    illegal = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with tiny_engine() as tts:
         with monkeypatch.context() as patch:
-            patch.setattr(tts._loop._decoder, "step", fail)
+            patch.setattr(tts._loop._decoder, "step", Mock(side_effect=illegal))
             with pytest.raises(GenerationError, match="illegal memory access"):
                 speak(tts, seed=1, max_frames=2)
             assert tts.failure is None  # it answers: that stream was to blame
@@ -302,11 +292,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
 
 
 def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():
-    before = set(threading.enumerate())
-
-    def fail():
-        raise OutOfMemory("planted")
-
+    before, fail = set(threading.enumerate()), Mock(side_effect=OutOfMemory("planted"))
     with pytest.raises(OutOfMemory, match="planted"):
         StepLoop(fail, sample_rate=24000, on_finished=lambda state: None)
     wait_until(lambda: not set(threading.enumerate()) - before)

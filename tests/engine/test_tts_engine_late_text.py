@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from tiny_speech import TEXT, VOICE, speak
+from tiny_speech import TEXT, VOICE, feed_and_end, speak
 from waiting import wait_until
 
 from qwen_megakernel.engine.stream import PART_CHARS, SpeechStream, StreamState, TextPart
@@ -17,10 +17,7 @@ from qwen_megakernel.records import SpeechRequest
 def test_fed_text_gives_the_codes_of_whole_text(tts, pieces):
     whole = speak(tts, seed=6, text_feed="stepwise", max_frames=40)
     stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=40)
-    for piece in pieces:
-        stream.feed(piece)
-    stream.end_text()
-    list(stream)
+    feed_and_end(stream, *pieces)
     assert np.array_equal(stream.codes, whole.codes)
 
 
@@ -42,9 +39,7 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     drawn = tts._loop._table.active()[0].num_frames
     time.sleep(0.1)
     assert tts._loop._table.active()[0].num_frames == drawn  # stalled: no pad was added
-    stream.feed("you today?")
-    stream.end_text()
-    list(stream)
+    feed_and_end(stream, "you today?")
     assert np.array_equal(stream.codes, stepwise.codes)
 
 
@@ -57,9 +52,7 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
     wait_until(lambda: stream.num_parts and tts._loop._table.active()[0].part is None)
-    stream.feed("you today?")
-    stream.end_text()
-    list(stream)
+    feed_and_end(stream, "you today?")
     assert stream.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
     assert len(stream.codes) > len(early.codes)
@@ -90,10 +83,8 @@ def test_a_long_open_text_is_cut_at_sentences(tts):
     stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=60)
     for _ in range(3 * PART_CHARS // len(sentence)):
         stream.feed(sentence)
-    parts = len(stream._state.parts)
-    stream.end_text()
-    assert parts >= 2
-    list(stream)
+    assert len(stream._state.parts) >= 2
+    feed_and_end(stream)
     assert stream.finish_reason in ("eos", "length")
 
 
@@ -127,10 +118,8 @@ def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_
 
 def test_an_open_text_without_a_word_is_an_error_of_the_stream(tts):
     stream = tts.stream(text_open=True, voice=VOICE)
-    stream.feed(" ... ")
-    stream.end_text()
     with pytest.raises(EmptyText):
-        list(stream)
+        feed_and_end(stream, " ... ")
     assert stream.finish_reason == "error"
 
 

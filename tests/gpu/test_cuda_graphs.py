@@ -1,9 +1,9 @@
 """Recording and replaying (cuda_graphs.py), with a GPU that only takes notes."""
 
 import contextlib
-import threading
 import time
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,11 +64,9 @@ def test_two_engines_record_one_after_the_other(notes):
     def record():
         Graphs(torch.device("cuda")).run("key", lambda: time.sleep(0.02))
 
-    threads = [threading.Thread(target=record) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(record)
     assert ["recorded" if note == "recorded" else note[0] for note in notes] == [
         *("recording", "recorded", "recording", "recorded")
     ]
@@ -98,10 +96,7 @@ def test_a_download_keeps_what_is_overwritten_afterwards():
 
 
 def test_an_upload_to_a_gpu_goes_through_pinned_memory():
-    copied = []
-    target = SimpleNamespace(
-        is_cuda=True, copy_=lambda *args, **kwargs: copied.append((args, kwargs))
-    )
-    in_a_row = SimpleNamespace(pin_memory=lambda: "pinned")
-    upload(target, SimpleNamespace(contiguous=lambda: in_a_row))
-    assert copied == [(("pinned",), {"non_blocking": True})]
+    target, values = Mock(is_cuda=True), Mock()
+    upload(target, values)
+    pinned = values.contiguous().pin_memory()
+    target.copy_.assert_called_once_with(pinned, non_blocking=True)

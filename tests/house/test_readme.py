@@ -11,8 +11,8 @@ import sys
 import pytest
 from commands import ROOT, blocks, lines
 from live_server import serving
+from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.cli import main
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,10 +86,7 @@ def test_make_demo_says_the_text_as_it_is(argument, variable, said, tmp_path):
 def test_the_server_answers_openais_voices():
     [command] = re.findall(r"`python -m qwen_megakernel (serve [^`]+)`", README)
     args = main.parser().parse_args(command.split())
-    with (
-        TTSEngine.from_pretrained(args.model, backend="torch", warmup=False) as tts,
-        serving(tts, voice_fallback=args.voice_fallback) as live,
-    ):
+    with tiny_engine(args.model) as tts, serving(tts, voice_fallback=args.voice_fallback) as live:
         assert args.port == 8090
         assert live.speak("Hello.", voice="alloy", model="tts-1").status_code == 200
 

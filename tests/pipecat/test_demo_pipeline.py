@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 from commands import CommandsHere, run, start
+from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import WavWriter, to_int16
 
 TEXT = "Hello there, friend. How are you?"
@@ -30,12 +30,10 @@ def demo(run_here: CommandsHere, backend: str) -> Callable:
 
 
 @pytest.mark.parametrize("backend", ["torch", "emulation"])
-def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(
-    demo: Callable, tmp_path: Path
-) -> None:
+def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(demo, tmp_path):
     code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
     assert code == 0 and not out, err
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as engine:
+    with tiny_engine() as engine:
         speech = engine.synthesize(TEXT, voice="aiden", seed=3, max_frames=8, first_chunk_frames=1)
     samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
     np.testing.assert_array_equal(samples, to_int16(speech.audio))
@@ -45,7 +43,7 @@ def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(
         assert fact in err
 
 
-def test_token_mode_dumps_codes_and_prints_one_json_object(demo: Callable, tmp_path: Path) -> None:
+def test_token_mode_dumps_codes_and_prints_one_json_object(demo, tmp_path):
     dump = tmp_path / "codes.tsv"
     arguments = ("--token", "--json", "--dump-codes", dump, "--output", tmp_path / "a.wav", *TINY)
     code, out, err = demo("--text", "-", *arguments, stdin=TEXT)
@@ -62,7 +60,7 @@ def test_token_mode_dumps_codes_and_prints_one_json_object(demo: Callable, tmp_p
     assert len(codes) * 1920 == len(soundfile.read(tmp_path / "a.wav")[0])
 
 
-def test_a_voice_is_cloned_from_a_sample(demo: Callable, tmp_path: Path) -> None:
+def test_a_voice_is_cloned_from_a_sample(demo, tmp_path):
     sample = tmp_path / "sample.wav"
     hum = np.sin(np.arange(2 * 24000) / 20) * 0.3
     soundfile.write(sample, hum, 24000)
@@ -81,9 +79,7 @@ def test_a_voice_is_cloned_from_a_sample(demo: Callable, tmp_path: Path) -> None
         pytest.param([signal.SIGTERM], 143, marks=pytest.mark.ci),
     ],
 )
-def test_a_signal_leaves_a_whole_file_of_what_was_spoken(
-    tmp_path: Path, numbers: list[int], code: int
-) -> None:
+def test_a_signal_leaves_a_whole_file_of_what_was_spoken(tmp_path, numbers, code):
     path = tmp_path / "a.wav"
     text = "This is a long text about a house at the edge of a wood. " * 8
     model = ("--model", "demo-voice", "--backend", "torch")
@@ -99,9 +95,7 @@ def test_a_signal_leaves_a_whole_file_of_what_was_spoken(
     assert [file.name for file in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
-    demo: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(demo, tmp_path, monkeypatch):
     def write(writer: WavWriter, samples: np.ndarray) -> None:
         raise writer._failed(OSError("No space left on device"))
 
@@ -125,8 +119,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     ],
 )
 def test_errors_of_the_catalogue_are_told_without_a_traceback(
-    demo: Callable, arguments: tuple[str, ...], code: int, message: str, tmp_path: Path
-) -> None:
+    demo, arguments, code, message, tmp_path
+):
     if "--output" not in arguments:
         arguments = (*arguments, "--output", str(tmp_path / "a.wav"))
     returned, _, err = demo(*arguments)
@@ -135,7 +129,7 @@ def test_errors_of_the_catalogue_are_told_without_a_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_cure(tmp_path):
     blocked = tmp_path / "pipecat.py"
     blocked.write_text("raise ImportError('blocked')")
     process = run("demo_pipeline.py", "--text", "Hi.", *TINY, PYTHONPATH=str(tmp_path))
@@ -154,7 +148,7 @@ pcm.!default {{
 """
 
 
-def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path: Path) -> None:
+def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path):
     """In a process of its own: ALSA reads its configuration once."""
     try:
         import sounddevice  # noqa: F401

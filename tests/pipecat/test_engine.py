@@ -4,7 +4,7 @@ the engine's noise, bit for bit.
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -17,9 +17,8 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, SENTENCE, TOKEN, Run
-from torch import Tensor
+from pipelines import SENTENCE, TOKEN, Mode, Run
+from tiny_speech import tiny_engine
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
@@ -32,27 +31,25 @@ OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}
 
 @pytest.fixture(scope="module")
 def engine(backend: str) -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend=backend, num_slots=4, warmup=False
-    ) as engine:
+    with tiny_engine(backend=backend, num_slots=4) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def base_engine(backend: str) -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend=backend, num_slots=1, warmup=False
-    ) as engine:
+    with tiny_engine("tiny-random-base", backend=backend, num_slots=1) as engine:
         yield engine
 
 
 def service(
-    engine: TTSEngine, mode: TextAggregationMode = SENTENCE, **settings: object
+    engine: TTSEngine,
+    mode: Mode = SENTENCE,
+    voices: dict[str, Voice] | None = None,
+    **settings: object,
 ) -> MegakernelTTSService:
+    settings = MegakernelTTSService.Settings(**OPTIONS | settings)
     return MegakernelTTSService(
-        engine=engine,
-        text_aggregation_mode=mode,
-        settings=MegakernelTTSService.Settings(**OPTIONS | settings),
+        engine=engine, text_aggregation_mode=mode, voices=voices, settings=settings
     )
 
 
@@ -61,7 +58,7 @@ def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS | options))
 
 
-async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
+async def test_sentences_are_what_the_engine_says(engine):
     async with Run(service(engine)) as run:
         await run.turn("Hello there. ", "How are ", "you?")
         await run.until(TTSStoppedFrame)
@@ -69,17 +66,15 @@ async def test_sentences_are_what_the_engine_says(engine: TTSEngine) -> None:
     assert run.pcm == expected and run.errors == []
 
 
-async def test_the_emulated_kernel_says_the_same(engine: TTSEngine) -> None:
-    with TTSEngine.from_pretrained("tiny-random", backend="emulation", warmup=False) as emulated:
+async def test_the_emulated_kernel_says_the_same(engine):
+    with tiny_engine(backend="emulation") as emulated:
         async with Run(service(emulated)) as run:
             await run.turn("Hello there.")
             await run.until(TTSStoppedFrame)
     assert run.pcm == pcm_of(engine, "Hello there.") and run.errors == []
 
 
-async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
-    engine: TTSEngine,
-) -> None:
+async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(engine):
     text = "Hello there, how are you today? I am well."
     async with Run(service(engine, TOKEN)) as run:
         await run.send(LLMFullResponseStartFrame())
@@ -92,10 +87,7 @@ async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
 
 
-@BOTH
-async def test_the_first_audio_leaves_while_the_engine_works(
-    engine: TTSEngine, mode: TextAggregationMode
-) -> None:
+async def test_the_first_audio_leaves_while_the_engine_works(engine, mode):
     async with Run(service(engine, mode, max_frames=300, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame)
@@ -104,34 +96,22 @@ async def test_the_first_audio_leaves_while_the_engine_works(
     assert engine.num_active == 0
 
 
-@BOTH
-async def test_an_interruption_frees_the_slot_before_the_next_step(
-    engine: TTSEngine, mode: TextAggregationMode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = engine._loop._decoder
-    steps, step = [], decoder.step
-
-    def counted_step(*args: object) -> object:
-        steps.append(args)
-        return step(*args)
-
-    monkeypatch.setattr(decoder, "step", counted_step)
+async def test_an_interruption_frees_the_slot_before_the_next_step(engine, mode, monkeypatch):
+    step = Mock(wraps=engine._loop._decoder.step)
+    monkeypatch.setattr(engine._loop._decoder, "step", step)
     async with Run(service(engine, mode, max_frames=500, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame, 2)
         await run.interrupt()
         await run.until(InterruptionFrame)
-        num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), len(steps)
+        num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), step.call_count
         await run.until(lambda: engine.num_active == 0)
-        assert len(steps) <= num_steps + 1  # one may just have begun
+        assert step.call_count <= num_steps + 1  # one may just have begun
         await asyncio.sleep(0.1)
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
 
-@BOTH
-async def test_four_pipelines_on_one_engine_each_say_their_own(
-    engine: TTSEngine, mode: TextAggregationMode
-) -> None:
+async def test_four_pipelines_on_one_engine_each_say_their_own(engine, mode):
     texts = [f"This is voice number {i}." for i in range(4)]
     runs = [Run(service(engine, mode, seed=i)) for i in range(4)]
 
@@ -153,7 +133,7 @@ async def test_four_pipelines_on_one_engine_each_say_their_own(
         np.testing.assert_allclose(said, expected, atol=2)
 
 
-async def test_new_settings_are_what_the_engine_gets(engine: TTSEngine) -> None:
+async def test_new_settings_are_what_the_engine_gets(engine):
     async with Run(service(engine)) as run:
         delta = MegakernelTTSService.Settings(voice="vivian", language="zh-CN", seed=4)
         await run.send(TTSUpdateSettingsFrame(delta=delta))
@@ -162,19 +142,15 @@ async def test_new_settings_are_what_the_engine_gets(engine: TTSEngine) -> None:
     assert run.pcm == pcm_of(engine, "Hello there.", voice="vivian", language="chinese", seed=4)
 
 
-async def test_a_turn_without_a_word_leaves_no_request(engine: TTSEngine) -> None:
+async def test_a_turn_without_a_word_leaves_no_request(engine):
     async with Run(service(engine, TOKEN)) as run:
         await run.turn("🎉 ... ", "!")
         await run.until(TTSStoppedFrame)
     assert engine.num_active == 0 and run.errors == [] and not any(run.pcm)
 
 
-async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -> None:
-    tts = MegakernelTTSService(
-        engine=engine,
-        voices={"me": Voice("me", np.zeros(8, np.float32))},
-        settings=MegakernelTTSService.Settings(voice="me"),
-    )
+async def test_a_voice_that_the_model_cannot_use_is_refused(engine):
+    tts = service(engine, voices={"me": Voice("me", np.zeros(8, np.float32))}, voice="me")
     async with Run(tts) as run:
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
@@ -182,18 +158,14 @@ async def test_a_voice_that_the_model_cannot_use_is_refused(engine: TTSEngine) -
     assert [type(frame.exception) for frame in run.errors] == [TaskError]
 
 
-async def test_a_voice_file_is_a_voice_at_the_start_and_later(
-    base_engine: TTSEngine, tmp_path: Path
-) -> None:
+async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_path):
     width = base_engine.config.speaker_encoder.enc_dim
     voices = [Voice(name, np.full(width, 0.1 * i, np.float32)) for i, name in enumerate("ab")]
     files = [str(tmp_path / f"{voice.name}.voice.safetensors") for voice in voices]
     for voice, file in zip(voices, files, strict=True):
         voice.save(file)
     options = {"seed": 1, "max_frames": 4}
-    tts = MegakernelTTSService(
-        engine=base_engine, settings=MegakernelTTSService.Settings(voice=files[0], **options)
-    )
+    tts = service(base_engine, voice=files[0], **options)
     async with Run(tts) as run:
         await run.say("Hello.")
         delta = MegakernelTTSService.Settings(voice=files[1])
@@ -206,7 +178,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(
     )
 
 
-async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEngine) -> None:
+async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
     config = base_engine.config
     voice = Voice(
         "mario",
@@ -214,25 +186,19 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine: TTSEng
         codes=np.arange(5 * config.talker.num_code_groups).reshape(5, -1) % 64,
         transcript="It is me.",
     )
-    tts = MegakernelTTSService(
-        engine=base_engine,
-        text_aggregation_mode=TOKEN,
-        voices={"mario": voice},
-        settings=MegakernelTTSService.Settings(voice="mario", seed=1, max_frames=4),
-    )
+    options = {"seed": 1, "max_frames": 4}
+    tts = service(base_engine, TOKEN, {"mario": voice}, voice="mario", **options)
     async with Run(tts) as run:
         await run.turn("Hello the", "re. Good", "bye.")
         await run.until(TTSStoppedFrame)
-    options = {"voice": voice, "seed": 1, "max_frames": 4}
     assert run.errors == []
-    assert run.pcm == pcm_of(base_engine, "Hello there.", **options) + pcm_of(
-        base_engine, "Goodbye.", **options
-    )
+    texts = ("Hello there.", "Goodbye.")
+    said = [pcm_of(base_engine, text, voice=voice, **options) for text in texts]
+    assert run.pcm == b"".join(said)
 
 
-@BOTH
-async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMode) -> None:
-    engine = TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False)
+async def test_a_closed_engine_is_told_once_and_for_all(mode):
+    engine = tiny_engine()
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:
         await run.turn("This sentence is cut short by the end of its engine.")
@@ -243,24 +209,17 @@ async def test_a_closed_engine_is_told_once_and_for_all(mode: TextAggregationMod
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
-def test_the_warm_up_goes_through_every_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, step = set(), Vocoder.step
-
-    def seen_step(vocoder: Vocoder, codes: Tensor, *args: object) -> Tensor:
-        sizes.add(codes.shape[1])
-        return step(vocoder, codes, *args)
-
-    monkeypatch.setattr(Vocoder, "step", seen_step)
-    TTSEngine.from_pretrained("demo-voice", backend="torch").close()
-    assert {1, 2, 4, 8, 10} <= sizes
+def test_the_warm_up_goes_through_every_chunk_size():
+    with patch.object(Vocoder, "step", autospec=True, side_effect=Vocoder.step) as step:
+        TTSEngine.from_pretrained("demo-voice", backend="torch").close()
+    assert {1, 2, 4, 8, 10} <= {call.args[1].shape[1] for call in step.call_args_list}
 
 
-async def test_the_service_loads_and_closes_a_model_of_its_own() -> None:
+async def test_the_service_loads_and_closes_a_model_of_its_own():
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)
     async with Run(tts) as run:
-        await run.send(
-            TTSUpdateSettingsFrame(delta=MegakernelTTSService.Settings(voice="aiden", max_frames=3))
-        )
+        delta = MegakernelTTSService.Settings(voice="aiden", max_frames=3)
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
     assert run.pcm and run.errors == []

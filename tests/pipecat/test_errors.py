@@ -13,9 +13,8 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
     TTSUpdateSettingsFrame,
 )
-from pipecat.services.tts_service import TextAggregationMode
 from pipecat.utils.errors import ErrorCategory
-from pipelines import BOTH, TOKEN, Run, logged, service
+from pipelines import SPEECH, TOKEN, Run, logged, service, talk
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -23,104 +22,82 @@ from qwen_megakernel.pipecat.service import MegakernelTTSService
 Settings = MegakernelTTSService.Settings
 
 
-@BOTH
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_engine_error_ends_its_turn_and_nothing_else(
-    mode: TextAggregationMode, after: int
-) -> None:
-    engine = FakeEngine(fail_after=after)
-    async with Run(service(engine, mode)) as run:
+async def test_an_engine_error_ends_its_turn_and_nothing_else(mode, after):
+    async with talk(mode, fail_after=after) as run:
         await run.turn("This one goes wrong. ", "All of it.")
         await run.until(TTSStoppedFrame, timeout_s=2)
-        engine.fail_after = None
+        run.engine.fail_after = None
         await run.turn("This one goes well.")
         await run.until(TTSStoppedFrame, 2, timeout_s=2)
     assert {type(frame.exception) for frame in run.errors} == {GenerationError}
     assert {frame.category for frame in run.errors} == {ErrorCategory.SERVER}
-    assert run.pcm.endswith(engine.streams[-1].sent) and engine.streams[-1].sent
-    assert not engine.speaking
+    assert run.pcm.endswith(run.engine.streams[-1].sent) and run.engine.streams[-1].sent
+    assert not run.engine.speaking
 
 
-@BOTH
-async def test_passing_errors_never_write_the_service_off(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(fail_after=0, error=EngineBusy("full"))
-    tts = service(engine, mode)
-    async with Run(tts) as run:
+async def test_passing_errors_never_write_the_service_off(mode):
+    async with talk(mode, fail_after=0, error=EngineBusy("full")) as run:
         for _ in range(5):
             await run.turn("Nobody answers.")
         await run.until(TTSStoppedFrame, 5)
-        assert tts.is_usable
+        assert run.tts.is_usable
     assert {frame.category for frame in run.errors} == {ErrorCategory.RATE_LIMIT}
     assert len(run.errors) == 5
 
 
-@BOTH
 @pytest.mark.parametrize("refusal", [EngineBusy("full"), ZeroDivisionError("a bug")], ids=repr)
-async def test_a_refused_request_is_one_error_and_no_open_context(
-    mode: TextAggregationMode, refusal: Exception
-) -> None:
-    engine = FakeEngine(refusal=refusal)
-    async with Run(service(engine, mode)) as run:
+async def test_a_refused_request_is_one_error_and_no_open_context(mode, refusal):
+    async with talk(mode, refusal=refusal) as run:
         await run.turn("Nobody ", "will ", "say ", "this.")
         await run.until(TTSStoppedFrame, timeout_s=2)
-        engine.refusal = None
+        run.engine.refusal = None
         await run.turn("But this.")
         await run.until(TTSStoppedFrame, 2, timeout_s=2)
     assert [type(frame.exception) for frame in run.errors] == [type(refusal)]
-    assert run.pcm.endswith(engine.streams[0].sent)
+    assert run.pcm.endswith(run.engine.streams[0].sent)
 
 
-@BOTH
-async def test_a_closed_engine_makes_the_service_unusable(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.5)
-    tts = service(engine, mode)
-    async with Run(tts) as run:
-        await run.turn("This is cut short by the end of the engine.")
+async def test_a_closed_engine_makes_the_service_unusable(mode):
+    async with talk(mode, rtf=0.5) as run:
+        await run.turn("This is cut short by the end of the run.engine.")
         await run.until(TTSAudioRawFrame)
-        engine.close()
+        run.engine.close()
         await run.until(TTSStoppedFrame)
-        assert not tts.is_usable
+        assert not run.tts.is_usable
         await run.turn("Nobody can speak this.")
         await run.until(LLMFullResponseEndFrame, 2)
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
-@BOTH
-async def test_a_request_that_can_never_work_waits_for_other_settings(
-    mode: TextAggregationMode,
-) -> None:
-    engine = FakeEngine(fail_after=0, error=UsageError("no"))
-    tts = service(engine, mode)
-    async with Run(tts) as run:
+async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
+    async with talk(mode, fail_after=0, error=UsageError("no")) as run:
         await run.turn("Refused.")
         await run.until(TTSStoppedFrame)
-        assert not tts.is_usable
-        engine.fail_after = None
+        assert not run.tts.is_usable
+        run.engine.fail_after = None
         await run.send(TTSUpdateSettingsFrame(delta=Settings(seed=3)))
         await run.turn("Accepted.")
         await run.until(TTSStoppedFrame, 2)
-        assert tts.is_usable
+        assert run.tts.is_usable
     assert [frame.category for frame in run.errors] == [ErrorCategory.INVALID_REQUEST]
-    assert engine.streams[-1].sent
+    assert run.engine.streams[-1].sent
 
 
-@BOTH
 @pytest.mark.parametrize("after", [0, 3])
-async def test_a_stalled_engine_is_given_up(mode: TextAggregationMode, after: int) -> None:
-    engine = FakeEngine(stall_after=after)
-    async with Run(service(engine, mode, engine_timeout_s=0.2)) as run:
+async def test_a_stalled_engine_is_given_up(mode, after):
+    async with Run(service(FakeEngine(stall_after=after), mode, engine_timeout_s=0.2)) as run:
         await run.turn("This one hangs forever.")
         await run.until(TTSStoppedFrame, timeout_s=2)
-        engine.stall_after = None
+        run.engine.stall_after = None
         await run.turn("This one does not.")
         await run.until(TTSStoppedFrame, 2, timeout_s=2)
     assert [frame.exception.what for frame in run.errors] == ["No audio from the engine for 0.2 s."]
-    assert not engine.speaking and engine.streams[0].cancelled
+    assert not run.engine.speaking and run.engine.streams[0].cancelled
 
 
-async def test_arriving_text_is_progress_for_the_engine_timeout() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, TOKEN, engine_timeout_s=0.8)) as run:
+async def test_arriving_text_is_progress_for_the_engine_timeout():
+    async with Run(service(FakeEngine(), TOKEN, engine_timeout_s=0.8)) as run:
         await run.send(LLMFullResponseStartFrame())
         for _ in range(8):
             await run.send(LLMTextFrame("a "))  # too short to make a frame
@@ -130,7 +107,7 @@ async def test_arriving_text_is_progress_for_the_engine_timeout() -> None:
     assert run.errors == []
 
 
-async def test_a_long_wait_for_the_gpu_does_not_end_a_context() -> None:
+async def test_a_long_wait_for_the_gpu_does_not_end_a_context():
     engine = FakeEngine(num_slots=1, rtf=0.4)
     first, second = service(engine), service(engine)
     async with Run(first) as one, Run(second) as two:
@@ -138,20 +115,16 @@ async def test_a_long_wait_for_the_gpu_does_not_end_a_context() -> None:
         await one.until(TTSAudioRawFrame)
         await two.say("I wait.")
         await two.until(TTSStoppedFrame)
-    assert two.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame) == [
-        "TTSStartedFrame",
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-    ]
+    assert two.order(*SPEECH) == [*SPEECH]
     assert two.errors == []
 
 
-def test_a_context_must_outlast_a_request() -> None:
+def test_a_context_must_outlast_a_request():
     with pytest.raises(UsageError, match="must be longer"):
         service(FakeEngine(), stop_frame_timeout_s=5.0, engine_timeout_s=5.0)
 
 
-async def test_a_runaway_is_told_honestly() -> None:
+async def test_a_runaway_is_told_honestly():
     engine = FakeEngine()
     tts = service(engine, settings=Settings(max_frames=4, seed=11))
     ended = []
@@ -169,12 +142,11 @@ async def test_a_runaway_is_told_honestly() -> None:
     assert len(run.pcm) == 2 * 4 * FRAME_SAMPLES
 
 
-async def test_text_behind_the_end_of_its_speech_opens_nothing() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, TOKEN, settings=Settings(max_frames=4))) as run:
+async def test_text_behind_the_end_of_its_speech_opens_nothing():
+    async with Run(service(FakeEngine(), TOKEN, settings=Settings(max_frames=4))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("This is longer than that. "))
-        await run.until(lambda: engine.streams and engine.streams[0].finish_reason == "length")
+        await run.until(lambda: [s.finish_reason for s in run.engine.streams] == ["length"])
         await run.send(LLMTextFrame("And there is more. "), LLMFullResponseEndFrame())
         await run.until(LLMFullResponseEndFrame)
-    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
-    assert len(engine.streams) == 1 and run.errors == []
+    assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
+    assert len(run.engine.streams) == 1 and run.errors == []

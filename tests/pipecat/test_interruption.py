@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -21,8 +22,7 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import TTFBMetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, Run, WavOutput, sent, service
+from pipelines import SENTENCE, SPEECH, TOKEN, Mode, Run, WavOutput, service, talk
 
 from qwen_megakernel.pipecat.word_timestamps import count_letters
 
@@ -33,47 +33,44 @@ STORY = (
 )
 
 
-async def assert_quiet(run: Run, engine: FakeEngine) -> None:
+async def assert_quiet(run: Run) -> None:
     """After the interruption no audio leaves and no slot is held."""
     await run.until(InterruptionFrame)
-    assert not engine.speaking
+    assert not run.engine.speaking
     num_audio = len(run.frames(TTSAudioRawFrame))
     await asyncio.sleep(0.15)
     assert len(run.frames(TTSAudioRawFrame)) == num_audio
 
 
-@BOTH
-async def test_interruption_before_the_first_audio(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(first_delay_s=5.0)
-    async with Run(service(engine, mode)) as run:
+async def test_interruption_before_the_first_audio(mode):
+    async with talk(mode, first_delay_s=5.0) as run:
         await run.turn(*STORY)
-        await run.until(lambda: engine.speaking)
+        await run.until(lambda: run.engine.speaking)
         await run.interrupt()
-        await assert_quiet(run, engine)
-        engine.first_delay_s = 0
+        await assert_quiet(run)
+        run.engine.first_delay_s = 0
         await run.turn("What is it?")
         await run.until(TTSStoppedFrame)
-    assert run.pcm == engine.streams[-1].sent and engine.streams[-1].sent
+    assert run.pcm == run.engine.streams[-1].sent and run.engine.streams[-1].sent
     # The wait for the interruption is no time to first byte.
     assert all(data.value < 1 for data in run.metrics(TTFBMetricsData))
     assert len([data for data in run.metrics(TTFBMetricsData) if data.value]) == 1
     assert run.errors == []
 
 
-@BOTH
-async def test_interruption_during_audio(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with Run(service(engine, mode)) as run:
+async def test_interruption_during_audio(mode):
+    async with talk(mode, rtf=0.3) as run:
         await run.turn(*STORY)
         await run.until(TTSAudioRawFrame, 2)
         at = time.monotonic()
         await run.interrupt()
-        await assert_quiet(run, engine)
+        await assert_quiet(run)
         assert run.when(InterruptionFrame)[0] - at < 0.05 + run.slack_s
-        assert all(stream.cancelled for stream in engine.streams)
+        assert all(stream.cancelled for stream in run.engine.streams)
         await run.turn("What is it?")
         await run.until(TTSStoppedFrame)
-    assert run.pcm.endswith(engine.streams[-1].sent) and engine.streams[-1].text == "What is it?"
+    last = run.engine.streams[-1]
+    assert run.pcm.endswith(last.sent) and last.text == "What is it?"
     contexts = [frame.context_id for frame in run.frames(TTSStartedFrame)]
     assert len(set(contexts)) == 2
     late = [frame for frame in run.frames(TTSAudioRawFrame) if frame.context_id == contexts[0]]
@@ -82,68 +79,54 @@ async def test_interruption_during_audio(mode: TextAggregationMode) -> None:
     )
 
 
-@BOTH
-async def test_interruption_after_audio_costs_nothing(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_interruption_after_audio_costs_nothing(mode):
+    async with talk(mode) as run:
         await run.turn("Done.")
         await run.until(LLMFullResponseEndFrame)
         await run.interrupt()
         await run.turn("And again.")
         await run.until(TTSStoppedFrame, 2)
-    assert run.pcm == sent(engine)
+    assert run.pcm == run.sent
     assert run.errors == []
 
 
-@BOTH
-async def test_interruption_while_the_llm_still_writes(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_interruption_while_the_llm_still_writes(mode):
+    async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("It was a dark night. And "))
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
-        await assert_quiet(run, engine)
+        await assert_quiet(run)
         await run.turn("New turn.")
         await run.until(TTSStoppedFrame)
-    assert engine.streams[-1].text == "New turn."  # nothing of the old turn's text
+    assert run.engine.streams[-1].text == "New turn."  # nothing of the old turn's text
 
 
-@BOTH
-async def test_uninterruptible_speech_is_spoken_to_its_end(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with Run(service(engine, mode)) as run:
+async def test_uninterruptible_speech_is_spoken_to_its_end(mode):
+    async with talk(mode, rtf=0.3) as run:
         await run.say("This call may be recorded.", interruptible=False)
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
         await run.until(TTSStoppedFrame)
-    assert engine.streams[0].finish_reason == "eos" and run.pcm == engine.streams[0].sent
-    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame) == [
-        "TTSStartedFrame",
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-    ]
+    assert run.engine.streams[0].finish_reason == "eos" and run.pcm == run.engine.streams[0].sent
+    assert run.order(*SPEECH) == [*SPEECH]
 
 
-@BOTH
-async def test_uninterruptible_speech_survives_in_front_of_interruptible(
-    mode: TextAggregationMode,
-) -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with Run(service(engine, mode)) as run:
+async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode):
+    async with talk(mode, rtf=0.3) as run:
         await run.say("Keep this one.", interruptible=False)
         await run.say("Drop this one, please, it is long.")
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
         await run.until(TTSStoppedFrame)
         await asyncio.sleep(0.1)
-    assert run.pcm == engine.streams[0].sent
-    assert not engine.speaking and engine.streams[0].finish_reason == "eos"
+    assert run.pcm == run.engine.streams[0].sent
+    assert not run.engine.speaking and run.engine.streams[0].finish_reason == "eos"
 
 
-async def test_a_turn_is_cancelled_while_settings_are_being_changed() -> None:
+async def test_a_turn_is_cancelled_while_settings_are_being_changed():
     """The frame in process is then uninterruptible, so `run_tts` is not cancelled."""
     engine = FakeEngine(rtf=0.5)
-    tts = service(engine, TextAggregationMode.TOKEN)
+    tts = service(engine, TOKEN)
     gate = asyncio.Event()
 
     async def slow_update(delta: object) -> dict:
@@ -157,27 +140,22 @@ async def test_a_turn_is_cancelled_while_settings_are_being_changed() -> None:
         await run.send(TTSUpdateSettingsFrame(delta=tts.Settings(seed=1)))
         await asyncio.sleep(0.05)
         await run.interrupt()
-        await assert_quiet(run, engine)
+        await assert_quiet(run)
         gate.set()
 
 
-@BOTH
-async def test_the_conversation_remembers_what_was_heard_within_a_word(
-    mode: TextAggregationMode,
-) -> None:
+async def test_the_conversation_remembers_what_was_heard_within_a_word(mode):
     async with asyncio.TaskGroup() as group:  # it takes as long as it takes to listen
         for rtf in (0.1, 0.7):
             for pace in (0.05, 0.1):
                 group.create_task(_barge_in(mode, rtf, pace, expected_pace=pace))
 
 
-async def test_an_unknown_pace_is_corrected_before_it_is_heard() -> None:
-    await _barge_in(TextAggregationMode.SENTENCE, rtf=0.05, pace=0.11, expected_pace=1 / 15)
+async def test_an_unknown_pace_is_corrected_before_it_is_heard():
+    await _barge_in(SENTENCE, rtf=0.05, pace=0.11, expected_pace=1 / 15)
 
 
-async def _barge_in(
-    mode: TextAggregationMode, rtf: float, pace: float, expected_pace: float
-) -> None:
+async def _barge_in(mode: Mode, rtf: float, pace: float, expected_pace: float) -> None:
     engine = FakeEngine(rtf=rtf, letter_s=pace)
     context = LLMContext()
     output = WavOutput()
@@ -203,23 +181,19 @@ async def _barge_in(
     assert least <= len(remembered) <= most, (rtf, pace)
 
 
-async def test_speech_that_was_heard_is_remembered_whole() -> None:
+async def test_speech_that_was_heard_is_remembered_whole():
     engine = FakeEngine()
     context = LLMContext()
     output = WavOutput()
-    tts = service(engine, TextAggregationMode.SENTENCE)
+    tts = service(engine)
     async with Run(tts, output, LLMContextAggregatorPair(context).assistant()) as run:
         await run.turn("Yes, of course. ", "I will.")
         await run.until(lambda: context.messages)
     assert [message["content"] for message in context.messages] == ["Yes, of course. I will."]
 
 
-@BOTH
-async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(
-    mode: TextAggregationMode,
-) -> None:
-    engine = FakeEngine(rtf=0)
-    async with Run(service(engine, mode)) as run:
+async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode):
+    async with talk(mode, rtf=0) as run:
         await run.turn(*STORY)
         await run.until(TTSStoppedFrame)  # ten seconds of audio have left
         await run.interrupt()
@@ -235,11 +209,8 @@ async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(
 # ---- many pipelines, one engine ------------------------------------------------------------------
 
 
-@BOTH
 @pytest.mark.parametrize("num_pipelines", [2, 4])
-async def test_pipelines_share_an_engine_without_hearing_each_other(
-    mode: TextAggregationMode, num_pipelines: int
-) -> None:
+async def test_pipelines_share_an_engine_without_hearing_each_other(mode, num_pipelines):
     engine = FakeEngine(num_slots=4, rtf=0.2)
     runs = [Run(service(engine, mode)) for _ in range(num_pipelines)]
     async with asyncio.TaskGroup() as group:
@@ -257,10 +228,7 @@ async def _speak(run: Run, text: str) -> None:
         await run.until(TTSStoppedFrame)
 
 
-@BOTH
-async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(
-    mode: TextAggregationMode,
-) -> None:
+async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):
     engine = FakeEngine(num_slots=4, rtf=0.25)
     one, two, three, four = (Run(service(engine, mode)) for _ in range(4))
     async with one, two, three, four:
@@ -275,19 +243,11 @@ async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(
     assert len(one.pcm) < len(whole[0].sent)
     for run in (two, three, four):
         assert run.pcm in [stream.sent for stream in whole]
-        gaps = [
-            b - a
-            for a, b in zip(
-                run.when(TTSAudioRawFrame), run.when(TTSAudioRawFrame)[1:], strict=False
-            )
-        ]
+        gaps = np.diff(run.when(TTSAudioRawFrame))
         assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # a chunk of ten frames, and no hole
 
 
-@BOTH
-async def test_an_interruption_frees_the_slot_for_the_next_pipeline(
-    mode: TextAggregationMode,
-) -> None:
+async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode):
     engine = FakeEngine(num_slots=1, rtf=0.5)
     async with Run(service(engine, mode)) as one, Run(service(engine, mode)) as two:
         await one.turn(*STORY)
@@ -300,10 +260,10 @@ async def test_an_interruption_frees_the_slot_for_the_next_pipeline(
         await two.until(TTSStoppedFrame)
 
 
-async def test_the_transport_falls_silent_at_once() -> None:
+async def test_the_transport_falls_silent_at_once():
     engine = FakeEngine(rtf=0.1)
     output = WavOutput()
-    async with Run(service(engine, TextAggregationMode.SENTENCE), output) as run:
+    async with Run(service(engine), output) as run:
         await run.turn(*STORY)
         await run.until(lambda: len(output.heard) > 24000)
         await run.interrupt()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 from fake_engine import FakeEngine
@@ -22,8 +23,7 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
     TTSTextFrame,
 )
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, SENTENCE, TOKEN, Run, WavOutput, sent, service
+from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, service, talk
 
 from qwen_megakernel.pipecat.contexts import ContextSpeech
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -32,40 +32,29 @@ from qwen_megakernel.tts_engine import TTSEngine
 # ---- ends ----------------------------------------------------------------------------------------
 
 
-@BOTH
-async def test_an_end_frame_waits_for_all_speech(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.2)
-    async with Run(service(engine, mode)) as run:
+async def test_an_end_frame_waits_for_all_speech(mode):
+    async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.finish(timeout_s=3)
-    assert run.pcm == sent(engine)
-    assert run.names(TTSAudioRawFrame, TTSStoppedFrame, EndFrame) == [
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-        "EndFrame",
-    ]
-    assert all(stream.finish_reason == "eos" for stream in engine.streams)
+    assert run.pcm == run.sent
+    kinds = (TTSAudioRawFrame, TTSStoppedFrame, EndFrame)
+    assert run.order(*kinds) == [*kinds]
+    assert all(stream.finish_reason == "eos" for stream in run.engine.streams)
 
 
-@BOTH
-async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode):
+    async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
         await run.until(TTSAudioRawFrame)
         await run.finish(timeout_s=2)  # not stop_frame_timeout_s
-    assert run.pcm == sent(engine)
-    assert not engine.speaking
+    assert run.pcm == run.sent
+    assert not run.engine.speaking
 
 
-@BOTH
 @pytest.mark.parametrize("interruptible", [True, False])
-async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(
-    mode: TextAggregationMode, interruptible: bool
-) -> None:
+async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(mode, interruptible):
     """With Pipecat's own `stop` this hangs until somebody cancels the process."""
-    engine = FakeEngine(rtf=0.2)
-    async with Run(service(engine, mode)) as run:
+    async with talk(mode, rtf=0.2) as run:
         await run.say("Goodbye and thank you for the call.", interruptible=interruptible)
         await run.until(TTSAudioRawFrame)
         await run.send(EndFrame())
@@ -74,33 +63,27 @@ async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(
         await run.ended(timeout_s=3)
     assert len(run.frames(EndFrame)) == 1
     if not interruptible:
-        assert run.pcm == engine.streams[0].sent
-        assert engine.streams[0].finish_reason == "eos"
+        assert run.pcm == run.engine.streams[0].sent
+        assert run.engine.streams[0].finish_reason == "eos"
 
 
-async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline() -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with Run(service(engine, TOKEN)) as run:
+async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline():
+    async with talk(TOKEN, rtf=0.3) as run:
         await run.say("Interrupt me.")
         await run.say("You cannot interrupt me.", interruptible=False)
-        await run.until(lambda: len(engine.speaking) == 2)
+        await run.until(lambda: len(run.engine.speaking) == 2)
         await run.send(EndFrame())
         for _ in range(4):
             await run.interrupt()
             await asyncio.sleep(0.03)
         await run.ended(timeout_s=3)
-    assert run.pcm.endswith(engine.streams[1].sent)
+    assert run.pcm.endswith(run.engine.streams[1].sent)
 
 
-@BOTH
 @pytest.mark.parametrize("interrupted", [False, True])
-async def test_a_service_speaks_in_a_second_pipeline(
-    mode: TextAggregationMode, interrupted: bool
-) -> None:
+async def test_a_service_speaks_in_a_second_pipeline(mode, interrupted):
     """After an EndFrame; what was cancelled once, Pipecat lets do nothing more."""
-    engine = FakeEngine(rtf=0.2)
-    tts = service(engine, mode)
-    async with Run(tts) as run:
+    async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.until(TTSAudioRawFrame)
         await run.send(EndFrame())
@@ -108,50 +91,39 @@ async def test_a_service_speaks_in_a_second_pipeline(
             await run.interrupt()
             await asyncio.sleep(0.01)
         await run.ended(timeout_s=5)
-    before = len(sent(engine))
-    async with Run(tts) as run:
+    before = len(run.sent)
+    async with Run(run.tts) as run:
         await run.turn("These are the first ones. ", "Really.")
         await run.until(TTSAudioRawFrame)
         await run.finish(timeout_s=3)
-    assert run.pcm == sent(engine)[before:]
-    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame, EndFrame) == [
-        "TTSStartedFrame",
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-        "EndFrame",
-    ]
+    assert run.pcm == run.sent[before:]
+    assert run.order(*SPEECH, EndFrame) == [*SPEECH, EndFrame]
     assert run.frames(TTSTextFrame)[0].pts < 0.5e9  # this pipeline's clock begins at 0
     assert not run.errors
 
 
-@BOTH
-async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.5)
-    async with Run(service(engine, mode)) as run:
+async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode):
+    async with talk(mode, rtf=0.5) as run:
         await run.turn("This is a long sentence that nobody will hear to its end.")
         await run.until(TTSAudioRawFrame)
         await run.worker.cancel()
         await run.ended(timeout_s=2)
-    assert not engine.speaking and engine.streams[0].cancelled
+    assert not run.engine.speaking and run.engine.streams[0].cancelled
 
 
-@BOTH
-async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(
-    mode: TextAggregationMode,
-) -> None:
-    engine = FakeEngine(rtf=0.9)
-    async with Run(service(engine, mode)) as run:
+async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(mode):
+    async with talk(mode, rtf=0.9) as run:
         await run.say("A long farewell that would take much too long to wait for.")
         await run.until(TTSAudioRawFrame)
         await run.send(EndFrame())
         await asyncio.sleep(0.05)
         await run.worker.pipeline.queue_frame(CancelFrame())
         await run.ended(timeout_s=2)
-    assert not engine.speaking
+    assert not run.engine.speaking
 
 
 @pytest.mark.parametrize("end", ["cancel", "cleanup"])
-async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end: str) -> None:
+async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end):
     engine = FakeEngine(rtf=0.5)
     # A processor that was cleaned up passes nothing on, so the worker has to give up on it.
     async with Run(tts := service(engine, TOKEN), cancel_timeout_secs=0.2) as run:
@@ -163,61 +135,48 @@ async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end: str)
         await run.ended()
 
 
-@BOTH
-async def test_an_interruption_of_nothing_harms_nothing(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_an_interruption_of_nothing_harms_nothing(mode):
+    async with talk(mode) as run:
         for _ in range(3):
             await run.interrupt()
         await run.until(InterruptionFrame, 3)
         await run.turn("Hello.")
         await run.until(TTSStoppedFrame)
-    assert run.pcm == engine.streams[0].sent
+    assert run.pcm == run.engine.streams[0].sent
 
 
-@BOTH
-async def test_frames_keep_their_place_behind_speech(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with Run(service(engine, mode), WavOutput(speed=50)) as run:
+async def test_frames_keep_their_place_behind_speech(mode):
+    async with Run(service(FakeEngine(rtf=0.3), mode), WavOutput(speed=50)) as run:
         await run.turn("One.")
         await run.turn("Two.")
         await run.until(LLMFullResponseEndFrame, 2)
     kinds = (LLMFullResponseStartFrame, TTSStartedFrame, TTSStoppedFrame, LLMFullResponseEndFrame)
-    assert run.names(*kinds) == 2 * [kind.__name__ for kind in kinds]
+    assert run.order(*kinds) == 2 * [*kinds]
 
 
 # ---- engines -------------------------------------------------------------------------------------
 
 
-async def test_a_shared_engine_stays_open() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, SENTENCE)) as run:
+async def test_a_shared_engine_stays_open():
+    async with talk() as run:
         await run.say("Hello.")
-    assert not engine.closed
+    assert not run.engine.closed
 
 
-async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
     engine = FakeEngine()
-    loaded = []
-
-    def from_pretrained(model: str) -> FakeEngine:
-        loaded.append(model)
-        return engine
-
-    monkeypatch.setattr(TTSEngine, "from_pretrained", from_pretrained)
+    load = Mock(return_value=engine)
+    monkeypatch.setattr(TTSEngine, "from_pretrained", load)
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)  # the seed's call
     async with Run(tts) as run:
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
         assert not engine.closed
-    assert loaded == ["tiny-random"] and engine.closed
+    load.assert_called_once_with(model="tiny-random")
+    assert engine.closed
 
 
-async def test_settings_that_fail_close_the_engine_that_was_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_settings_that_fail_close_the_engine_that_was_loaded(monkeypatch):
     engine = FakeEngine()
     monkeypatch.setattr(TTSEngine, "from_pretrained", lambda model: engine)
     with pytest.raises(ValueError, match="nobody"):
@@ -227,8 +186,8 @@ async def test_settings_that_fail_close_the_engine_that_was_loaded(
     assert engine.closed
 
 
-async def test_cleanup_may_come_twice_and_without_a_start() -> None:
-    tts = service(FakeEngine(), SENTENCE)
+async def test_cleanup_may_come_twice_and_without_a_start():
+    tts = service(FakeEngine())
     await tts.cleanup()
     await tts.cleanup()
 
@@ -236,11 +195,8 @@ async def test_cleanup_may_come_twice_and_without_a_start() -> None:
 # ---- leaks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [TextAggregationMode.SENTENCE, pytest.param(TextAggregationMode.TOKEN, marks=pytest.mark.ci)],
-)
-async def test_two_hundred_turns_leave_nothing_behind(mode: TextAggregationMode) -> None:
+@pytest.mark.parametrize("mode", [SENTENCE, pytest.param(TOKEN, marks=pytest.mark.ci)])
+async def test_two_hundred_turns_leave_nothing_behind(mode):
     engine = FakeEngine(num_slots=1, letter_s=0.02)
     async with Run(tts := service(engine, mode)) as run:
         await _turns(run, engine, 20)
@@ -291,14 +247,12 @@ def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
     }
 
 
-async def test_a_service_that_was_used_can_be_collected() -> None:
-    engine = FakeEngine()
-    tts = service(engine, TOKEN)
-    async with Run(tts) as run:
+async def test_a_service_that_was_used_can_be_collected():
+    async with talk(TOKEN) as run:
         await run.turn("Hello.")
         await run.until(TTSStoppedFrame)
-    gone = weakref.ref(tts)
-    del tts, run
+    gone = weakref.ref(run.tts)
+    del run
     await asyncio.sleep(0)
     gc.collect()
     assert gone() is None
@@ -307,12 +261,12 @@ async def test_a_service_that_was_used_can_be_collected() -> None:
 # ---- import --------------------------------------------------------------------------------------
 
 
-def test_importing_the_service_does_not_load_torch() -> None:
+def test_importing_the_service_does_not_load_torch():
     code = "import qwen_megakernel.pipecat.service, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-async def test_the_first_frame_through_is_the_start_frame() -> None:
-    async with Run(service(FakeEngine(), SENTENCE)) as run:
+async def test_the_first_frame_through_is_the_start_frame():
+    async with Run(service(FakeEngine())) as run:
         await run.until(StartFrame)
     assert isinstance(run.after.log[0][1], StartFrame)

@@ -38,7 +38,7 @@ def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
         assert 0 < said.answer_after_s(question) < 2 + 5 * late_s
 
 
-async def test_the_agent_answers_and_lets_itself_be_interrupted(agent: SimpleNamespace) -> None:
+async def test_the_agent_answers_and_lets_itself_be_interrupted(agent):
     async with asyncio.TaskGroup() as group:
         for mode in TextAggregationMode:
             group.create_task(_converse(agent, mode))
@@ -62,7 +62,7 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
     assert len(timeline) / agent.OUT_RATE > 2 and timeline.any()
 
 
-async def test_the_agent_speaks_with_the_demo_voice(agent: SimpleNamespace) -> None:
+async def test_the_agent_speaks_with_the_demo_voice(agent):
     with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=1) as engine:
         tts = MegakernelTTSService(
             engine=engine, settings=MegakernelTTSService.Settings(seed=3, max_frames=60)

@@ -25,103 +25,77 @@ from pipecat.metrics.metrics import (
     TTFBMetricsData,
     TTSUsageMetricsData,
 )
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, ICL_VOICE, SENTENCE, TOKEN, Run, WavOutput, logged, sent, service
+from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, logged, service, talk
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
+from qwen_megakernel.voice import Voice
 
-SPEECH_FRAMES = (
-    LLMFullResponseStartFrame,
-    TTSStartedFrame,
-    TTSAudioRawFrame,
-    TTSStoppedFrame,
-    LLMFullResponseEndFrame,
-)
+SPEECH_FRAMES = (LLMFullResponseStartFrame, *SPEECH, LLMFullResponseEndFrame)
 
 
 # ---- frames and audio ----------------------------------------------------------------------------
 
 
-@BOTH
-async def test_a_turn_is_started_spoken_and_stopped_once(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_a_turn_is_started_spoken_and_stopped_once(mode):
+    async with talk(mode) as run:
         await run.turn("Hello there. ", "How are ", "you today?")
         await run.until(LLMFullResponseEndFrame)
-    assert run.names(*SPEECH_FRAMES) == [frame.__name__ for frame in SPEECH_FRAMES]
-    assert len({frame.context_id for frame in run.frames(*SPEECH_FRAMES[1:4])}) == 1
-    assert [
-        frame.text.strip()
-        for frame in run.frames(AggregatedTextFrame)
-        if type(frame) is AggregatedTextFrame
-    ] == ["Hello there.", "How are you today?"]
-    assert len(engine.streams) == (2 if mode is SENTENCE else 1)
+    assert run.order(*SPEECH_FRAMES) == [*SPEECH_FRAMES]
+    assert len({frame.context_id for frame in run.frames(*SPEECH)}) == 1
+    told = [each for each in run.frames(AggregatedTextFrame) if type(each) is AggregatedTextFrame]
+    assert [frame.text.strip() for frame in told] == ["Hello there.", "How are you today?"]
+    assert len(run.engine.streams) == (2 if mode is SENTENCE else 1)
 
 
-@BOTH
-async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode):
+    async with talk(mode) as run:
         await run.turn("One two three four. ", "Five six seven, eight nine. ", "Ten.")
         await run.until(TTSStoppedFrame)
-    assert run.pcm == sent(engine)
+    assert run.pcm == run.sent
     for frame in run.frames(TTSAudioRawFrame):
         assert (frame.sample_rate, frame.num_channels) == (24000, 1)
         assert len(frame.audio) % 2 == 0
 
 
-@BOTH
-async def test_audio_leaves_while_the_rest_is_being_made(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.2)
-    async with Run(service(engine, mode)) as run:
+async def test_audio_leaves_while_the_rest_is_being_made(mode):
+    async with talk(mode, rtf=0.2) as run:
         await run.turn("This sentence is about three seconds long, so we can wait for it.")
         await run.until(TTSAudioRawFrame)
-        assert engine.streams[0].finish_reason is None
-        assert engine.streams[0].num_frames < 5
+        assert run.engine.streams[0].finish_reason is None
+        assert run.engine.streams[0].num_frames < 5
         first = run.frames(TTSAudioRawFrame)[0]
         assert len(first.audio) == 2 * FRAME_SAMPLES  # the first chunk is one frame
         await run.until(TTSStoppedFrame)
-    assert run.pcm == sent(engine)
+    assert run.pcm == run.sent
 
 
-async def test_chunks_have_the_sizes_asked_for() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, first_chunk_frames=2, chunk_frames=5)) as run:
+async def test_chunks_have_the_sizes_asked_for():
+    async with Run(service(FakeEngine(), first_chunk_frames=2, chunk_frames=5)) as run:
         await run.say("A text that is long enough for some chunks.")
         await run.until(TTSStoppedFrame)
     frames = [len(frame.audio) // 2 // FRAME_SAMPLES for frame in run.frames(TTSAudioRawFrame)]
     assert frames[:4] == [2, 4, 5, 5]
 
 
-@BOTH
-async def test_a_speak_frame_is_a_turn_of_its_own(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_a_speak_frame_is_a_turn_of_its_own(mode):
+    async with talk(mode) as run:
         await run.say("Welcome back.")
         await run.until(TTSStoppedFrame)
     kinds = (TTSStartedFrame, TTSAudioRawFrame, LLMAssistantPushAggregationFrame, TTSStoppedFrame)
-    assert run.names(*kinds) == [kind.__name__ for kind in kinds]
+    assert run.order(*kinds) == [*kinds]
 
 
-@BOTH
-async def test_two_utterances_back_to_back_do_not_mix(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.1)
-    async with Run(service(engine, mode)) as run:
+async def test_two_utterances_back_to_back_do_not_mix(mode):
+    async with talk(mode, rtf=0.1) as run:
         await run.say("The first one.")
         await run.say("And the second one.")
         await run.until(TTSStoppedFrame, 2)
-    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame) == 2 * [
-        "TTSStartedFrame",
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-    ]
-    assert run.pcm == sent(engine)
+    assert run.order(*SPEECH) == 2 * [*SPEECH]
+    assert run.pcm == run.sent
 
 
-@BOTH
-async def test_speech_inside_a_turn_waits_for_the_turn(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_speech_inside_a_turn_waits_for_the_turn(mode):
+    async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One moment please. "))
         await run.say("Bing!")
         await run.send(LLMTextFrame("Here it is."), LLMFullResponseEndFrame())
@@ -129,87 +103,77 @@ async def test_speech_inside_a_turn_waits_for_the_turn(mode: TextAggregationMode
     started = [frame.context_id for frame in run.frames(TTSStartedFrame)]
     stopped = [frame.context_id for frame in run.frames(TTSStoppedFrame)]
     assert len(set(started)) == 2 and started == stopped
-    assert sorted(stream.text.strip() for stream in engine.streams)[0] == "Bing!"
+    assert sorted(stream.text.strip() for stream in run.engine.streams)[0] == "Bing!"
 
 
-@BOTH
-async def test_a_slow_engine_keeps_the_order_of_frames(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(rtf=0.6, first_delay_s=0.1)
-    async with Run(service(engine, mode)) as run:
+async def test_a_slow_engine_keeps_the_order_of_frames(mode):
+    async with talk(mode, rtf=0.6, first_delay_s=0.1) as run:
         await run.turn("Good day. ", "Bye.")
         await run.say("And more.")
         await run.until(TTSStoppedFrame, 2)
-    assert run.names(TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame) == 2 * [
-        "TTSStartedFrame",
-        "TTSAudioRawFrame",
-        "TTSStoppedFrame",
-    ]
-    assert run.pcm == sent(engine)
+    assert run.order(*SPEECH) == 2 * [*SPEECH]
+    assert run.pcm == run.sent
 
 
-async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode() -> None:
-    engine = FakeEngine(rtf=0.1)
-    async with Run(service(engine, TOKEN)) as run:
+async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode():
+    async with talk(TOKEN, rtf=0.1) as run:
         await run.send(LLMFullResponseStartFrame())
         await run.send(LLMTextFrame("  Hello the"), LLMTextFrame("re my "), LLMTextFrame("fr"))
-        await run.until(lambda: engine.streams and engine.streams[0].text == "Hello there my ")
+        await run.until(lambda: [s.text for s in run.engine.streams] == ["Hello there my "])
         await run.until(TTSAudioRawFrame)  # while the turn's text is still open
         await run.send(LLMTextFrame("iend, 50"), LLMTextFrame("+ of you."))
         await run.send(LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
-    assert [stream.text for stream in engine.streams] == ["Hello there my friend, 50+ of you."]
+    assert [stream.text for stream in run.engine.streams] == ["Hello there my friend, 50+ of you."]
 
 
-async def test_text_transforms_see_whole_words_in_token_mode() -> None:
+async def test_text_transforms_see_whole_words_in_token_mode():
     seen = []
 
     async def transform(text: str, kind: str) -> str:
         seen.append(text)
         return text.replace("50+", "over fifty")
 
-    engine = FakeEngine()
-    tts = service(engine, TOKEN, text_transforms=[("*", transform)])
-    async with Run(tts) as run:
+    async with Run(service(FakeEngine(), TOKEN, text_transforms=[("*", transform)])) as run:
         await run.turn("It has 5", "0", "+ ro", "oms.")
         await run.until(TTSStoppedFrame)
     assert "".join(seen) == "It has 50+ rooms." and not {"5", "0", "+ ro"} & set(seen)
-    assert engine.streams[0].text == "It has over fifty rooms."
+    assert run.engine.streams[0].text == "It has over fifty rooms."
 
 
-async def test_a_late_llm_stalls_the_request_and_ends_nothing() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, TOKEN)) as run:
+async def test_a_late_llm_stalls_the_request_and_ends_nothing():
+    async with talk(TOKEN) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("A beginning "))
         await run.until(TTSAudioRawFrame)
         await asyncio.sleep(0.3)
-        assert run.names(TTSStoppedFrame) == [] and engine.streams[0].finish_reason is None
+        assert run.order(TTSStoppedFrame) == [] and run.engine.streams[0].finish_reason is None
         await run.send(LLMTextFrame("and an end."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
-    assert engine.streams[0].finish_reason == "eos"
-    assert run.pcm == sent(engine) and len(engine.streams) == 1
+    assert run.engine.streams[0].finish_reason == "eos"
+    assert run.pcm == run.sent and len(run.engine.streams) == 1
 
 
-async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode() -> None:
-    engine = FakeEngine()
-    voices = {"mario": ICL_VOICE}
+async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode():
+    codes = np.zeros((3, 4), np.int64)
+    mario = Voice("mario", np.zeros(4, np.float32), codes=codes, transcript="It is me.")
+    settings = MegakernelTTSService.Settings(voice="mario")
     with logged() as lines:
-        tts = service(
-            engine, TOKEN, voices=voices, settings=MegakernelTTSService.Settings(voice="mario")
-        )
+        tts = service(FakeEngine(), TOKEN, voices={"mario": mario}, settings=settings)
     assert "'mario' is an in-context voice" in lines[0]
     async with Run(tts) as run:
         await run.turn("Hello the", "re. How a", "re you? Fi", "ne")
         await run.until(TTSStoppedFrame)
-    assert [stream.text for stream in engine.streams] == ["Hello there.", "How are you?", "Fine"]
-    assert all(stream.request.voice is ICL_VOICE for stream in engine.streams)
-    assert run.pcm == sent(engine)
-    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+    said = [stream.text for stream in run.engine.streams]
+    assert said == ["Hello there.", "How are you?", "Fine"]
+    assert all(stream.request.voice is mario for stream in run.engine.streams)
+    assert run.pcm == run.sent
+    assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
 # ---- sample rates --------------------------------------------------------------------------------
 
 
-async def test_transports_of_every_rate_play_all_audio_at_its_pitch() -> None:
+async def test_transports_of_every_rate_play_all_audio_at_its_pitch():
     async with asyncio.TaskGroup() as group:
         for rate in (8000, 16000, 24000, 48000):
             group.create_task(_play(rate))
@@ -232,9 +196,8 @@ async def _play(rate: int) -> None:
 # ---- metrics -------------------------------------------------------------------------------------
 
 
-async def test_metrics_are_reported_in_sentence_mode() -> None:
-    engine = FakeEngine(first_delay_s=0.1, rtf=0.1)
-    async with Run(service(engine)) as run:
+async def test_metrics_are_reported_in_sentence_mode():
+    async with talk(first_delay_s=0.1, rtf=0.1) as run:
         await run.turn("Hello there. ", "Bye now.")
         await run.until(LLMFullResponseEndFrame)
     first, *others = [data.value for data in run.metrics(TTFBMetricsData) if data.value]
@@ -244,9 +207,8 @@ async def test_metrics_are_reported_in_sentence_mode() -> None:
     assert len(run.metrics(TTFAMetricsData)) == 1
 
 
-async def test_metrics_are_reported_once_a_turn_in_token_mode() -> None:
-    engine = FakeEngine(first_delay_s=0.1)
-    async with Run(service(engine, TOKEN)) as run:
+async def test_metrics_are_reported_once_a_turn_in_token_mode():
+    async with talk(TOKEN, first_delay_s=0.1) as run:
         await run.turn("Hello there. ", "Bye now.")
         await run.until(LLMFullResponseEndFrame)
     assert len([data for data in run.metrics(TTFBMetricsData) if data.value]) == 1

@@ -1,7 +1,5 @@
 """Settings of the Pipecat service, at the start and while it runs."""
 
-from typing import Any
-
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -16,7 +14,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
-from pipelines import TOKEN, Run, logged, sent, service
+from pipelines import TOKEN, Run, logged, service
 
 from qwen_megakernel import families
 from qwen_megakernel.errors import UnknownLanguage, UnknownVoice, UsageError
@@ -25,16 +23,10 @@ from qwen_megakernel.pipecat.service import MegakernelTTSService
 Settings = MegakernelTTSService.Settings
 
 
-async def test_settings_reach_the_engine() -> None:
+async def test_settings_reach_the_engine():
     engine = FakeEngine()
-    settings = Settings(
-        voice="vivian",
-        language=Language.DE,
-        instruct="Whisper.",
-        seed=5,
-        temperature=0.5,
-        subtalker_top_k=9,
-    )
+    drawn = {"seed": 5, "temperature": 0.5, "subtalker_top_k": 9}
+    settings = Settings(voice="vivian", language=Language.DE, instruct="Whisper.", **drawn)
     async with Run(service(engine, settings=settings)) as run:
         await run.say("Hallo.")
         await run.until(TTSStoppedFrame)
@@ -57,8 +49,8 @@ async def test_settings_reach_the_engine() -> None:
     ],
 )
 async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
-    language: Language | str | None, stored: str, splitter: str
-) -> None:
+    language, stored, splitter
+):
     given = service(FakeEngine(), settings=Settings(language=language))
     assert (given.settings.language, given.text_aggregation_language) == (stored, splitter)
     updated = service(FakeEngine(), settings=Settings(language="english"))
@@ -69,34 +61,32 @@ async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
     assert (updated.settings.language, updated.text_aggregation_language) == (stored, splitter)
 
 
-async def test_settings_change_between_sentences() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, settings=Settings(voice="aiden"))) as run:
+async def test_settings_change_between_sentences():
+    async with Run(service(FakeEngine(), settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. Two"))
         await run.send(TTSUpdateSettingsFrame(delta=TTSSettings(voice="vivian")))
         await run.send(TTSUpdateSettingsFrame(delta=Settings(language="zh", temperature=0.1)))
         await run.send(LLMTextFrame(" more."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
-    one, two = (stream.request for stream in engine.streams)
+    one, two = (stream.request for stream in run.engine.streams)
     assert (one.voice, one.language) == ("aiden", "auto")
     assert (two.voice, two.language, two.sampling.temperature) == ("vivian", "chinese", 0.1)
-    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+    assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
-async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, TOKEN, settings=Settings(voice="aiden"))) as run:
+async def test_a_change_within_a_token_turn_opens_a_new_context():
+    async with Run(service(FakeEngine(), TOKEN, settings=Settings(voice="aiden"))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Before it. "))
         await run.until(TTSStartedFrame)
         await run.send(TTSUpdateSettingsFrame(delta=Settings(voice="vivian")))
         await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame, 2)
-    assert [(stream.request.voice, stream.text) for stream in engine.streams] == [
+    assert [(stream.request.voice, stream.text) for stream in run.engine.streams] == [
         ("aiden", "Before it. "),
         ("vivian", "After it."),
     ]
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == "Before it. After it."
-    assert run.pcm == sent(engine)
+    assert run.pcm == run.sent
 
 
 @pytest.mark.parametrize(
@@ -109,16 +99,14 @@ async def test_a_change_within_a_token_turn_opens_a_new_context() -> None:
     ],
     ids=["voice", "language", "sampling", "seed"],
 )
-async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettings) -> None:
-    engine = FakeEngine()
-    tts = service(engine, settings=Settings(voice="aiden", seed=1))
-    async with Run(tts) as run:
+async def test_settings_that_cannot_work_are_refused_as_a_whole(delta):
+    async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("As before.")
         await run.until(TTSStoppedFrame)
-        assert tts.is_usable
+        assert run.tts.is_usable
     assert [type(frame) for frame in run.errors] == [ErrorFrame]
-    assert engine.streams[0].request.voice == "aiden" and engine.streams[0].seed == 1
+    assert run.engine.streams[0].request.voice == "aiden" and run.engine.streams[0].seed == 1
 
 
 @pytest.mark.parametrize(
@@ -129,14 +117,12 @@ async def test_settings_that_cannot_work_are_refused_as_a_whole(delta: TTSSettin
         (Settings(top_p=3.0), UsageError),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(
-    settings: TTSSettings, error: type[Exception]
-) -> None:
+def test_settings_that_cannot_work_are_refused_at_once(settings, error):
     with pytest.raises(error):
         service(FakeEngine(), settings=settings)
 
 
-def test_a_model_and_an_engine_are_one_too_many() -> None:
+def test_a_model_and_an_engine_are_one_too_many():
     with pytest.raises(UsageError, match="not both"):
         MegakernelTTSService(model_path="tiny-random", engine=FakeEngine())
 
@@ -156,19 +142,19 @@ def test_a_model_and_an_engine_are_one_too_many() -> None:
     ],
 )
 def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
-    argument: dict[str, Any], cure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    argument, cure, monkeypatch
+):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UsageError, match=cure):
         MegakernelTTSService(**argument)
 
 
-def test_arguments_of_the_base_class_reach_it() -> None:
+def test_arguments_of_the_base_class_reach_it():
     tts = service(FakeEngine(), name="voice of the agent", silence_time_s=0.5)
     assert tts.name == "voice of the agent" and tts._silence_time_s == 0.5
 
 
-async def test_no_setting_is_left_open() -> None:
+async def test_no_setting_is_left_open():
     tts = service(FakeEngine())
     assert set(tts.settings.given_fields()) == {
         name for name in Settings.__dataclass_fields__ if name not in ("extra", "_aliases")
@@ -176,7 +162,7 @@ async def test_no_setting_is_left_open() -> None:
     assert tts.settings.model == "hum"
 
 
-async def test_a_language_that_is_not_spoken_is_named_once() -> None:
+async def test_a_language_that_is_not_spoken_is_named_once():
     with logged() as lines:
         async with Run(service(FakeEngine())) as run:
             for language in (Language.SV, Language.EN, Language.SV):

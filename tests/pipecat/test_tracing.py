@@ -9,8 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
-from pipecat.services.tts_service import TextAggregationMode
-from pipelines import BOTH, Run
+from pipelines import Run, service
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -44,12 +43,8 @@ def traced(tts: MegakernelTTSService) -> Run:
     return Run(tts, enable_tracing=True, enable_turn_tracking=True)
 
 
-@BOTH
-async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
-    mode: TextAggregationMode, spans: InMemorySpanExporter
-) -> None:
-    tts = MegakernelTTSService(engine=FakeEngine(first_delay_s=0.05), text_aggregation_mode=mode)
-    async with traced(tts) as run:
+async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(mode, spans):
+    async with traced(service(FakeEngine(first_delay_s=0.05), mode)) as run:
         await run.turn("The first one. ", "And the second one.")
         await run.until(TTSStoppedFrame)
     (span,) = tts_spans(spans)
@@ -57,19 +52,15 @@ async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(
     assert "".join(span.attributes["text"].split()) == "Thefirstone.Andthesecondone."
     assert 0.05 <= span.attributes["metrics.ttfb"] < 2
     assert "tts.interrupted" not in span.attributes
-    assert tts._tts_spans == {}
+    assert run.tts._tts_spans == {}
 
 
-@BOTH
-async def test_an_interrupted_turn_ends_its_span(
-    mode: TextAggregationMode, spans: InMemorySpanExporter
-) -> None:
-    tts = MegakernelTTSService(engine=FakeEngine(rtf=0.5), text_aggregation_mode=mode)
-    async with traced(tts) as run:
+async def test_an_interrupted_turn_ends_its_span(mode, spans):
+    async with traced(service(FakeEngine(rtf=0.5), mode)) as run:
         await run.turn("It was a dark night, and nobody was out in the rain but me.")
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
         await run.until(InterruptionFrame)
     (span,) = tts_spans(spans)
     assert span.attributes["tts.interrupted"]
-    assert tts._tts_spans == {}
+    assert run.tts._tts_spans == {}

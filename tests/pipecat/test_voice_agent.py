@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import CommandsHere
 from fake_engine import FakeEngine
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transports.base_transport import BaseTransport
@@ -43,9 +42,7 @@ def offline() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("mode", ["sentence", "token"])
-async def test_the_agent_greets_whoever_connects(
-    example: SimpleNamespace, offline: SimpleNamespace, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_agent_greets_whoever_connects(example, offline, mode, monkeypatch):
     monkeypatch.setenv("TTS_MODE", mode)
     engine, browser = FakeEngine(), Browser()
     llm, stt = offline.ScriptedLLM(["Hello, who is there?"]), offline.ScriptedSTT([])
@@ -64,9 +61,7 @@ async def test_the_agent_greets_whoever_connects(
     await asyncio.wait_for(running, 20)
 
 
-def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(
-    run_here: CommandsHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(run_here, monkeypatch):
     agent = EXAMPLES / "voice_agent.py"
     said = " ".join(run_here(agent, "--help").stdout.split())
     assert "--model MODEL the voice: hub id" in said and "(default: demo-voice)" in said
@@ -75,9 +70,7 @@ def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(
     assert "error: There is no folder /no/such/folder" in done.stderr
 
 
-def test_any_openai_compatible_server_can_answer(
-    example: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_openai_compatible_server_can_answer(example, monkeypatch):
     monkeypatch.setenv("LLM_BASE_URL", "http://localhost:11434/v1")
     monkeypatch.setenv("LLM_MODEL", "qwen3:4b")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

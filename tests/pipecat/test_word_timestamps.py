@@ -25,11 +25,11 @@ from qwen_megakernel.pipecat.word_timestamps import (
         ("", []),
     ],
 )
-def test_words_are_cut_as_their_script_writes_them(text: str, words: list[str]) -> None:
+def test_words_are_cut_as_their_script_writes_them(text, words):
     assert [word for word, _ in split_words(text)] == words
 
 
-def test_only_scripts_without_spaces_are_joined_without_spaces() -> None:
+def test_only_scripts_without_spaces_are_joined_without_spaces():
     assert {unspaced for _, unspaced in split_words("你好 Bob")} == {True}
     assert {unspaced for _, unspaced in split_words("안녕 Bob")} == {False}
 
@@ -38,11 +38,11 @@ def test_only_scripts_without_spaces_are_joined_without_spaces() -> None:
     ("text", "whole"),
     [("50", ""), ("50+ ", "50+ "), ("Hello the", "Hello "), ("你好", "你"), ("好。", ""), ("", "")],
 )
-def test_a_word_that_may_still_grow_is_held_back(text: str, whole: str) -> None:
+def test_a_word_that_may_still_grow_is_held_back(text, whole):
     assert text[: whole_words(text)] == whole
 
 
-def test_pieces_of_a_text_become_the_words_of_the_whole() -> None:
+def test_pieces_of_a_text_become_the_words_of_the_whole():
     text = "Hello, 你好，世界。 It costs 50+ euros (or so)! "
     for size in range(1, 6):
         held, words = "", []
@@ -56,14 +56,14 @@ def test_pieces_of_a_text_become_the_words_of_the_whole() -> None:
         assert "50+" in words and "界。" in words
 
 
-def test_digits_ideographs_and_pauses_take_longer_than_letters() -> None:
+def test_digits_ideographs_and_pauses_take_longer_than_letters():
     assert count_letters("a") < count_letters("a,") < count_letters("a.")
     assert count_letters("7") == count_letters("four")
     assert count_letters("你") == 3
 
 
 @pytest.mark.parametrize("pace", [0.5 * DEFAULT_PACE, DEFAULT_PACE, 2 * DEFAULT_PACE])
-def test_words_get_their_true_times_once_the_audio_has_ended(pace: float) -> None:
+def test_words_get_their_true_times_once_the_audio_has_ended(pace):
     text = "Once upon a time there was a very small house at the edge of a wood."
     timer = WordTimer(DEFAULT_PACE, start_s=3.0)
     timer.add(text)
@@ -76,7 +76,7 @@ def test_words_get_their_true_times_once_the_audio_has_ended(pace: float) -> Non
         before += count_letters(expected)
 
 
-def test_no_word_is_told_beyond_the_audio_or_long_before_it_is_heard() -> None:
+def test_no_word_is_told_beyond_the_audio_or_long_before_it_is_heard():
     timer = WordTimer(0.1)  # a word begins every 0.4 s
     timer.add("aaaa bbbb cccc dddd eeee ffff gggg hhhh")
     assert [word.word for word in timer.due(0.3, heard_s=0.2)] == ["aaaa"]
@@ -87,14 +87,14 @@ def test_no_word_is_told_beyond_the_audio_or_long_before_it_is_heard() -> None:
     assert [word.word for word in timer.finish(3.2)] == ["eeee", "ffff", "gggg", "hhhh"]
 
 
-def test_a_better_estimate_never_takes_words_back() -> None:
+def test_a_better_estimate_never_takes_words_back():
     timer = WordTimer(0.2)  # expects twice the true pace
     timer.add("aaaa bbbb cccc dddd")
     times = [word.seconds for word in [*timer.due(1.0, 0.5), *timer.finish(1.6)]]
     assert times == sorted(times)
 
 
-def test_the_pace_of_a_voice_is_learned() -> None:
+def test_the_pace_of_a_voice_is_learned():
     pace, true_pace = DEFAULT_PACE, 0.12
     for _ in range(5):
         timer = WordTimer(pace)
@@ -104,13 +104,13 @@ def test_the_pace_of_a_voice_is_learned() -> None:
     assert pace == pytest.approx(true_pace, rel=0.05)
 
 
-def test_a_short_text_teaches_no_pace() -> None:
+def test_a_short_text_teaches_no_pace():
     timer = WordTimer(DEFAULT_PACE)
     timer.add("Oh.")
     assert timer.learned_pace(3.0) == DEFAULT_PACE
 
 
-def test_audio_behind_earlier_audio_is_heard_after_it() -> None:
+def test_audio_behind_earlier_audio_is_heard_after_it():
     clock = PlayoutClock()
     clock.begin("a", now_s=10.0, words_from_s=10.0)
     clock.send(10.0, 4.0)
@@ -122,7 +122,7 @@ def test_audio_behind_earlier_audio_is_heard_after_it() -> None:
     assert clock.heard_s("a", 12.0) == 0.0
 
 
-def test_holes_delay_words_and_not_what_was_heard() -> None:
+def test_holes_delay_words_and_not_what_was_heard():
     clock = PlayoutClock()
     clock.begin("a", 10.0, 10.0)
     clock.send(10.0, 1.0)
@@ -133,7 +133,7 @@ def test_holes_delay_words_and_not_what_was_heard() -> None:
     assert clock.heard_s("a", 15.5) == pytest.approx(2.5)
 
 
-def test_an_interruption_drops_what_was_not_heard() -> None:
+def test_an_interruption_drops_what_was_not_heard():
     clock = PlayoutClock()
     clock.begin("a", 10.0, 10.0)
     clock.send(10.0, 9.0)
@@ -142,7 +142,7 @@ def test_an_interruption_drops_what_was_not_heard() -> None:
     assert clock.delay_s == 0.0
 
 
-def test_an_interruption_leaves_uninterruptible_audio() -> None:
+def test_an_interruption_leaves_uninterruptible_audio():
     clock = PlayoutClock()
     clock.begin("a", 10.0, 10.0)
     clock.send(10.0, 3.0, interruptible=False)

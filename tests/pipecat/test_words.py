@@ -14,9 +14,8 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
     TTSTextFrame,
 )
-from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
-from pipelines import BOTH, SENTENCE, Run, service
+from pipelines import SENTENCE, TOKEN, Run, service, talk
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -26,10 +25,8 @@ SAID = "Hello there my friend. It is a fine day, is it not?"
 # ---- words ---------------------------------------------------------------------------------------
 
 
-@BOTH
-async def test_every_word_is_told_once_in_order_at_its_time(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(letter_s=0.09)
-    async with Run(service(engine, mode)) as run:
+async def test_every_word_is_told_once_in_order_at_its_time(mode):
+    async with talk(mode, letter_s=0.09) as run:
         await run.turn(SAID[:23], SAID[23:40], SAID[40:])
         await run.until(LLMFullResponseEndFrame)
     words = run.frames(TTSTextFrame)
@@ -40,9 +37,9 @@ async def test_every_word_is_told_once_in_order_at_its_time(mode: TextAggregatio
     assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
 
 
-async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order() -> None:
+async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order():
     engine = FakeEngine()
-    async with Run(tts := service(engine, TextAggregationMode.TOKEN)) as run:
+    async with Run(tts := service(engine, TOKEN)) as run:
         add, is_complete, told = tts._add_word_timestamps, asyncio.Event(), []
 
         async def add_second_word_late(*args: object, **options: object) -> None:
@@ -65,10 +62,8 @@ async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_thei
     assert words == ["It", "is", "half", "past", "nine"]
 
 
-@BOTH
-async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMode) -> None:
-    engine = FakeEngine(silent_frames=5)
-    async with Run(service(engine, mode)) as run:
+async def test_words_begin_where_something_can_be_heard(mode):
+    async with talk(mode, silent_frames=5) as run:
         await run.say("Hello there my friend.")
         await run.until(TTSStoppedFrame)
     words = run.frames(TTSTextFrame)
@@ -77,14 +72,9 @@ async def test_words_begin_where_something_can_be_heard(mode: TextAggregationMod
     assert told_late_s == pytest.approx(5 * 0.08, abs=0.1 + run.slack_s)
 
 
-@BOTH
-async def test_chinese_is_told_by_the_character_and_joined_without_spaces(
-    mode: TextAggregationMode,
-) -> None:
-    engine = FakeEngine()
-    async with Run(
-        service(engine, mode, settings=MegakernelTTSService.Settings(language=Language.ZH))
-    ) as run:
+async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode):
+    settings = MegakernelTTSService.Settings(language=Language.ZH)
+    async with Run(service(FakeEngine(), mode, settings=settings)) as run:
         await run.turn("你好，世", "界。我用 Py", "thon 编程。")
         await run.until(LLMFullResponseEndFrame)
     words = run.frames(TTSTextFrame)
@@ -93,11 +83,10 @@ async def test_chinese_is_told_by_the_character_and_joined_without_spaces(
     assert all(word.includes_inter_frame_spaces for word in words if word.text != "Python")
 
 
-async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
-    engine = FakeEngine()
-    async with Run(service(engine)) as run:
+async def test_a_word_is_never_timed_before_its_audio_is_heard():
+    async with talk() as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Short one. And "))
-        await run.until(lambda: engine.streams and engine.streams[0].finish_reason)
+        await run.until(lambda: run.engine.streams and run.engine.streams[0].finish_reason)
         await asyncio.sleep(1.2)  # the LLM pauses until long after the first sentence was heard
         await run.send(LLMTextFrame("now more."), LLMFullResponseEndFrame())
         await run.until(LLMFullResponseEndFrame)
@@ -109,13 +98,9 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard() -> None:
 # ---- text that is hard or impossible to speak ----------------------------------------------------
 
 
-@BOTH
 @pytest.mark.parametrize("text", ["😀😀", "...", " — ", "\U0001f44d"])
-async def test_text_without_sound_is_a_moment_of_silence(
-    mode: TextAggregationMode, text: str
-) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_text_without_sound_is_a_moment_of_silence(mode, text):
+    async with talk(mode) as run:
         for _ in range(4):  # after three contexts without audio a service is written off
             await run.turn(text)
         await run.turn("Still here.")
@@ -123,32 +108,27 @@ async def test_text_without_sound_is_a_moment_of_silence(
     assert run.errors == []
     audio = run.frames(TTSAudioRawFrame)
     assert not any(any(frame.audio) for frame in audio[:4])
-    assert len(engine.streams) == 1 and run.pcm.endswith(engine.streams[0].sent)
+    assert len(run.engine.streams) == 1 and run.pcm.endswith(run.engine.streams[0].sent)
 
 
-@BOTH
 @pytest.mark.parametrize("text", ["", "   ", "\n\n"])
-async def test_empty_text_is_no_turn_at_all(mode: TextAggregationMode, text: str) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_empty_text_is_no_turn_at_all(mode, text):
+    async with talk(mode) as run:
         await run.turn(text)
         await run.say(text)
         await run.until(LLMFullResponseEndFrame)
     assert run.frames(TTSStartedFrame, TTSAudioRawFrame) == [] and run.errors == []
-    assert engine.streams == []
+    assert run.engine.streams == []
 
 
-@BOTH
-async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode: TextAggregationMode) -> None:
-    engine = FakeEngine()
-    async with Run(service(engine, mode)) as run:
+async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode):
+    async with talk(mode) as run:
         await run.turn("All done! ", "🎉")
         await run.until(TTSStoppedFrame, timeout_s=2)
     assert run.errors == []
 
 
-@BOTH
-async def test_ten_thousand_characters_are_spoken(mode: TextAggregationMode) -> None:
+async def test_ten_thousand_characters_are_spoken(mode):
     engine = FakeEngine(rtf=0, letter_s=0.004)
     text = "A sentence of forty characters in total. " * 244
     async with Run(service(engine, mode)) as run:
@@ -160,8 +140,7 @@ async def test_ten_thousand_characters_are_spoken(mode: TextAggregationMode) -> 
     )
 
 
-@BOTH
-async def test_long_speech_is_cut_into_sentences_of_one_context(mode: TextAggregationMode) -> None:
+async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
     """Following the words of 10,000 characters at once, Pipecat keeps the loop for a second."""
     engine = FakeEngine(rtf=0, letter_s=0.004)
     text = "A sentence of forty characters in total. " * 100
@@ -179,18 +158,17 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode: TextAggreg
     assert len(engine.streams) == (100 if mode is SENTENCE else 1)
     assert " ".join(stream.text.strip() for stream in engine.streams) == text.strip()
     assert " ".join(word.text for word in run.frames(TTSTextFrame)) == text.strip()
-    assert run.names(TTSStartedFrame, TTSStoppedFrame) == ["TTSStartedFrame", "TTSStoppedFrame"]
+    assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
-async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it() -> None:
+async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it():
     async def plain(text: str, kind: str) -> str:
         return text.replace("*", "")
 
-    engine = FakeEngine()
-    async with Run(service(engine, text_transforms=[("*", plain)])) as run:
+    async with Run(service(FakeEngine(), text_transforms=[("*", plain)])) as run:
         await run.turn("This is **very** bold.")
         await run.until(LLMFullResponseEndFrame)
-    assert engine.streams[0].text == "This is very bold."
+    assert run.engine.streams[0].text == "This is very bold."
     assert " ".join(f.raw_text or f.text for f in run.frames(TTSTextFrame)) == (
         "This is **very** bold."
     )

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -27,8 +29,7 @@ LONG = "A sentence with some forty letters in it. " * 40
 
 
 def test_one_too_many_is_answered_429_at_once():
-    engine = FakeEngine(num_slots=2, stall_after=1)
-    with serving(engine, max_queue=1) as live:
+    with serving(FakeEngine(num_slots=2, stall_after=1), max_queue=1) as live:
         held = [live.send_speech() for _ in range(3)]
         wait_until(lambda: len(live.service.admission.running) == 3)
         answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
@@ -39,7 +40,7 @@ def test_one_too_many_is_answered_429_at_once():
         for connection in held:
             connection.close()
         live.settle()
-        engine.stall_after = None
+        live.engine.stall_after = None
         assert live.speak(SHORT).status_code == 200
 
 
@@ -89,10 +90,9 @@ def test_the_time_in_the_queue_is_no_time_on_a_slot(monkeypatch):
 
 
 def test_connections_are_counted():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine, max_connections=2) as live:
+    with serving(FakeEngine(stall_after=1), max_connections=2) as live:
         held = [live.send_speech() for _ in range(2)]
-        wait_until(lambda: len(engine.streams) == 2)
+        wait_until(lambda: len(live.engine.streams) == 2)
         answer = live.client.get("/health")
         assert_error(answer, 503, "too_many_connections")
         assert answer.headers["retry-after"]
@@ -102,18 +102,12 @@ def test_connections_are_counted():
 
 
 def test_requests_are_spoken_in_the_order_they_came():
-    engine = FakeEngine(num_slots=1, rtf=0.01)
-    with serving(engine, max_queue=10) as live:
-        threads = []
-        for index in range(5):
-            request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
-            threads.append(
-                threading.Thread(target=live.client.post, args=(SPEECH,), kwargs=request)
-            )
-            threads[-1].start()
-            wait_until(lambda index=index: len(engine.streams) > index)
-        for thread in threads:
-            thread.join()
+    with serving(FakeEngine(num_slots=1, rtf=0.01), max_queue=10) as live:
+        with ThreadPoolExecutor(5) as pool:
+            for index in range(5):
+                request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
+                pool.submit(live.client.post, SPEECH, **request)
+                wait_until(lambda index=index: len(live.engine.streams) > index)
         assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
 
 
@@ -153,33 +147,22 @@ def test_ready_is_told_apart_from_alive():
 
 
 def test_an_engine_that_cannot_be_made_ends_the_server():
-    def make():
-        raise EngineClosed("no such thing")
-
-    with serving(make) as live:
+    with serving(Mock(side_effect=EngineClosed("no such thing"))) as live:
         wait_until(lambda: live.running.should_exit)
         assert str(live.service.failure) == "no such thing"
 
 
 def test_draining_finishes_what_runs_and_refuses_what_is_new():
-    engine = FakeEngine(rtf=1.5)
-    with serving(engine) as live:
-        answers = []
-        thread = threading.Thread(
-            target=lambda: answers.append(
-                live.speak("It takes about a second to say.", stream=True)
-            )
-        )
-        thread.start()
-        wait_until(lambda: engine.streams and engine.streams[0].num_frames)
+    with serving(FakeEngine(rtf=1.5)) as live, ThreadPoolExecutor(1) as pool:
+        spoken = pool.submit(live.speak, "It takes about a second to say.", stream=True)
+        wait_until(lambda: live.engine.streams and live.engine.streams[0].num_frames)
         live.running.handle_exit(signal.SIGTERM, None)
         answer = live.speak(SHORT)
         assert_error(answer, 503, "draining")
         assert answer.headers["retry-after"]
         assert live.client.get("/health").json() == {"status": "draining"}
         assert_error(live.client.get("/ready"), 503)
-        thread.join()
-        assert answers[0].text.endswith("data: [DONE]\n\n")
+        assert spoken.result().text.endswith("data: [DONE]\n\n")
         wait_until(lambda: live.running.should_exit)
 
 

@@ -11,17 +11,14 @@ import pytest
 import soundfile
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, serving, sse
-
-from qwen_megakernel import TTSEngine
+from tiny_speech import tiny_engine
 
 TEXT = "Hello there, how are you today?"
 
 
 @pytest.fixture(scope="module")
 def tts():
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", num_slots=2, warmup=False
-    ) as engine:
+    with tiny_engine(num_slots=2) as engine:
         yield engine
 
 
@@ -33,10 +30,7 @@ def live(tts):
 
 @pytest.fixture(scope="module")
 def base():
-    with (
-        TTSEngine.from_pretrained("tiny-random-base", backend="torch", warmup=False) as engine,
-        serving(engine) as server,
-    ):
+    with tiny_engine("tiny-random-base") as engine, serving(engine) as server:
         yield server
 
 
@@ -121,14 +115,8 @@ def test_a_model_of_the_hub_is_found_by_its_name_with_the_slash():
 @pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus", "aac"])
 @pytest.mark.parametrize("stream", [None, False], ids=["streamed", "whole"])
 def test_every_format_decodes_to_the_length_that_was_spoken(live, response_format, stream):
-    answer = live.speak(
-        TEXT,
-        voice="vivian",
-        seed=2,
-        max_new_tokens=16,
-        response_format=response_format,
-        stream=stream,
-    )
+    options = {"voice": "vivian", "seed": 2, "max_new_tokens": 16, "stream": stream}
+    answer = live.speak(TEXT, response_format=response_format, **options)
     assert answer.status_code == 200
     num_samples = live.client.get(f"{SPEECH}/{answer.headers['x-request-id']}").json()["n_samples"]
     slack = {"wav": 0, "flac": 0}.get(response_format, 2500)  # of a codec's delay and padding
@@ -205,15 +193,8 @@ def test_instructions_that_the_model_follows_none_of_are_ignored_with_a_warning(
 
 
 def test_openai_events_carry_the_file_and_its_usage(live, tts):
-    answer = live.speak(
-        TEXT,
-        voice="vivian",
-        seed=4,
-        max_new_tokens=13,
-        stream_format="sse",
-        response_format="pcm",
-        include_codes=True,
-    )
+    body = {"voice": "vivian", "seed": 4, "max_new_tokens": 13, "response_format": "pcm"}
+    answer = live.speak(TEXT, **body, stream_format="sse", include_codes=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
     *deltas, done = sse(answer.text)
     assert {event["type"] for event in deltas} == {"speech.audio.delta"}

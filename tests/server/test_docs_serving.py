@@ -7,12 +7,10 @@ import shutil
 import subprocess
 
 import pytest
-import soundfile
-import waveforms
 from commands import ROOT, blocks, lines
 from live_server import serving
+from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.cli import main, options
 from qwen_megakernel.server import app as server_app
 from qwen_megakernel.server.schemas import SpeechBody
@@ -22,42 +20,33 @@ ADDRESS = "127.0.0.1:8090"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reader")
-    soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000), 16000)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def address(folder):
+def address(reader_folder):
     """Of a server as the page describes it, uploads allowed."""
     with (
-        TTSEngine.from_pretrained(
-            "tiny-random-base", backend="torch", voices=folder, max_frames=40, warmup=False
-        ) as tts,
-        serving(tts, voices=folder, allow_upload=True) as live,
+        tiny_engine("tiny-random-base", voices=reader_folder, max_frames=40) as tts,
+        serving(tts, voices=reader_folder, allow_upload=True) as live,
     ):
         yield live.url.removeprefix("http://")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_every_curl_command_works(folder, address):
+def test_every_curl_command_works(reader_folder, address):
     commands = [line for line in lines(PAGE) if line.startswith("curl")]
     assert len(commands) == 6
     outputs = []
     for line in commands:
         words = ["curl", "-sS", *shlex.split(line.replace(ADDRESS, address))[1:]]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(words, cwd=reader_folder, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0 and '"error"' not in done.stdout, done
         outputs.append(done.stdout)
     assert outputs[1].endswith("data: [DONE]\n\n")
     for name in ("out.wav", "mario-says.wav"):
-        assert (folder / name).read_bytes().startswith(b"RIFF")
+        assert (reader_folder / name).read_bytes().startswith(b"RIFF")
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["websocket", "openai"])
-def test_every_example_runs(run_here, monkeypatch, folder, address, block):
-    monkeypatch.chdir(folder)
+def test_every_example_runs(run_here, monkeypatch, reader_folder, address, block):
+    monkeypatch.chdir(reader_folder)
     done = run_here("-c", block.replace(ADDRESS, address))
     assert done.returncode == 0 and '"error"' not in done.stdout, done
     assert re.search(r"^\d+ bytes", done.stdout, re.MULTILINE)

@@ -15,23 +15,18 @@ from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 
 def read(live):
     """{sample name with labels: value}, parsed by Prometheus' own parser."""
-    text = live.client.get("/metrics").text
-    return {
-        sample.name + "".join(f"{{{key}={value}}}" for key, value in sample.labels.items()): (
-            sample.value
-        )
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    families = text_string_to_metric_families(live.client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    labels = ["".join(f"{{{key}={value}}}" for key, value in s.labels.items()) for s in samples]
+    return {s.name + told: s.value for s, told in zip(samples, labels, strict=True)}
 
 
 def test_requests_are_counted_timed_and_told_apart():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=0.001)) as live:
         live.speak("One.")
         live.speak("Two.", stream=False)
         live.speak("Two.", stream=True)
-        engine.fail_after, engine.error = 1, GenerationError("planted")
+        live.engine.fail_after, live.engine.error = 1, GenerationError("planted")
         live.speak("Three.", stream=True)
         live.speak(voice="nobody")
         live.client.get("/nothing")

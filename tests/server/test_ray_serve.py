@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import psutil
 import pytest
 import soundfile
 import waveforms
+from commands import run
 from fake_engine import STORY, FakeEngine, FakeStream
 from live_server import sse
 from waiting import wait_until
@@ -164,16 +166,9 @@ def test_text_goes_in_while_sound_comes_out(url: str) -> None:
 
 def test_requests_go_to_both(url: str) -> None:
     found: set[str] = set()
-
-    def ask() -> None:
-        found.add(speak(url).headers["x-seed"])
-
     for _ in range(20):  # Ray deals by chance: six may all meet one
-        threads = [threading.Thread(target=ask) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            found |= {answer.headers["x-seed"] for answer in pool.map(speak, [url] * 6)}
         if len(found) == 2:
             return
     pytest.fail(f"Of 120 requests all went to {found}.")
@@ -324,13 +319,11 @@ def test_more_replicas_come_when_requests_wait(monkeypatch: pytest.MonkeyPatch) 
             while not stop.is_set():
                 speak(url, STORY)
 
-        threads = [threading.Thread(target=load) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(replicas()) == 2, 90)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.submit(load)
+            wait_until(lambda: len(replicas()) == 2, 90)
+            stop.set()
 
 
 @pytest.mark.slow
@@ -346,15 +339,7 @@ def test_serves_own_tools_can_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_more_replicas_than_there_is_room_for_are_refused() -> None:
-    command = [sys.executable, "-m", "qwen_megakernel", "serve", "--ray", "--replicas", "999"]
+    command = ("-m", "qwen_megakernel", "serve", "--ray", "--replicas", 999, "--port", 0)
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        environment = os.environ | {"RAY_TMPDIR": folder}
-        done = subprocess.run(
-            [*command, "--model", "tiny-random", "--port", "0"],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
+        done = run(*command, "--model", "tiny-random", RAY_TMPDIR=folder)
     assert done.returncode == 5 and "999 replicas need 999 CPUs" in done.stderr

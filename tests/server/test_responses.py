@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fake_engine import FRAME_SAMPLES, FakeEngine
 from live_server import SPEECH, http_post, serving, sse
+from tiny_speech import tiny_engine
 from waiting import wait_until
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import GenerationError, KernelTimeout, OutOfMemory
 
 LONG = "A sentence with some forty letters in it. " * 40  # 100 s of humming
@@ -34,8 +34,7 @@ def read_some(connection: socket.socket, num_bytes: int) -> bytes:
 @pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])
 def test_the_first_bytes_leave_before_frame_two_exists(response_format):
     """The engine makes one frame and then no more; its audio arrives all the same."""
-    engine = FakeEngine(stall_after=1)
-    with serving(engine) as live:
+    with serving(FakeEngine(stall_after=1)) as live:
         with live.send_speech(response_format=response_format) as connection:
             head = read_some(connection, 15)
             assert head.startswith(b"HTTP/1.1 200 OK")
@@ -47,12 +46,12 @@ def test_the_first_bytes_leave_before_frame_two_exists(response_format):
                 body = body.partition(b"\r\n\r\n")[2]
                 while len(body) < expected[response_format]:
                     body += connection.recv(4096)
-        assert engine.streams[0].num_frames == 1
+        assert live.engine.streams[0].num_frames == 1
         live.settle()
 
 
 def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch):
-    with TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts:
+    with tiny_engine() as tts:
         released, steps = threading.Event(), []
         step = tts._loop._decoder.step
 
@@ -77,51 +76,47 @@ def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch)
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"stream": False}], ids=str)
 def test_a_client_that_goes_away_ends_its_stream_within_a_frame(body):
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=1.0)) as live:
         connection = live.send_speech(LONG, **body)
-        wait_until(lambda: engine.streams and engine.streams[0].num_frames)
-        made = engine.streams[0].num_frames
+        wait_until(lambda: live.engine.streams and live.engine.streams[0].num_frames)
+        made = live.engine.streams[0].num_frames
         connection.close()
-        wait_until(lambda: not engine.speaking)
+        wait_until(lambda: not live.engine.speaking)
         live.settle()
-        assert engine.streams[0].cancelled
-        assert engine.streams[0].num_frames <= made + 10  # the chunk under way, at most
+        assert live.engine.streams[0].cancelled
+        assert live.engine.streams[0].num_frames <= made + 10  # the chunk under way, at most
 
 
 def test_a_client_that_goes_away_while_it_waits_leaves_the_queue():
-    engine = FakeEngine(num_slots=1, stall_after=1)
-    with serving(engine) as live, live.send_speech(LONG) as first:
+    with serving(FakeEngine(num_slots=1, stall_after=1)) as live, live.send_speech(LONG) as first:
         read_some(first, 15)
         second = live.send_speech(LONG)
-        wait_until(lambda: len(engine.streams) == 2)
+        wait_until(lambda: len(live.engine.streams) == 2)
         second.close()
         wait_until(lambda: len(live.service.admission.running) == 1)
 
 
 def test_a_hundred_clients_that_vanish_leave_nothing():
-    engine = FakeEngine(num_slots=4, rtf=1.0)
-    with serving(engine, max_queue=1000) as live:
+    with serving(FakeEngine(num_slots=4, rtf=1.0), max_queue=1000) as live:
         connections = [live.send_speech(LONG) for _ in range(100)]
-        wait_until(lambda: len(engine.streams) == 100)
+        wait_until(lambda: len(live.engine.streams) == 100)
         for index, connection in enumerate(connections):
             if index % 2:  # no farewell: RST instead of FIN
                 option = struct.pack("ii", 1, 0)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
             connection.close()
         live.settle()
-        assert not engine.speaking
+        assert not live.engine.speaking
         assert live.speak(SHORT).status_code == 200
         wait_until(lambda: not live.running.server_state.tasks)
 
 
 def test_a_half_closed_connection_is_taken_for_gone():
     """A closed connection and a half-closed one look alike until something is sent."""
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live, live.send_speech(LONG) as connection:
-        wait_until(lambda: engine.speaking)
+    with serving(FakeEngine(rtf=1.0)) as live, live.send_speech(LONG) as connection:
+        wait_until(lambda: live.engine.speaking)
         connection.shutdown(socket.SHUT_WR)
-        wait_until(lambda: not engine.speaking)
+        wait_until(lambda: not live.engine.speaking)
         live.settle()
 
 
@@ -170,19 +165,17 @@ def slow_connection(live, text):
 
 
 def test_a_request_that_waits_past_its_deadline_is_answered_504():
-    engine = FakeEngine(num_slots=1, stall_after=0)
-    with serving(engine, deadline_s=0.3) as live:
+    with serving(FakeEngine(num_slots=1, stall_after=0), deadline_s=0.3) as live:
         for stream in (None, True, False):
             answer = live.speak(stream=stream)
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "deadline_exceeded"
         live.settle()
-        assert not engine.speaking
+        assert not live.engine.speaking
 
 
 def test_speech_that_is_cut_by_its_deadline_does_not_look_complete():
-    engine = FakeEngine(stall_after=3)
-    with serving(engine, deadline_s=0.5) as live:
+    with serving(FakeEngine(stall_after=3), deadline_s=0.5) as live:
         with live.send_speech(response_format="pcm") as connection:
             data = b""
             while piece := receive(connection):
@@ -212,8 +205,7 @@ def receive(connection: socket.socket) -> bytes:
 )
 @pytest.mark.parametrize("stream", [None, True, False])
 def test_speech_that_fails_before_its_first_frame_is_an_error(error, status, stream):
-    engine = FakeEngine(fail_after=0, error=error)
-    with serving(engine) as live:
+    with serving(FakeEngine(fail_after=0, error=error)) as live:
         answer = live.speak(stream=stream)
         assert answer.status_code == status
         facts = answer.json()["error"]
@@ -222,8 +214,7 @@ def test_speech_that_fails_before_its_first_frame_is_an_error(error, status, str
 
 
 def test_speech_that_fails_in_the_middle_says_so_in_every_form():
-    engine = FakeEngine(fail_after=3)
-    with serving(engine) as live:
+    with serving(FakeEngine(fail_after=3)) as live:
         with live.send_speech() as connection:
             data = b""
             while piece := receive(connection):

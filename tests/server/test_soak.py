@@ -45,8 +45,7 @@ def one_request(live, index):
 def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
     # pytest's own handlers keep every record of a test, which is growth, but not the server's.
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=0.001)) as live:
         tasks = []
         measured = []
         tracemalloc.start()
@@ -59,14 +58,14 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
                 if index in (num_requests // 3, 2 * num_requests // 3, num_requests - 1):
                     live.settle()
                     wait_until(lambda: not live.running.server_state.tasks)
-                    engine.streams.clear()  # the engine that hums remembers what it said
+                    live.engine.streams.clear()  # the engine that hums remembers what it said
                     gc.collect()
                     measured.append(tracemalloc.get_traced_memory()[0])
                     tasks.append(live.num_tasks())
         finally:
             tracemalloc.stop()
         assert tasks[-1] <= tasks[0]
-        assert not live.service.admission.running and not engine.speaking
+        assert not live.service.admission.running and not live.engine.speaking
         assert len(live.service.finished) == 1000
         # A leak grows in both halves; what somebody imports or caches once, in one.
         growth = min(after - before for before, after in pairwise(measured))

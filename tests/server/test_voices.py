@@ -11,9 +11,10 @@ import pytest
 import soundfile
 from fake_engine import FakeEngine
 from live_server import assert_error, serving
+from tiny_speech import tiny_engine
 from waveforms import voice_like
 
-from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel import Voice
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
 
@@ -35,9 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tts(folder):
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", voices=folder, warmup=False
-    ) as engine:
+    with tiny_engine("tiny-random-base", voices=folder) as engine:
         yield engine
 
 
@@ -59,14 +58,8 @@ def upload(live, data=None, name="mario", **fields):
 @pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
 def test_a_recording_in_the_request_is_cloned(live, tts, head):
     data = recording()
-    answer = live.speak(
-        TEXT,
-        voice="alloy",
-        ref_audio=head + base64.b64encode(data).decode(),
-        seed=3,
-        max_new_tokens=5,
-        response_format="pcm",
-    )
+    body = {"ref_audio": head + base64.b64encode(data).decode(), "response_format": "pcm"}
+    answer = live.speak(TEXT, voice="alloy", seed=3, max_new_tokens=5, **body)
     assert answer.headers["x-warning"] == "voice gives way to ref_audio"
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
     voice = tts.create_voice(samples, rate=rate)
@@ -102,12 +95,8 @@ def test_the_same_recording_again_is_remembered_and_counted(live, tts):
 def test_an_uploaded_voice_is_listed_used_and_deleted(live, folder):
     answer = upload(live, ref_text="these are a few words")
     assert answer.status_code == 201
-    assert answer.json()["voice"] == {
-        "id": "mario",
-        "name": "mario",
-        "object": "voice",
-        "uploaded": True,
-    }
+    told = {"id": "mario", "name": "mario", "object": "voice", "uploaded": True}
+    assert answer.json()["voice"] == told
     assert Voice.load(folder / "mario.voice.safetensors").transcript == "these are a few words"
     listing = live.client.get(VOICES).json()
     assert [voice["id"] for voice in listing["voices"]] == ["mario"]
@@ -246,10 +235,7 @@ def test_uploads_are_off_unless_they_are_allowed_and_the_refusal_says_how(tmp_pa
 
 
 def test_a_model_that_cannot_clone_says_so():
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        serving(tts) as live,
-    ):
+    with tiny_engine() as tts, serving(tts) as live:
         answer = live.speak(TEXT, ref_audio=base64.b64encode(recording()).decode())
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "task_error"

@@ -30,6 +30,7 @@ from page_driver import (
     speak,
     waveform_width,
 )
+from tiny_speech import tiny_engine
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
@@ -254,9 +255,7 @@ def test_an_api_key_can_be_given(open_page: Open, browser: Any) -> None:
 @pytest.fixture(scope="module")
 def base_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TTSEngine, Path]]:
     voices = tmp_path_factory.mktemp("voices")
-    with TTSEngine.from_pretrained(
-        "tiny-random-base", backend="torch", max_frames=24, warmup=False, voices=voices
-    ) as engine:
+    with tiny_engine("tiny-random-base", max_frames=24, voices=voices) as engine:
         yield engine, voices
 
 

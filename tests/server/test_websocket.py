@@ -8,11 +8,13 @@ import pytest
 from fake_engine import STORY, FakeEngine
 from live_server import serving
 from speech_socket import hear, hear_until, say, session, speak
+from tiny_speech import tiny_engine
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import TaskError
+
+DONE = {"type": "session.done", "utterance_index": 0, "finish_reason": "eos"}
 
 # ---- speaking ------------------------------------------------------------------------------------
 
@@ -29,12 +31,7 @@ async def test_an_utterance_is_started_heard_and_done(live, engine):
     assert done["type"] == "audio.done" and done["finish_reason"] == "eos"
     assert done["n_samples"] * 2 == len(audio) and audio == engine.streams[0].sent
     assert done["usage"]["output_tokens"] == done["n_steps"] == engine.streams[0].num_frames
-    assert end == {
-        "type": "session.done",
-        "utterance_index": 0,
-        "total_sentences": 1,
-        "finish_reason": "eos",
-    }
+    assert end == DONE | {"total_sentences": 1}
 
 
 async def test_the_first_audio_leaves_before_the_text_is_complete(live):
@@ -53,10 +50,7 @@ async def test_the_first_audio_leaves_before_the_text_is_complete(live):
 async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
     """On the real engine: fed a character at a time, the same samples as in one request."""
     text = "Once upon a time there was a house."
-    with (
-        TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as tts,
-        serving(tts) as live,
-    ):
+    with tiny_engine() as tts, serving(tts) as live:
         async with session(live, {"voice": "vivian", "seed": 9, "max_new_tokens": 25}) as socket:
             await say(socket, "input.text", text=text[:20])
             assert (await hear(socket))["type"] == "audio.start"
@@ -96,14 +90,7 @@ async def test_an_empty_flush_is_answered_at_once(live, engine):
     """LiveKit's client keeps its connection alive with it."""
     async with session(live) as socket:
         events, audio = await speak(socket)
-        assert events == [
-            {
-                "type": "session.done",
-                "utterance_index": 0,
-                "total_sentences": 0,
-                "finish_reason": "eos",
-            }
-        ]
+        assert events == [DONE | {"total_sentences": 0}]
         events, audio = await speak(socket, "  \n", " ")
         assert [event["type"] for event in events] == ["session.done"] and not audio
         assert live.service.admission.idle
@@ -168,8 +155,7 @@ async def test_text_after_the_end_of_its_speech_belongs_to_it_until_it_is_done(l
 
 
 async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=1.0)) as live:
         async with session(live) as socket:
             await say(socket, "input.text", text=STORY * 3)
             while not isinstance(await hear(socket), bytes):
@@ -178,24 +164,23 @@ async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
             await say(socket, "response.cancel")
             events, _ = await hear_until(socket)
             assert [event["finish_reason"] for event in events] == ["cancelled"] * 2
-            assert not engine.speaking
-            engine.rtf = 0.001
+            assert not live.engine.speaking
+            live.engine.rtf = 0.001
             events, audio = await speak(socket, "And now?")
             assert events[-1]["finish_reason"] == "eos" and events[-1]["utterance_index"] == 1
-            assert audio == engine.streams[1].sent
+            assert audio == live.engine.streams[1].sent
 
 
 async def test_cancelling_takes_what_waits_along():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine) as live:
+    with serving(FakeEngine(stall_after=1)) as live:
         async with session(live) as socket:
             for text in ("One.", "Two.", "Three."):
                 await say(socket, "input.text", text=text)
                 await say(socket, "input.done")
-            wait_until(lambda: engine.speaking)
+            wait_until(lambda: live.engine.speaking)
             await say(socket, "response.cancel")
             reasons = [(await hear_until(socket))[0][-1]["finish_reason"] for _ in range(3)]
-            assert reasons == ["cancelled"] * 3 and len(engine.streams) == 1
+            assert reasons == ["cancelled"] * 3 and len(live.engine.streams) == 1
             await say(socket, "response.cancel")  # nothing is left; nothing happens
             await say(socket, "session.close")
             with pytest.raises(ConnectionClosed):
@@ -215,8 +200,7 @@ async def test_an_utterance_that_waits_for_its_whole_text_can_be_cancelled(live,
 
 @pytest.mark.parametrize("politely", [True, False])
 async def test_a_connection_that_goes_away_frees_its_slot(politely):
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as live:
+    with serving(FakeEngine(rtf=1.0)) as live:
         async with session(live) as socket:
             await say(socket, "input.text", text=STORY)
             while not isinstance(await hear(socket), bytes):
@@ -225,17 +209,16 @@ async def test_a_connection_that_goes_away_frees_its_slot(politely):
                 await say(socket, "session.close")
             else:
                 socket.transport.abort()
-            await asyncio.to_thread(wait_until, lambda: not engine.speaking)
+            await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
         await asyncio.to_thread(live.settle)
 
 
 async def test_a_client_that_does_not_read_is_cut():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine, send_buffer=8192, stall_timeout_s=0.5) as live:
+    with serving(FakeEngine(rtf=0.001), send_buffer=8192, stall_timeout_s=0.5) as live:
         async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
             await say(socket, "input.text", text=(STORY * 60)[:4096])
             await say(socket, "input.done")
-            await asyncio.to_thread(wait_until, lambda: engine.streams)
+            await asyncio.to_thread(wait_until, lambda: live.engine.streams)
             await asyncio.to_thread(live.settle)
             with pytest.raises(ConnectionClosed):
                 await hear_until(socket)

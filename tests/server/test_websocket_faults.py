@@ -92,8 +92,7 @@ async def test_a_message_that_is_too_large_closes_the_connection(engine):
 
 
 async def test_quiet_connections_are_closed():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine, config_timeout_s=0.5, idle_timeout_s=0.8) as live:
+    with serving(FakeEngine(rtf=0.001), config_timeout_s=0.5, idle_timeout_s=0.8) as live:
         async with session(live, False) as socket:
             assert (await hear(socket))["error"]["code"] == "idle_timeout"
         async with session(live) as socket:
@@ -101,12 +100,11 @@ async def test_quiet_connections_are_closed():
             events, _ = await hear_until(socket, "error")
             assert events[-1]["error"]["code"] == "idle_timeout"
         await asyncio.to_thread(live.settle)
-        assert not engine.speaking
+        assert not live.engine.speaking
 
 
 async def test_a_client_that_only_listens_is_not_quiet():
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine, idle_timeout_s=0.8) as live:
+    with serving(FakeEngine(rtf=1.0), idle_timeout_s=0.8) as live:
         async with session(live) as socket:
             events, _ = await speak(socket, "It takes a second and a half to say.")
             assert events[-1]["finish_reason"] == "eos"
@@ -133,21 +131,20 @@ async def test_a_busy_engine_and_a_failing_one_are_errors_of_the_utterance():
 
 
 async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine) as live:
+    with serving(FakeEngine(stall_after=1)) as live:
         async with session(live) as socket:
             for _ in range(12):
                 await say(socket, "input.text", text="Hello.")
                 await say(socket, "input.done")
             await say(socket, "input.text")  # a fault: when it is heard of, all are in
             await hear_until(socket, "error")
-            engine.stall_after = None
-            engine.streams[0]._changed.set()
+            live.engine.stall_after = None
+            live.engine.streams[0]._changed.set()
             ends = [(await hear_until(socket))[0] for _ in range(12)]
     assert [end[-1]["utterance_index"] for end in ends] == list(range(12))
     assert [end[-1]["finish_reason"] for end in ends] == ["eos"] * 9 + ["error"] * 3
     assert "8 utterances were waiting" in ends[-1][0]["message"]
-    assert len(engine.streams) == 9
+    assert len(live.engine.streams) == 9
 
 
 async def test_any_number_of_utterances_is_refused_without_being_held():
@@ -191,8 +188,7 @@ async def test_draining_waits_for_what_is_still_being_sent():
 
 
 async def test_an_utterance_has_a_deadline():
-    engine = FakeEngine(stall_after=1)
-    with serving(engine, deadline_s=0.3) as live:
+    with serving(FakeEngine(stall_after=1), deadline_s=0.3) as live:
         async with session(live) as socket:
             events, _ = await speak(socket, STORY)
             assert events[-2]["error"]["code"] == "deadline_exceeded"

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
+from tiny_speech import tiny_engine
 from waiting import lateness, wait_until
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
@@ -33,7 +34,6 @@ from wyoming.tts import (
 )
 from wyoming_client import connected, error_of, events_until, pcm_of, serving, until
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import TaskError
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
@@ -147,9 +147,7 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
 
 async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
     text = "Hello there, you."
-    with TTSEngine.from_pretrained(
-        "tiny-random", backend="torch", max_frames=20, warmup=False
-    ) as engine:
+    with tiny_engine(max_frames=20) as engine:
         async with connected(engine) as client:
             await client.write_event(Synthesize(text, SynthesizeVoice(name="aiden")).event())
             events = await events_until(client, AudioStop)

@@ -4,21 +4,18 @@ import asyncio
 
 import pytest
 import soundfile
-from sheen_toys import HELLO, MORNING, TEXTS
+from sheen_toys import HELLO, MORNING, TEXTS, speaker
 
 from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
-from qwen_megakernel.sheen.engine import SheenEngine
 
 OPTIONS = {"seed": 11, "max_frames": 8}
 
 
 @pytest.fixture(scope="module")
 def engine(trained):
-    with SheenEngine.from_pretrained(
-        str(trained), backend="torch", num_slots=2, warmup=False
-    ) as engine:
+    with speaker(trained, num_slots=2) as engine:
         yield engine
 
 
@@ -153,17 +150,16 @@ def test_http_speaks_two_at_once(engine, live):
 # ---- command line --------------------------------------------------------------------------------
 
 
+def run(*words):
+    return main.main([*map(str, words)])
+
+
 def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
-    words = ["--seed", "11", "--max-frames", "8"]
+    words = ("--model", trained, "--seed", 11, "--max-frames", 8, "--output")
     outputs = tmp_path / "speak.wav", tmp_path / "infer.flac"
-    assert (
-        main.main(["speak", HELLO, "--model", str(trained), "--output", str(outputs[0]), *words])
-        == 0
-    )
-    command = ["sheen", "infer", HELLO, "--model", str(trained), "--output", str(outputs[1])]
-    assert (
-        main.main([*command, *words, "--stream", "--dump-codes", str(tmp_path / "codes.tsv")]) == 0
-    )
+    assert run("speak", HELLO, *words, outputs[0]) == 0
+    dump = ("--stream", "--dump-codes", tmp_path / "codes.tsv")
+    assert run("sheen", "infer", HELLO, *words, outputs[1], *dump) == 0
     told = capsys.readouterr().err
     assert "backend torch" in told and "frames 0..0" in told and "seed 11" in told
     first, second = (soundfile.read(path, dtype="int16")[0] for path in outputs)
@@ -173,21 +169,20 @@ def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
 
 
 def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
-    def run(*words):
-        code = main.main(["sheen", *map(str, words)])
-        return code, capsys.readouterr().err
+    def sheen(*words):
+        return run("sheen", *words), capsys.readouterr().err
 
-    assert run("infer", HELLO, "--model", tmp_path)[0] == 4
-    assert run("infer", "...", "--model", trained)[0] == 2
-    code, told = run("infer", HELLO, "--model", trained, "--stdout", "--output", "x.wav")
+    assert sheen("infer", HELLO, "--model", tmp_path)[0] == 4
+    assert sheen("infer", "...", "--model", trained)[0] == 2
+    code, told = sheen("infer", HELLO, "--model", trained, "--stdout", "--output", "x.wav")
     assert code == 2 and "exclude each other" in told
     (tmp_path / "metadata.csv").write_text("0001|a")
-    code, told = run("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
+    code, told = sheen("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
     assert code == 4 and "has no config.json" in told
-    code, told = run("verify", "snac", "--snac", "./nothing")
+    code, told = sheen("verify", "snac", "--snac", "./nothing")
     assert code == 4 and "no folder ./nothing, and it is no hub id" in told
-    code, told = run("train", tmp_path / "none.jsonl", "--output", tmp_path, "--precision", "fp32",
-                     "--snac", trained / "snac", "--model", trained)  # fmt: skip
+    words = ("--output", tmp_path, "--precision", "fp32", "--snac", trained / "snac")
+    code, told = sheen("train", tmp_path / "none.jsonl", *words, "--model", trained)
     assert code == 2 and "none.jsonl cannot be read" in told
 
 
@@ -195,25 +190,24 @@ def test_a_dataset_that_is_not_there_is_told_before_anything_is_downloaded(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("asked the hub"))
-    assert main.main(["sheen", "prepare", str(tmp_path)]) == 2
+    assert run("sheen", "prepare", tmp_path) == 2
     assert "metadata.csv cannot be read: No such file" in capsys.readouterr().err
-    words = ["--output", str(tmp_path / "voice")]
-    assert main.main(["sheen", "train", str(tmp_path / "none.jsonl"), *words]) == 2
+    words = ("--output", tmp_path / "voice")
+    assert run("sheen", "train", tmp_path / "none.jsonl", *words) == 2
     assert "none.jsonl cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_a_codec_that_cannot_be_had_names_its_own_option(capsys, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert main.main(["sheen", "verify", "snac", "--snac", "nobody/nothing"]) == 4
+    assert run("sheen", "verify", "snac", "--snac", "nobody/nothing") == 4
     told = capsys.readouterr().err
     assert "pass --snac PATH" in told and "--model" not in told
 
 
 def test_a_model_that_cannot_be_had_is_named(dataset_file, trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = ["--snac", str(trained / "snac"), "--output", str(tmp_path / "voice")]
-    command = ["sheen", "train", str(dataset_file), "--model", "nobody/nothing", *words]
-    assert main.main([*command, "--local-files-only"]) == 4
+    words = ("--snac", trained / "snac", "--output", tmp_path / "voice", "--local-files-only")
+    assert run("sheen", "train", dataset_file, "--model", "nobody/nothing", *words) == 4
     told = capsys.readouterr().err
     assert "nobody/nothing cannot be loaded" in told
     assert "step" not in told  # no empty progress bar before the error

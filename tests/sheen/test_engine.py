@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak
+from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak, speaker
+from tiny_speech import feed_and_end
 from tolerances import SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
@@ -38,24 +39,21 @@ INT16_STEP = 1.5 / 32768
 
 @pytest.fixture(scope="module")
 def engine(trained):
-    with SheenEngine.from_pretrained(
-        str(trained), backend="torch", num_slots=3, warmup=False
-    ) as engine:
+    with speaker(trained, num_slots=3) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def refusing(trained):
-    made = SheenEngine.from_pretrained(str(trained), backend="torch", order="refuse", warmup=False)
-    with made as engine:
+    with speaker(trained, order="refuse") as engine:
         yield engine
 
 
 def test_a_sentence_learned_by_heart_is_reproduced(samples, engine, refusing):
     assert (samples[0].frames != samples[1].frames).mean() > 0.9
     for sample in samples:
-        for speaker in (engine, refusing):
-            speech = speaker.synthesize(sample.text, **GREEDY)
+        for each in (engine, refusing):
+            speech = each.synthesize(sample.text, **GREEDY)
             assert speech.codes.tolist() == sample.frames.tolist()
             assert speech.finish_reason == "eos"
         assert speech.audio.shape == (len(sample.frames) * 2048,)
@@ -149,11 +147,7 @@ def test_long_text_is_spoken_in_parts(engine):
 
 def test_text_that_arrives_in_pieces_is_spoken_as_one(engine):
     whole = engine.synthesize(HELLO, **GREEDY).codes.tolist()
-    stream = engine.stream(text_open=True, **GREEDY)
-    stream.feed(HELLO[:3])
-    stream.feed(HELLO[3:])
-    stream.end_text()
-    assert sum(chunk.num_frames for chunk in stream) == len(whole)
+    stream = feed_and_end(engine.stream(text_open=True, **GREEDY), HELLO[:3], HELLO[3:])
     assert stream.codes.tolist() == whole and stream.finish_reason == "eos"
 
 
@@ -163,17 +157,12 @@ def test_text_in_pieces_begins_with_the_first_whole_part(engine):
     for word in ("həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. " * 7).split(" "):
         stream.feed(word + " ")
     assert next(stream).num_frames == 1
-    stream.end_text()
-    list(stream)
-    assert stream.num_parts >= 2
+    assert feed_and_end(stream).num_parts >= 2
 
 
 def test_pieces_without_a_word_are_an_error(engine):
-    stream = engine.stream(text_open=True)
-    stream.feed("... ")
-    stream.end_text()
     with pytest.raises(EmptyText):
-        list(stream)
+        feed_and_end(engine.stream(text_open=True), "... ")
 
 
 def test_closing_a_stream_frees_its_slot(engine):
@@ -195,27 +184,32 @@ def test_async_iteration_is_the_same_speech(engine):
     assert np.abs(sound - engine.synthesize(HELLO, seed=2, max_frames=6).audio).max() < INT16_STEP
 
 
-def test_what_one_voice_cannot_do_is_refused(engine):
+def test_one_voice_and_no_language_are_told(engine):
     assert engine.voices == ["my-voice"] and engine.languages == ["auto"]
     assert engine.find_voice(None) == engine.find_voice("my-voice") == "my-voice"
-    with pytest.raises(UnknownVoice, match='Unknown voice "alloy"'):
-        engine.stream(HELLO, voice="alloy")
-    with pytest.raises(TaskError, match="'x' cannot be used"):
-        engine.stream(HELLO, voice=Voice("x", x_vector=np.zeros(4, dtype=np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ([HELLO], {"voice": "alloy"}, UnknownVoice, 'Unknown voice "alloy"'),
+        ([HELLO], {"voice": Voice("x", np.zeros(4, np.float32))}, TaskError, "'x' cannot be used"),
+        ([HELLO], {"instruct": "Whisper."}, TaskError, "no instruct"),
+        ([HELLO], {"text_feed": "stepwise"}, TaskError, "stepwise"),
+        ([HELLO], {"language": "german"}, UnknownLanguage, "german"),
+        (["..."], {}, EmptyText, ""),
+        ([HELLO], {"temperature": 0}, UsageError, "temperature is 0"),
+        ([], {}, UsageError, "not both and not neither"),
+    ],
+)
+def test_what_one_voice_cannot_do_is_refused(engine, arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        engine.stream(*arguments, **options)
+
+
+def test_a_recording_and_a_part_that_is_too_long_are_refused(engine):
     with pytest.raises(TaskError, match="A recording cannot be used"):
         engine.create_voice("ref.wav")
-    with pytest.raises(TaskError, match="no instruct"):
-        engine.stream(HELLO, instruct="Whisper.")
-    with pytest.raises(TaskError, match="stepwise"):
-        engine.stream(HELLO, text_feed="stepwise")
-    with pytest.raises(UnknownLanguage, match="german"):
-        engine.stream(HELLO, language="german")
-    with pytest.raises(EmptyText):
-        engine.stream("...")
-    with pytest.raises(UsageError, match="temperature is 0"):
-        engine.stream(HELLO, temperature=0)
-    with pytest.raises(UsageError, match="not both and not neither"):
-        engine.stream()
     with pytest.raises(TextTooLong, match="trained with at most 1024"):
         list(engine.stream("a b " * 700, split="off"))
 
@@ -226,28 +220,30 @@ def test_a_recording_is_encoded_as_the_dataset_was(engine, recordings, samples):
 
 
 def test_a_closed_engine_says_so(trained):
-    engine = SheenEngine.from_pretrained(str(trained), backend="torch", warmup=False)
+    engine = speaker(trained)
     engine.close()
     with pytest.raises(EngineClosed):
         engine.stream(HELLO)
 
 
-def test_options_that_cannot_work_are_refused(trained, tmp_path):
-    def load(**options):
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"dtype": "int8"}, UsageError, "dtype is 'int8'"),
+        ({"order": "guess"}, UsageError, "order is 'guess'; known: repair, refuse"),
+        ({"max_frames": 600}, UsageError, "max_frames is 600, which with the prompt takes 5224"),
+        ({"num_slots": 0}, UsageError, "num_slots is 0"),
+        ({"voices": "."}, TaskError, "A folder of voices cannot be used"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(trained, options, error, words):
+    with pytest.raises(error, match=words):
         SheenEngine.from_pretrained(str(trained), **options)
 
-    with pytest.raises(UsageError, match="dtype is 'int8'"):
-        load(dtype="int8")
-    with pytest.raises(UsageError, match="order is 'guess'; known: repair, refuse"):
-        load(order="guess")
-    with pytest.raises(UsageError, match="max_frames is 600, which with the prompt takes 5224"):
-        load(max_frames=600)
-    with pytest.raises(UsageError, match="num_slots is 0"):
-        load(num_slots=0)
-    with pytest.raises(TaskError, match="A folder of voices cannot be used"):
-        load(voices=tmp_path)
+
+def test_a_folder_without_a_voice_is_refused(tmp_path):
     with pytest.raises(ModelFilesError, match=r"has no sheen\.json"):
-        SheenEngine.from_pretrained(str(tmp_path), backend="torch")
+        speaker(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -265,14 +261,14 @@ def test_damaged_files_are_named(voice_folder, name, content, words):
     path = voice_folder / name
     path.write_text(content) if content else path.unlink()
     with pytest.raises(ModelFilesError, match=words):
-        SheenEngine.from_pretrained(str(voice_folder), backend="torch", warmup=False)
+        speaker(voice_folder)
 
 
 def test_a_model_of_another_training_is_refused(voice_folder, base_folder):
     for name in ("model.safetensors", "config.json"):
         (voice_folder / name).write_bytes((base_folder / name).read_bytes())
     with pytest.raises(ModelFilesError, match="embeddings; the last audio token has id"):
-        SheenEngine.from_pretrained(str(voice_folder), backend="torch", warmup=False)
+        speaker(voice_folder)
 
 
 def test_the_families_are_told_apart_by_their_files(trained, model_folder):
@@ -292,14 +288,11 @@ def english_folder(voice_folder):
 
 @needs_espeak
 def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
-    with SheenEngine.from_pretrained(str(english_folder), backend="torch", warmup=False) as english:
+    with speaker(english_folder) as english:
         assert english.languages == ["auto", "english"]
         said = english.synthesize("Hello, world.", language="en-GB", **GREEDY).codes.tolist()
         assert said == engine.synthesize("həlˈoʊ, wˈɜːld.", **GREEDY).codes.tolist()
-    given = SheenEngine.from_pretrained(
-        str(english_folder), backend="torch", phonemes=True, warmup=False
-    )
-    with given as plain:
+    with speaker(english_folder, phonemes=True) as plain:
         said = plain.synthesize("Hello, world.", **GREEDY).codes.tolist()
         assert said == engine.synthesize("Hello, world.", **GREEDY).codes.tolist()
 

@@ -1,5 +1,7 @@
 """The Qwen2.5 layers on the speech kernel, by emulation, against transformers."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from sheen_toys import GREEDY, HELLO
@@ -45,13 +47,9 @@ def oracle():
 
 @pytest.fixture(scope="module")
 def stack(oracle):
-    return KernelTextModel(
-        oracle.config.to_dict(),
-        oracle.state_dict(),
-        max_positions=MAX_POSITIONS,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+    model = (oracle.config.to_dict(), oracle.state_dict())
+    where = {"device": torch.device("cpu"), "dtype": torch.float32}
+    return KernelTextModel(*model, max_positions=MAX_POSITIONS, **where)
 
 
 @torch.inference_mode()
@@ -112,15 +110,12 @@ def test_a_voice_says_the_same_on_the_kernel(trained, samples):
 
 
 def test_where_the_kernel_cannot_be_built_auto_takes_torch(trained, monkeypatch, caplog):
-    def no_compiler(*args, **options):
-        raise BuildError("no compiler")
-
     def load(name, may_change):
         backend = Backend(name, torch.device("cpu"), "planted", may_change=may_change)
         monkeypatch.setattr(engine_module, "choose_backend", lambda *args: backend)
         return SheenEngine.from_pretrained(str(trained), warmup=False)
 
-    monkeypatch.setattr(text_model, "KernelTextModel", no_compiler)
+    monkeypatch.setattr(text_model, "KernelTextModel", Mock(side_effect=BuildError("no compiler")))
     with load("kernel", may_change=True) as engine:
         assert (engine.backend, engine.why) == ("torch", "the kernel cannot run here: no compiler")
         assert "no compiler" in caplog.text

@@ -16,6 +16,9 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.records import Prefill, Sampling
 
+TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
+CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
+
 
 def small_config(**changes: Any) -> ModelConfig:
     """One layer of everything, 4 codes a frame; `talker` and `predictor` change their stacks."""
@@ -37,13 +40,7 @@ def small_config(**changes: Any) -> ModelConfig:
         text_vocab_size=64,
         text_hidden_size=64,
         num_code_groups=4,
-        codec_eos_id=140,
-        codec_think_id=141,
-        codec_nothink_id=142,
-        codec_think_bos_id=143,
-        codec_think_eos_id=144,
-        codec_pad_id=145,
-        codec_bos_id=146,
+        **{f"codec_{name}_id": 140 + index for index, name in enumerate(CONTROL_IDS)},
         speakers={},
         dialects={},
         languages={},
@@ -52,11 +49,7 @@ def small_config(**changes: Any) -> ModelConfig:
     return ModelConfig(
         model_type="custom_voice",
         model_size="small",
-        im_start_id=0,
-        im_end_id=1,
-        tts_pad_id=2,
-        tts_bos_id=3,
-        tts_eos_id=4,
+        **{f"{name}_id": index for index, name in enumerate(TEXT_IDS)},
         talker=talker,
         predictor=PredictorConfig(predictor, vocab_size=128),
         speaker_encoder=None,
@@ -75,6 +68,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "talker": {"num_kv_heads": 4, "num_layers": 2, "intermediate_size": 2080},
         "predictor": {"num_kv_heads": 1},
     },
+}
+
+
+# Of programs that a sanitizer watches.
+SANITIZED_ENVIRONMENT = {
+    "TSAN_OPTIONS": "halt_on_error=1",
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+    "EMULATION_LAZY_COPIES": "1",
 }
 
 
@@ -102,6 +103,12 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
         weights[name.removeprefix(TALKER_PREFIX)] = values
     weights["codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
     return SimpleNamespace(config=config, talker=weights)
+
+
+def checkpoint(shape: str = "small", weights: str | None = None, **options: Any) -> Any:
+    """`random_checkpoint` of one of `SHAPES`, with int8 layers where `weights` names them."""
+    made = random_checkpoint(small_config(**SHAPES[shape]), **options)
+    return with_int8(made, weights) if weights else made
 
 
 def with_int8(checkpoint: Any, weights: str) -> Any:

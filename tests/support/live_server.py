@@ -36,6 +36,10 @@ class LiveServer:
     def service(self) -> Service:
         return self.running.service
 
+    @property
+    def engine(self) -> Any:
+        return self.service.engine
+
     def speak(self, text: str = "Hello there.", **body: Any) -> httpx.Response:
         """POST a request and read all of the answer."""
         return self.client.post(SPEECH, json={"input": text} | body)

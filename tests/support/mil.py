@@ -6,6 +6,7 @@ what the Neural Engine does inside an operation, are not here.
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def torch_types() -> dict[type, torch.dtype]:
 class State:
     """The states of one stream, as `MLModel.make_state()` gives them."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]):
-        self.values = {name: torch.zeros(s, dtype=torch.float16) for name, s in shapes.items()}
+    def __init__(self, shapes: dict[str, Sequence[int]]):
+        self.values = {name: torch.zeros(*s, dtype=torch.float16) for name, s in shapes.items()}
 
 
 class EmulatedModel:
@@ -59,11 +60,7 @@ class EmulatedModel:
 
     def make_state(self) -> State:
         """Zeros."""
-        shapes = {
-            state.name: tuple(state.type.stateType.arrayType.shape)
-            for state in self.description.state
-        }
-        return State(shapes)
+        return State({s.name: s.type.stateType.arrayType.shape for s in self.description.state})
 
     def predict(
         self, inputs: dict[str, np.ndarray], state: State | None = None
@@ -78,9 +75,8 @@ class EmulatedModel:
             raise ValueError("a state is given where there is none, or none where there is one")
         values: dict[str, Any] = {name: torch.from_numpy(x) for name, x in inputs.items()}
         for operation in self.operations:
-            results = self._run(operation, values, state)
-            for output, result in zip(operation.outputs, results, strict=True):
-                values[output.name] = result
+            (output,) = operation.outputs
+            values[output.name] = self._run(operation, values, state)
         return {out.name: values[out.name].float().numpy() for out in self._function.outputs}
 
     def _check(self, inputs: dict[str, np.ndarray]) -> None:
@@ -92,12 +88,12 @@ class EmulatedModel:
             if array.dtype != kind or array.shape != tuple(declared[name].shape):
                 raise ValueError(f"{name} is {array.dtype} {array.shape}")
 
-    def _run(self, operation: Any, values: dict[str, Any], state: State | None) -> list[Any]:
+    def _run(self, operation: Any, values: dict[str, Any], state: State | None) -> Any:
         out = operation.outputs[0]
         if operation.op_type == "const" or operation.op_type.startswith("constexpr_"):
             if out.name not in self._constants:
                 self._constants[out.name] = constant(operation)
-            return [self._constants[out.name]]
+            return self._constants[out.name]
 
         def value_of(var: Any) -> Any:
             if isinstance(var, list | tuple):
@@ -108,17 +104,12 @@ class EmulatedModel:
 
         given = {name: value_of(var) for name, var in operation.inputs.items() if var is not None}
         if operation.op_type == "read_state":
-            return [state.values[operation.inputs["input"].name].clone()]
+            return state.values[operation.inputs["input"].name].clone()
         if operation.op_type == "coreml_update_state":
             state.values[operation.inputs["state"].name] = given["value"].clone()
-            return [given["value"]]
+            return given["value"]
         given = {name: widened(value) for name, value in given.items()}
-        found = OPERATIONS[operation.op_type](**given)
-        found = list(found) if isinstance(found, list | tuple) else [found]
-        return [
-            each.to(torch_types()[output.dtype])
-            for each, output in zip(found, operation.outputs, strict=True)
-        ]
+        return OPERATIONS[operation.op_type](**given).to(torch_types()[out.dtype])
 
 
 def plain(value: Any) -> Any:
@@ -153,92 +144,60 @@ def numbers(value: Any) -> list[int]:
     return [int(each) for each in value]
 
 
-def sliced(x: Tensor, begin: Any, end: Any, masks: dict[str, Any]) -> tuple[list[slice], list[int]]:
-    """Slices of each axis, and the axes that go."""
-    stride = masks.get("stride")
-    flags = {
-        name: [bool(each) for each in masks[name]]
-        if masks.get(name) is not None
-        else [False] * x.ndim
-        for name in ("begin_mask", "end_mask", "squeeze_mask")
-    }
-    slices = []
-    for axis in range(x.ndim):
-        step = int(stride[axis]) if stride is not None else 1
-        assert step > 0
-        if flags["squeeze_mask"][axis]:
-            first = int(begin[axis])
-            slices.append(slice(first, first + 1 or None))
-            continue
-        first = None if flags["begin_mask"][axis] else int(begin[axis])
-        last = None if flags["end_mask"][axis] else int(end[axis])
-        slices.append(slice(first, last, step))
-    return slices, [axis for axis in range(x.ndim) if flags["squeeze_mask"][axis]]
+def taken(x: Tensor, begin: Any, end: Any, stride: Any = None, **masks: Any) -> tuple:
+    """The index of a slice: of each axis a range, or one place, and the axis goes."""
+    no, steps = [False] * x.ndim, [1] * x.ndim if stride is None else numbers(stride)
+    from_first, to_last, one = (masks.get(f"{m}_mask", no) for m in ("begin", "end", "squeeze"))
+
+    def of(axis: int) -> slice | int:
+        if one[axis]:
+            return int(begin[axis])
+        first = None if from_first[axis] else int(begin[axis])
+        return slice(first, None if to_last[axis] else int(end[axis]), steps[axis])
+
+    return tuple(map(of, range(x.ndim)))
 
 
 def slice_by_index(x: Tensor, begin: Any, end: Any, **masks: Any) -> Tensor:
-    slices, gone = sliced(x, begin, end, masks)
-    x = x[tuple(slices)]
-    for axis in reversed(gone):
-        x = x.squeeze(axis)
-    return x
+    return x[taken(x, begin, end, **masks)]
 
 
 def slice_update(x: Tensor, update: Tensor, begin: Any, end: Any, **masks: Any) -> Tensor:
-    slices, gone = sliced(x, begin, end, masks)
-    assert not gone
     x = x.clone()
-    x[tuple(slices)] = update
+    x[taken(x, begin, end, **masks)] = update
     return x
 
 
-def conv(
-    x: Tensor,
-    weight: Tensor,
-    strides: Any,
-    pad_type: str,
-    pad: Any,
-    dilations: Any,
-    groups: int,
-    bias: Tensor | None = None,
-) -> Tensor:
-    assert pad_type == "valid" or not any(numbers(pad))
-    return F.conv2d(x, weight, bias, numbers(strides), 0, numbers(dilations), groups)
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    return F.conv2d(x, weight, bias, **convolved(**options))
 
 
 def conv_transpose(
-    x: Tensor,
-    weight: Tensor,
-    strides: Any,
-    pad_type: str,
-    dilations: Any,
-    groups: int,
-    pad: Any = (),
-    bias: Tensor | None = None,
-    output_shape: Any = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, output_shape: Any = None, **options: Any
 ) -> Tensor:
-    assert pad_type == "valid" or not any(numbers(pad))
-    y = F.conv_transpose2d(x, weight, bias, numbers(strides), 0, 0, groups, numbers(dilations))
+    y = F.conv_transpose2d(x, weight, bias, **convolved(**options))
     assert output_shape is None or list(y.shape) == numbers(output_shape)
     return y
 
 
-def batch_norm(
-    x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, epsilon: float
-) -> Tensor:
-    return F.batch_norm(x, mean, variance, gamma, beta, eps=epsilon)
+def convolved(
+    pad_type: str, strides: Any, dilations: Any, groups: int, pad: Any = ()
+) -> dict[str, Any]:
+    """PyTorch's options of a convolution without padding."""
+    assert pad_type == "valid" or not any(numbers(pad))
+    return {"stride": numbers(strides), "dilation": numbers(dilations), "groups": groups}
 
 
-def layer_norm(
-    x: Tensor, axes: Any, epsilon: float, gamma: Tensor | None = None, beta: Tensor | None = None
-) -> Tensor:
+def layer_norm(x: Tensor, axes: Any, epsilon: float) -> Tensor:
     axes = numbers(axes)
     y = x - x.mean(axes, keepdim=True)
-    y = y * torch.rsqrt(y.square().mean(axes, keepdim=True) + epsilon)
-    shape = [size if axis in [a % x.ndim for a in axes] else 1 for axis, size in enumerate(x.shape)]
-    if gamma is not None:
-        y = y * gamma.view(shape)
-    return y if beta is None else y + beta.view(shape)
+    return y * torch.rsqrt(y.square().mean(axes, keepdim=True) + epsilon)
+
+
+def expand_dims(x: Tensor, axes: Any) -> Tensor:
+    for axis in sorted(numbers(axes)):
+        x = x.unsqueeze(axis)
+    return x
 
 
 def gelu(x: Tensor, mode: str) -> Tensor:
@@ -255,17 +214,17 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor
     return (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
 
 
+# Those that the export's programs have.
 OPERATIONS = {
     "abs": lambda x: x.abs(),
     "add": lambda x, y: x + y,
-    "batch_norm": batch_norm,
     "cast": lambda x, dtype: x,  # to the type of the result
     "clip": lambda x, alpha, beta: x.clamp(alpha, beta),
     "concat": lambda values, axis, interleave: torch.cat(values, dim=axis),
     "conv": conv,
     "conv_transpose": conv_transpose,
     "equal": lambda x, y: x == y,
-    "expand_dims": lambda x, axes: x.reshape(inserted(x, numbers(axes))),
+    "expand_dims": expand_dims,
     "gather": gather,
     "gelu": gelu,
     "greater_equal": lambda x, y: x >= y,
@@ -286,23 +245,10 @@ OPERATIONS = {
     "slice_by_index": slice_by_index,
     "slice_update": slice_update,
     "softmax": lambda x, axis: torch.softmax(x, axis),
-    "sqrt": lambda x: x.sqrt(),
-    "square": lambda x: x.square(),
-    "squeeze": lambda x, axes: x.reshape(
-        [s for i, s in enumerate(x.shape) if i not in numbers(axes)]
-    ),
     "sub": lambda x, y: x - y,
     "tile": lambda x, reps: x.repeat(numbers(reps)),
     "transpose": lambda x, perm: x.permute(numbers(perm)),
 }
-
-
-def inserted(x: Tensor, axes: list[int]) -> list[int]:
-    """The shape of x with axes of one element, at these places of the result."""
-    shape = list(x.shape)
-    for axis in sorted(axes):
-        shape.insert(axis, 1)
-    return shape
 
 
 def load(folder: Path, name: str) -> EmulatedModel:

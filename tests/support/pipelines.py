@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-import pytest
 from fake_engine import FakeEngine
 from loguru import logger
 from pipecat.frames.frames import (
@@ -22,40 +20,35 @@ from pipecat.frames.frames import (
     OutputAudioRawFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.tts_service import TextAggregationMode
+from pipecat.services.tts_service import TextAggregationMode as Mode
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 from waiting import lateness
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.voice import Voice
 
-SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
-BOTH = pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
-
-ICL_VOICE = Voice(
-    "mario", np.zeros(4, np.float32), codes=np.zeros((3, 4), np.int64), transcript="It is me."
-)
+SENTENCE, TOKEN = Mode.SENTENCE, Mode.TOKEN
+SPEECH = (TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame)  # in the order of one speech
 
 logger.remove()  # Pipecat's default prints everything
 logger.add(sys.stderr, level="CRITICAL")
 
 
-def service(
-    engine: FakeEngine, mode: TextAggregationMode = SENTENCE, **options: Any
-) -> MegakernelTTSService:
+def service(engine: FakeEngine, mode: Mode = SENTENCE, **options: Any) -> MegakernelTTSService:
     """A service on an engine that hums."""
     return MegakernelTTSService(engine=engine, text_aggregation_mode=mode, **options)
 
 
-def sent(engine: FakeEngine) -> bytes:
-    """All the audio that an engine has handed out."""
-    return b"".join(stream.sent for stream in engine.streams)
+def talk(mode: Mode = SENTENCE, **engine: Any) -> "Run":
+    """A run of a service on an engine of its own, `run.engine`, which hums as `FakeEngine` says."""
+    return Run(service(FakeEngine(**engine), mode))
 
 
 class Recorder(FrameProcessor):
@@ -191,6 +184,16 @@ class Run:
             ) from error
 
     @property
+    def engine(self) -> FakeEngine:
+        """What the service speaks with."""
+        return self.tts._engine
+
+    @property
+    def sent(self) -> bytes:
+        """All the audio that the engine has handed out."""
+        return b"".join(stream.sent for stream in self.engine.streams)
+
+    @property
     def slack_s(self) -> float:
         """How late this machine may have made what is handed on from task to task."""
         return 10 * self._late_s()
@@ -205,14 +208,13 @@ class Run:
             if isinstance(frame, kinds) and direction == FrameDirection.DOWNSTREAM
         ]
 
-    def names(self, *kinds: type[Frame]) -> list[str]:
-        """Their types' names, runs of audio folded into one."""
-        names: list[str] = []
+    def order(self, *kinds: type[Frame]) -> list[type[Frame]]:
+        """The types of those frames, runs of audio folded into one."""
+        order: list[type[Frame]] = []
         for frame in self.frames(*kinds):
-            name = type(frame).__name__
-            if not (name == "TTSAudioRawFrame" and names and names[-1] == name):
-                names.append(name)
-        return names
+            if type(frame) is not TTSAudioRawFrame or order[-1:] != [TTSAudioRawFrame]:
+                order.append(type(frame))
+        return order
 
     def when(self, kind: type[Frame]) -> list[float]:
         """When each frame of a type left the service."""

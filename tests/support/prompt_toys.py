@@ -151,6 +151,20 @@ class Toy:
         self.embeddings = OfficialEmbeddings(model.talker)
         self.builder = PromptBuilder(self.config, self.embeddings)
 
+    def assert_official(self, method: str, *, voice=None, theirs=None, **request):
+        """`method` of the wrapper hands over the prompt that we build for the same request.
+
+        Args:
+            theirs: further arguments of the method.
+        """
+        official = {"speaker": voice} if isinstance(voice, str) else {}
+        official |= theirs or {}
+        official |= {key: request[key] for key in ("language", "instruct") if key in request}
+        if "text_feed" in request:
+            official["non_streaming_mode"] = FEEDS[request["text_feed"]]
+        call = getattr(self.official, method)
+        assert_same_prompt(self.build(voice=voice, **request), call, text=TEXT, **official)
+
     @staticmethod
     def _hand_over(**inputs):
         raise Handover(inputs)
@@ -164,14 +178,11 @@ class Toy:
         return self.builder.build(ids, request, text_open=text_open)
 
 
-def handed_over(call, *args, **kwargs) -> dict:
-    """What the official code hands to the talker: inputs_embeds, trailing_text_hidden, ..."""
+def assert_same_prompt(prefill, call, **kwargs) -> None:
+    """`call` of the official code hands the talker the same prompt as `prefill`."""
     with pytest.raises(Handover) as caught:
-        call(*args, **kwargs)
-    return caught.value.args[0]
-
-
-def assert_same_prompt(prefill, inputs: dict) -> None:
+        call(**kwargs)
+    inputs = caught.value.args[0]  # inputs_embeds, trailing_text_hidden, ...
     close = {"atol": PROMPT_F32, "rtol": 0}
     assert inputs["attention_mask"].all()
     torch.testing.assert_close(prefill.embeds, inputs["inputs_embeds"][0], **close)

@@ -4,10 +4,13 @@ Codebooks have their real 4096 codes, so token counts are the real ones.
 """
 
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen_megakernel.sheen import phonemes
+from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.sheen.training.trainer import TrainOptions
 
 CODEBOOK_SIZE = 4096
@@ -22,6 +25,13 @@ BY_HEART = TrainOptions(
     warmup_steps=5,
     weight_decay=0.0,
 )
+
+
+def speaker(folder: Path, **options: Any) -> SheenEngine:
+    """An engine of a trained voice that begins without a warm-up."""
+    return SheenEngine.from_pretrained(str(folder), backend="torch", warmup=False, **options)
+
+
 needs_espeak = pytest.mark.skipif(
     shutil.which(phonemes.PROGRAM) is None, reason="espeak-ng is not installed"
 )
@@ -30,3 +40,13 @@ TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
 HELLO, MORNING = TEXTS.values()
 # The worked example of the description this family was built from.
 EXAMPLE_LAYERS = [[100, 200], [10, 11, 20, 21], [1, 2, 3, 4, 5, 6, 7, 8]]
+QWEN2_CONFIG = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,  # else the past hardly matters to what follows
+}

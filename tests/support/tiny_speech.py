@@ -1,14 +1,28 @@
-"""What tests have the smallest engine say."""
+"""The smallest engines, and what tests have them say."""
 
 from typing import Any
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.engine.stream import Speech
+from qwen_megakernel.engine.stream import Speech, SpeechStream
 
 TEXT = "Hello there, how are you today?"
 VOICE = "vivian"
 
 
+def tiny_engine(model: str = "tiny-random", *, backend: str = "torch", **options: Any) -> TTSEngine:
+    """An engine that begins without a warm-up; `options` as for `TTSEngine.from_pretrained`."""
+    return TTSEngine.from_pretrained(model, backend=backend, warmup=False, **options)
+
+
 def speak(tts: TTSEngine, **options: Any) -> Speech:
     """24 frames of `TEXT`, unless `options` say otherwise."""
     return tts.synthesize(TEXT, **({"voice": VOICE, "max_frames": 24} | options))
+
+
+def feed_and_end(stream: SpeechStream, *pieces: str) -> SpeechStream:
+    """The stream, which is given the rest of its text and read to its end."""
+    for piece in pieces:
+        stream.feed(piece)
+    stream.end_text()
+    list(stream)
+    return stream

@@ -52,7 +52,7 @@ def _say(text: str | None = TEXT, **options: Any) -> dict[str, Any]:
     return {"text": text, "seed": 1, "max_frames": NUM_FRAMES, "chunk_frames": 4} | options
 
 
-def _voice(name: str) -> Callable[[Any], Any]:
+def voice(name: str) -> Callable[[Any], Any]:
     """A cloned voice for an engine: "x-vector" or "in context"."""
 
     def make(engine: Any) -> Any:
@@ -80,7 +80,7 @@ def cases() -> Iterator[Case]:
             request = _say(voice="vivian", language="english", text_feed=feed)
             yield Case(f"{backend}: custom voice, {feed}", "tiny-random", backend, (request,))
         yield Case(f"{backend}: four slots", "tiny-random", backend, many, num_slots=4)
-        cloned = _say(voice=_voice("in context"), language="german")
+        cloned = _say(voice=voice("in context"), language="german")
         yield Case(f"{backend}: cloned in context", "tiny-random-base", backend, (cloned,))
     open_text = _say(None, text_open=True, voice="ryan")
     for backend in ("torch", "emulation"):
@@ -89,7 +89,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{backend}: voice design", "tiny-random-design-1.7b", backend, (designed,))
         int8 = {"weights": "int8"}
         yield Case(f"{backend}: int8", "tiny-random", backend, (_say(voice="eric"),), engine=int8)
-    plain = _say(voice=_voice("x-vector"), text_feed="full", **GREEDY)
+    plain = _say(voice=voice("x-vector"), text_feed="full", **GREEDY)
     yield Case("torch: cloned by x-vector, greedy", "tiny-random-base-1.7b", "torch", (plain,))
     instructed = _say(voice="ryan", instruct="Speak slowly.", top_p=0.8, temperature=1.3)
     yield Case("torch: instructed", "tiny-random-1.7b", "torch", (instructed,))
@@ -165,7 +165,7 @@ def _start(engine: Any, request: dict[str, Any]) -> Any:
 def write_sheen_voice(folder: Path) -> None:
     """A small untrained voice; its weights are drawn, so that they are the same on every CPU."""
     import torch
-    from sheen_toys import CODEBOOK_SIZE
+    from sheen_toys import CODEBOOK_SIZE, QWEN2_CONFIG
     from snac import SNAC
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
@@ -181,18 +181,7 @@ def write_sheen_voice(folder: Path) -> None:
         torch.save(SNAC(**SNAC_CONFIG).state_dict(), snac / "pytorch_model.bin")
         (snac / "config.json").write_text(json.dumps(SNAC_CONFIG))
         tokenizer = AutoTokenizer.from_pretrained(loading.resolve("tiny-random").folder)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) + 40,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            initializer_range=0.1,
-        )
-        model = Qwen2ForCausalLM(config)
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 40, **QWEN2_CONFIG))
         tokens = add_audio_tokens(tokenizer, CODEBOOK_SIZE)
         resize_embeddings(model, tokenizer)
         for weight in model.parameters():  # drawn once more: resizing solves equations

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,9 +228,7 @@ def test_a_transcript_without_words_is_refused(tokenizer):
 
 @pytest.fixture
 def copied(trained, tmp_path) -> Trained:
-    folder = tmp_path / "model"
-    shutil.copytree(trained.folder, folder)
-    return Trained(folder, trained.config, trained.special_ids)
+    return replace(trained, folder=Path(shutil.copytree(trained.folder, tmp_path / "model")))
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])

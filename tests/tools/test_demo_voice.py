@@ -1,8 +1,7 @@
 """The demonstration voice says what it is given: words, end, length, on every way through."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import soundfile
 from pipecat.frames.frames import TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
+from tiny_speech import feed_and_end, tiny_engine
 from tolerances import LOGITS_F32, PCM16
 
 from qwen_megakernel import TTSEngine
@@ -38,9 +38,7 @@ def reader() -> Reader:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
-        DEMO_VOICE, backend="torch", device="cpu", num_slots=2, warmup=False
-    ) as engine:
+    with tiny_engine(DEMO_VOICE, device="cpu", num_slots=2) as engine:
         yield engine
 
 
@@ -61,23 +59,19 @@ def check(
 @pytest.mark.parametrize(
     "feed", [pytest.param(feed, marks=[pytest.mark.ci] if feed == "full" else []) for feed in FEEDS]
 )
-def test_unseen_sentences_end_in_time_with_their_words_said(
-    reader: Reader, references: list[shards.Utterance], feed: str
-) -> None:
+def test_unseen_sentences_end_in_time_with_their_words_said(reader, references, feed):
     check(reader, references[::25], feed, MIN_WORD_ACCURACY_OF_FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("feed", FEEDS)
-def test_all_unseen_sentences_end_in_time_with_their_words_said(
-    reader: Reader, references: list[shards.Utterance], feed: str
-) -> None:
+def test_all_unseen_sentences_end_in_time_with_their_words_said(reader, references, feed):
     assert len(references) == 300
     check(reader, references, feed, MIN_WORD_ACCURACY)
 
 
-def test_another_sentence_is_told_apart(reader: Reader, references: list[shards.Utterance]) -> None:
+def test_another_sentence_is_told_apart(reader, references):
     """The measure that the bars rest on sees a sentence that was not asked for."""
     right, wrong = references[0], references[1]
     codes, _ = reader.codes(wrong.text, 200, text_feed="stepwise")
@@ -87,7 +81,7 @@ def test_another_sentence_is_told_apart(reader: Reader, references: list[shards.
 
 
 @pytest.mark.ci
-def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
+def test_the_emulated_kernel_draws_the_same_codes(reader):
     emulated = Reader(DEMO_VOICE, backend="emulation", max_frames=100)
     for sampling in (Sampling.greedy(), reader.checkpoint.sampling):
         request = {"sampling": sampling, "seed": 4}
@@ -97,9 +91,7 @@ def test_the_emulated_kernel_draws_the_same_codes(reader: Reader) -> None:
         np.testing.assert_array_equal(codes, expected)
 
 
-def test_an_instruction_is_ignored_not_read_aloud(
-    engine: TTSEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_instruction_is_ignored_not_read_aloud(engine, caplog):
     plain = engine.synthesize(TEXT, seed=3)
     told = engine.synthesize(TEXT, seed=3, instruct="Speak slowly and sadly, please.")
     np.testing.assert_array_equal(told.codes, plain.codes)
@@ -107,34 +99,19 @@ def test_an_instruction_is_ignored_not_read_aloud(
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_the_official_classes_say_the_same(
-    engine: TTSEngine, official_model: Callable[[str], Any], feed: str
-) -> None:
+def test_the_official_classes_say_the_same(engine, official_model, feed):
     model = official_model(DEMO_VOICE)
-    wavs, rate = model.generate_custom_voice(
-        TEXT,
-        speaker="demo",
-        language="english",
-        non_streaming_mode=feed == "full",
-        do_sample=False,
-        subtalker_dosample=False,
-    )
-    ours = engine.synthesize(
-        TEXT,
-        voice="demo",
-        language="english",
-        text_feed=feed,
-        do_sample=False,
-        subtalker_do_sample=False,
-    )
+    options = {"language": "english", "do_sample": False}
+    theirs = options | {"subtalker_dosample": False, "non_streaming_mode": feed == "full"}
+    wavs, rate = model.generate_custom_voice(TEXT, speaker="demo", **theirs)
+    ours = options | {"subtalker_do_sample": False, "text_feed": feed}
+    ours = engine.synthesize(TEXT, voice="demo", **ours)
     assert rate == engine.sample_rate and ours.finish_reason == "eos"
     assert len(wavs[0]) == len(ours.audio)
     assert np.abs(wavs[0] - ours.audio).max() <= PCM16
 
 
-def test_the_official_logits_are_ours(
-    reader: Reader, official_model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
     """Along the whole sentence: the stored bf16 weights mean the same to both."""
     decoder, taps = reader._decoder, {}
     step = decoder.step
@@ -144,15 +121,9 @@ def test_the_official_logits_are_ours(
         codes, _ = reader.codes(TEXT, 80, sampling=sampling)
     model = official_model(DEMO_VOICE)
     template = f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
-    run = official.generate(
-        model,
-        sampling,
-        80,
-        input_ids=model._tokenize_texts([template]),
-        languages=["Auto"],
-        speakers=[None],
-        non_streaming_mode=True,
-    )
+    prompt = {"input_ids": model._tokenize_texts([template]), "languages": ["Auto"]}
+    prompt |= {"speakers": [None], "non_streaming_mode": True}
+    run = official.generate(model, sampling, 80, **prompt)
     np.testing.assert_array_equal(run.codes, codes)
     theirs = np.array(run.talker_logits)
     assert len(theirs) == len(codes) + 1  # and those that EOS was drawn from
@@ -160,7 +131,7 @@ def test_the_official_logits_are_ours(
     assert np.abs(ours - theirs).max() <= np.abs(ours).max() * LOGITS_F32
 
 
-def test_streamed_in_any_chunks_it_is_the_whole(engine: TTSEngine) -> None:
+def test_streamed_in_any_chunks_it_is_the_whole(engine):
     whole = engine.synthesize(TEXT, seed=5)
     for first, most in ((1, 1), (1, 7), (3, 10)):
         stream = engine.stream(TEXT, seed=5, first_chunk_frames=first, chunk_frames=most)
@@ -169,22 +140,17 @@ def test_streamed_in_any_chunks_it_is_the_whole(engine: TTSEngine) -> None:
         assert np.abs(pieces / 32768 - engine.decode(whole.codes)).max() <= PCM16
 
 
-def test_fed_by_the_word_it_is_the_whole_text_stepwise(engine: TTSEngine) -> None:
+def test_fed_by_the_word_it_is_the_whole_text_stepwise(engine):
     whole = engine.synthesize(TEXT, seed=6, text_feed="stepwise")
+    first, *rest = TEXT.split(" ")
     stream = engine.stream(text_open=True, seed=6)
-    for word in TEXT.split(" "):
-        stream.feed(word if word == "Your" else f" {word}")
-    stream.end_text()
-    for _ in stream:
-        pass
+    feed_and_end(stream, first, *(f" {word}" for word in rest))
     np.testing.assert_array_equal(stream.codes, whole.codes)
     assert stream.finish_reason == "eos"
 
 
 @pytest.mark.parametrize("mode", list(TextAggregationMode))
-async def test_a_pipeline_speaks_the_sentence_it_is_given(
-    engine: TTSEngine, references: list[shards.Utterance], mode: TextAggregationMode
-) -> None:
+async def test_a_pipeline_speaks_the_sentence_it_is_given(engine, references, mode):
     recogniser = pytest.importorskip("tools.demo_voice.recogniser").Recogniser()
     sentences = [u.text for u in references if u.kind == "written" and recogniser.knows(u.text)]
     wanted = sentences.index(TEXT)
@@ -206,18 +172,18 @@ async def test_a_pipeline_speaks_the_sentence_it_is_given(
         for i in range(len(samples.SENTENCES))
     ],
 )
-def test_the_committed_sample_is_what_it_says(engine: TTSEngine, index: int) -> None:
+def test_the_committed_sample_is_what_it_says(engine, index):
     committed, rate = soundfile.read(samples.FOLDER / samples.file_name(index), dtype="int16")
     spoken = samples.speak(engine, index)
     assert rate == engine.sample_rate and len(committed) == len(spoken)
     assert np.abs(committed.astype(int) - spoken).max() <= 1  # rounding on another CPU
 
 
-def test_the_page_of_samples_is_written_by_its_script() -> None:
+def test_the_page_of_samples_is_written_by_its_script():
     assert (samples.FOLDER / "README.md").read_text(encoding="utf-8") == samples.page()
     assert (samples.FOLDER / samples.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_is_small() -> None:
+def test_it_is_small():
     size = sum(path.stat().st_size for path in DEMO_VOICE_FOLDER.rglob("*") if path.is_file())
     assert size <= MAX_BYTES

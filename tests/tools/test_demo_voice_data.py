@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,21 +26,16 @@ def grammar() -> texts.Grammar:
 
 
 @pytest.mark.parametrize("rule", texts.RULES)
-def test_the_grammar_speaks_in_whole_sentences(grammar: texts.Grammar, rule: str) -> None:
+def test_the_grammar_speaks_in_whole_sentences(grammar, rule):
     rng = random.Random(3)
     drawn = [texts.finish(grammar.draw(rule, rng), rng) for _ in range(3000)]
     assert not [text for text in drawn if set(text) & set("{}|*^_\n") or "  " in text]
     assert len(set(drawn)) > 2500
-    assert drawn == [
-        texts.finish(grammar.draw(rule, rng), rng)
-        for rng in [random.Random(3)]
-        for _ in range(3000)
-    ]
+    rng = random.Random(3)
+    assert drawn == [texts.finish(grammar.draw(rule, rng), rng) for _ in range(3000)]
 
 
-def test_no_withheld_sentence_is_trained_on(
-    grammar: texts.Grammar, references: list[shards.Utterance]
-) -> None:
+def test_no_withheld_sentence_is_trained_on(grammar, references):
     tests = texts.test_sets(grammar, seed=12)
     withheld = texts.Withheld(text for row in tests.values() for text in row)
     assert {texts.normalize(u.text) for u in references} == withheld.normalized
@@ -53,7 +47,7 @@ def test_no_withheld_sentence_is_trained_on(
     assert max(map(len, drawn)) > texts.MAX_SENTENCE_CHARS  # paragraphs are among them
 
 
-def test_a_sentence_that_is_nearly_a_withheld_one_is_withheld_too() -> None:
+def test_a_sentence_that_is_nearly_a_withheld_one_is_withheld_too():
     withheld = texts.Withheld(["The cat sleeps on the red sofa.", "Go home!", "Call me at nine."])
     for text in (
         "go home",
@@ -66,7 +60,7 @@ def test_a_sentence_that_is_nearly_a_withheld_one_is_withheld_too() -> None:
         assert not withheld.is_in(text), text
 
 
-def test_sentences_to_choose_by_are_none_of_the_tests(grammar: texts.Grammar) -> None:
+def test_sentences_to_choose_by_are_none_of_the_tests(grammar):
     development = texts.development_sets(grammar, seed=11)
     assert [len(row) for row in development.values()] == [texts.NUM_DEVELOPMENT] * 2
     tests = texts.test_sets(grammar, seed=12)
@@ -78,7 +72,7 @@ def test_sentences_to_choose_by_are_none_of_the_tests(grammar: texts.Grammar) ->
 # ---- speech --------------------------------------------------------------------------------------
 
 
-def test_silence_and_a_vowel_come_back_from_their_frames() -> None:
+def test_silence_and_a_vowel_come_back_from_their_frames():
     silent = features.silence()
     assert features.synthesize(np.repeat(silent, 3, axis=0)).std() < 5e-3
     frame = silent.reshape(features.SUBFRAMES, -1).copy()
@@ -89,7 +83,7 @@ def test_silence_and_a_vowel_come_back_from_their_frames() -> None:
     np.testing.assert_allclose(middle[: -features.HOP], middle[features.HOP :], atol=1e-3)
 
 
-def test_fitted_codebooks_come_closer_with_each_codebook() -> None:
+def test_fitted_codebooks_come_closer_with_each_codebook():
     rng = np.random.default_rng(0)
     basis = rng.standard_normal((12, features.NUM_FEATURES))
     frames = (rng.standard_normal((1500, 12)) @ basis).astype(np.float32)
@@ -103,7 +97,7 @@ def test_fitted_codebooks_come_closer_with_each_codebook() -> None:
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.3 * errors[0]
 
 
-def test_no_word_is_spoken_before_its_letters_are_there() -> None:
+def test_no_word_is_spoken_before_its_letters_are_there():
     text = "an orange"
     words = np.array([0, 0, 1, 1, 1])
     frames = features.Frames(np.zeros((5, features.NUM_FEATURES)), words, [0, 3])
@@ -114,7 +108,7 @@ def test_no_word_is_spoken_before_its_letters_are_there() -> None:
     assert len(order) >= len(text) - 1 and order[-2:] == [shards.SILENCE] * 2
 
 
-def test_espeak_says_the_references_again(references: list[shards.Utterance]) -> None:
+def test_espeak_says_the_references_again(references):
     try:
         speaker = Speaker(codebooks.SHIPPED)
     except OSError as error:
@@ -130,18 +124,15 @@ def test_espeak_says_the_references_again(references: list[shards.Utterance]) ->
     assert np.abs(sound).max() > 0.1
 
 
-def test_a_shard_comes_back(tmp_path: Path) -> None:
+def test_a_shard_comes_back(tmp_path):
     rng = np.random.default_rng(0)
-    kept = [
-        shards.Utterance(
-            kind,
-            text,
-            np.arange(num_tokens),
-            rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS)),
-            rng.integers(-1, 3, num_frames),
-        )
-        for kind, text, num_tokens, num_frames in (("train", "Né.", 3, 7), ("written", "b", 1, 2))
-    ]
+
+    def utterance(kind, text, num_tokens, num_frames):
+        codes = rng.integers(0, 256, (num_frames, recipe.NUM_CODEBOOKS))
+        words = rng.integers(-1, 3, num_frames)
+        return shards.Utterance(kind, text, np.arange(num_tokens), codes, words)
+
+    kept = [utterance("train", "Né.", 3, 7), utterance("written", "b", 1, 2)]
     shards.write(tmp_path / "a.npz", kept)
     for ours, wanted in zip(shards.read_folder(tmp_path), kept, strict=True):
         assert (ours.kind, ours.text) == (wanted.kind, wanted.text)
@@ -149,7 +140,7 @@ def test_a_shard_comes_back(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(ours, name), getattr(wanted, name))
 
 
-def test_words_are_right_only_where_they_were_said(references: list[shards.Utterance]) -> None:
+def test_words_are_right_only_where_they_were_said(references):
     books = codebooks.Codebooks.load()
     reference = references[2]
     codes, words = reference.codes, reference.words

@@ -54,7 +54,7 @@ def weights(reader: Reader) -> talker_net.Weights:
 # ---- prompts and network -------------------------------------------------------------------------
 
 
-def test_the_recipe_is_the_shipped_checkpoints(tmp_path: Path) -> None:
+def test_the_recipe_is_the_shipped_checkpoints(tmp_path):
     tokenizer.write(tmp_path)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
         assert (tmp_path / name).read_text() == (DEMO_VOICE_FOLDER / name).read_text()
@@ -71,12 +71,8 @@ def test_the_recipe_is_the_shipped_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_training_network_is_the_plain_decoder(
-    reader: Reader,
-    weights: talker_net.Weights,
-    references: list[shards.Utterance],
-    layout: Layout,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reader, weights, references, layout, monkeypatch
+):
     """Hidden states along a whole sentence, two sentences packed into one row."""
     config = recipe.parsed_model_config()
     pair = references[0], references[3]
@@ -122,9 +118,7 @@ def _plain_hidden(
     return torch.stack(states)
 
 
-def test_greedy_decoding_for_training_draws_what_the_package_draws(
-    reader: Reader, weights: talker_net.Weights, references: list[shards.Utterance]
-) -> None:
+def test_greedy_decoding_for_training_draws_what_the_package_draws(reader, weights, references):
     config = recipe.parsed_model_config()
     some = references[:3]
     greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
@@ -140,9 +134,7 @@ def packer(references: list[shards.Utterance], **options: object) -> Packer:
     return Packer(config, tokenizer.role_ids(), references, **shape, **options)
 
 
-def test_a_batch_holds_whole_utterances_and_is_the_same_for_the_same_seed(
-    references: list[shards.Utterance],
-) -> None:
+def test_a_batch_holds_whole_utterances_and_is_the_same_for_the_same_seed(references):
     first, count = packer(references, seed=3).batch()
     again, _ = packer(references, seed=3).batch()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -155,9 +147,7 @@ def test_a_batch_holds_whole_utterances_and_is_the_same_for_the_same_seed(
         assert tuple(said.tolist()) in by_first_code
 
 
-def test_what_the_talker_hears_of_itself_is_spoilt_and_what_it_learns_is_not(
-    references: list[shards.Utterance],
-) -> None:
+def test_what_the_talker_hears_of_itself_is_spoilt_and_what_it_learns_is_not(references):
     def share(spoil: tuple[float, float]) -> float:
         batch, _ = packer(references, spoil=spoil, full_share=0.0, seed=1).batch()
         heard = batch["codes"][:, 1:][batch["is_frame"][:, 1:]][:, 0]
@@ -168,7 +158,7 @@ def test_what_the_talker_hears_of_itself_is_spoilt_and_what_it_learns_is_not(
     assert 0.5 < share((0.3, 0.3)) < 0.9
 
 
-def test_muon_brings_singular_values_near_one() -> None:
+def test_muon_brings_singular_values_near_one():
     generator = torch.Generator().manual_seed(0)
     for shape in ((48, 96), (96, 48)):
         values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=generator)))
@@ -197,9 +187,7 @@ def train(tmp_path: Path, references: list[shards.Utterance]) -> Callable[..., d
 
 
 @pytest.mark.ci
-def test_training_resumed_is_training_uninterrupted(
-    train: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_resumed_is_training_uninterrupted(train, monkeypatch):
     whole = train("whole.pt", "--presentations", "24")
     steps = train_talker.Training.train_step
 
@@ -218,9 +206,7 @@ def test_training_resumed_is_training_uninterrupted(
         assert torch.equal(parts["weights"][name], value), name
 
 
-def test_training_goes_on_from_a_checkpoint_and_can_leave_the_talker_alone(
-    train: Callable[..., dict], weights: talker_net.Weights
-) -> None:
+def test_training_goes_on_from_a_checkpoint_and_can_leave_the_talker_alone(train, weights):
     options = ("--init", str(DEMO_VOICE_FOLDER), "--presentations", "6", "--predictor-only")
     state = train("a.pt", *options)
     changed = {name for name, value in state["weights"].items() if (value != weights[name]).any()}
@@ -229,9 +215,7 @@ def test_training_goes_on_from_a_checkpoint_and_can_leave_the_talker_alone(
     assert state["history"][-1]["first"] < 1.5  # a fresh talker begins above 5
 
 
-def test_a_package_loads_and_keeps_what_is_not_given(
-    tmp_path: Path, weights: talker_net.Weights
-) -> None:
+def test_a_package_loads_and_keeps_what_is_not_given(tmp_path, weights):
     folder = tmp_path / "voice"
     vocoder = package.load_vocoder(DEMO_VOICE_FOLDER)
     size = package.package(folder, weights, vocoder)
@@ -245,7 +229,7 @@ def test_a_package_loads_and_keeps_what_is_not_given(
     assert (folder / "speech_tokenizer" / "model.safetensors").read_bytes() == before
 
 
-def test_the_vocoder_learns_and_resumes(official_package: object, tmp_path: Path) -> None:
+def test_the_vocoder_learns_and_resumes(official_package, tmp_path):
     from tools.demo_voice import train_vocoder
 
     rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE
+from tiny_speech import TEXT, VOICE, tiny_engine
 from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
@@ -118,10 +118,9 @@ def test_an_engine_speaks_as_on_a_cpu(backend, gpu):
 
 def test_engines_are_made_beside_one_that_speaks():
     """Graphs are recorded while other threads use the GPU."""
-    options = {"dtype": "float32", "warmup": False}
 
     def make(backend: str, gpu: str) -> TTSEngine:
-        return TTSEngine.from_pretrained("tiny-random", backend=backend, device=gpu, **options)
+        return tiny_engine(backend=backend, device=gpu, dtype="float32")
 
     def say(tts: TTSEngine) -> list[list[int]]:
         return tts.synthesize(TEXT, voice=VOICE, seed=1, max_frames=12).codes.tolist()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -56,22 +57,26 @@ def gpu_check(monkeypatch):
     return module
 
 
-def run(gpu_check, monkeypatch, tmp_path, *arguments: str) -> tuple[int, dict]:
-    steps = tmp_path / "steps.py"
-    steps.write_text(PLANTED)
-    monkeypatch.setattr(gpu_check, "STEPS", steps)
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out"), *arguments])
-    code = gpu_check.main()
-    return code, json.loads((tmp_path / "out" / "result.json").read_text())
+@pytest.fixture
+def run(gpu_check, monkeypatch, tmp_path):
+    """run(*arguments, then=""): exit code and result of steps that are `PLANTED` and `then`."""
+
+    def run(*arguments: str, then: str = "") -> tuple[int, dict]:
+        steps = tmp_path / "steps.py"
+        steps.write_text(PLANTED + then)
+        monkeypatch.setattr(gpu_check, "STEPS", steps)
+        monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out"), *arguments])
+        code = gpu_check.main()
+        return code, json.loads((tmp_path / "out" / "result.json").read_text())
+
+    return run
 
 
-def test_one_failing_and_one_hanging_step_leave_the_others(
-    gpu_check, monkeypatch, tmp_path, capsys
-):
+def test_one_failing_and_one_hanging_step_leave_the_others(gpu_check, run, monkeypatch, capsys):
     monkeypatch.setitem(gpu_check.SETS["truth"], "endurance", 6)
     started = time.monotonic()
     names = ("build", "tests", "endurance", "sanitizer", "benchmark")
-    code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", ",".join(names))
+    code, result = run("--emulation", "--steps", ",".join(names))
     statuses = {name: step["status"] for name, step in result["steps"].items()}
     expected = ("ok", "failed", "timeout", "refused", "ok")
     assert code == 1 and statuses == dict(zip(names, expected, strict=True))
@@ -84,47 +89,34 @@ def test_one_failing_and_one_hanging_step_leave_the_others(
 
 
 def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
-    log = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            log.append("record")
-
-        def synchronize(self):
-            log.append("wait")
-
-        def elapsed_time(self, last):
-            return 1.5
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("busy"))
+    log = Mock()
+    monkeypatch.setattr(torch.cuda, "Event", log.Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", log.sleep)
+    log.Event.return_value.elapsed_time.return_value = 1.5
     timer = kernel_timer.KernelTimer(torch.device("cuda"))
-    assert timer._timed(lambda: log.append("launch")) == 1.5
-    assert log == ["busy", "record", "launch", "record", "wait"]
+    assert timer._timed(log.launch) == 1.5
+    assert all(made == call.Event(enable_timing=True) for made in log.mock_calls[:2])
+    names = [name.removeprefix("Event().") for name, *_ in log.mock_calls[2:]]
+    assert names == ["sleep", "record", "launch", "record", "synchronize", "elapsed_time"]
 
 
-def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, monkeypatch, tmp_path):
+def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, run, monkeypatch, tmp_path):
     monkeypatch.setitem(gpu_check.SETS["truth"], "build", 30)
     told = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
-    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
-    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
+    run("--emulation", "--steps", "build", then=told)
     left = float((tmp_path / "out" / "log.txt").read_text().split()[-1])
     assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports are in it, whatever they take
 
 
-def test_a_step_and_what_it_starts_know_the_commit(gpu_check, monkeypatch, tmp_path):
+def test_a_step_and_what_it_starts_know_the_commit(run, tmp_path):
     program = "import sys; sys.path.insert(0, '.'); from benchmarks import common"
     told = f"""
 subprocess.run([sys.executable, "-c", "{program}; print(common.commit())"], check=True)"""
-    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + told)
-    run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build", "--commit", "abc123")
+    run("--emulation", "--steps", "build", "--commit", "abc123", then=told)
     assert (tmp_path / "out" / "log.txt").read_text().split()[-1] == "abc123"
 
 
-def test_clocks_are_those_of_the_busy_gpu(gpu_check, monkeypatch, tmp_path):
+def test_clocks_are_those_of_the_busy_gpu(gpu_check, run, monkeypatch):
     clocks = itertools.chain(["345", "1755"], itertools.repeat("1980"))
 
     def query(fields):
@@ -138,27 +130,23 @@ def test_clocks_are_those_of_the_busy_gpu(gpu_check, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_check, "query", query)
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu_check, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(sys.modules[__name__], "PLANTED", PLANTED + "time.sleep(0.5)")
-    _, result = run(gpu_check, monkeypatch, tmp_path, "--steps", "build")
+    _, result = run("--steps", "build", then="time.sleep(0.5)")
     found = result["steps"]["build"]["clocks"]
     assert found["clocks.sm"] == [1755, 1980] and found["clocks.mem"] == [3201, 3201]
     assert "power.draw" not in found and found["samples"] == found["busy"] + 1 > 5
 
 
-def test_without_nvidia_smi_there_are_no_clocks(gpu_check, monkeypatch, tmp_path):
+def test_without_nvidia_smi_there_are_no_clocks(gpu_check, run, monkeypatch):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
-    code, result = run(gpu_check, monkeypatch, tmp_path, "--steps", "build")
+    code, result = run("--steps", "build")
     assert code == 0 and "clocks" not in result["steps"]["build"]
 
 
-def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(
-    gpu_check, monkeypatch, tmp_path
-):
+def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(run, tmp_path):
     context = Context(True, time.monotonic(), tmp_path / "result.json")
     assert registry.STEPS["million"](context)["status"] == "short"
-    short = PLANTED + 'json.dump({"status": "short", "launches": 3}, open(output, "w"))'
-    monkeypatch.setattr(sys.modules[__name__], "PLANTED", short)
-    code, result = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build")
+    short = 'json.dump({"status": "short", "launches": 3}, open(output, "w"))'
+    code, result = run("--emulation", "--steps", "build", then=short)
     assert code == 0 and result["steps"]["build"]["status"] == "short"
     assert result["steps"]["build"]["result"] == {"launches": 3}
 
@@ -290,14 +278,13 @@ def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():
     assert "sleep 322" not in processes
 
 
-def test_refused_is_not_failed(gpu_check, monkeypatch, tmp_path):
-    code, _ = run(gpu_check, monkeypatch, tmp_path, "--emulation", "--steps", "build,sanitizer")
+def test_refused_is_not_failed(run):
+    code, _ = run("--emulation", "--steps", "build,sanitizer")
     assert code == 0
 
 
-def test_when_time_is_up_the_rest_is_not_begun(gpu_check, monkeypatch, tmp_path):
-    arguments = ("--emulation", "--seconds", "1", "--steps", "build,benchmark")
-    code, result = run(gpu_check, monkeypatch, tmp_path, *arguments)
+def test_when_time_is_up_the_rest_is_not_begun(run):
+    code, result = run("--emulation", "--seconds", "1", "--steps", "build,benchmark")
     assert {step["status"] for step in result["steps"].values()} == {"no time"}
     assert result["seconds"] < 2 and code == 0
 

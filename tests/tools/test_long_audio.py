@@ -2,23 +2,13 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import run
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "long_audio_test.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tools import long_audio_test as tool
 
 
 def speech(codes, reason="eos"):
@@ -32,7 +22,7 @@ def speech(codes, reason="eos"):
     )
 
 
-def test_a_healthy_and_a_decaying_utterance_differ(tool):
+def test_a_healthy_and_a_decaying_utterance_differ():
     codes = np.stack([np.arange(200) % 64] * 16, axis=1)
     healthy = tool.examine("short", "Hello.", speech(codes))
     assert (healthy["steps"], healthy["duration_s"], healthy["cb0_repeat"]) == (200, 16.0, 0.0)
@@ -45,7 +35,7 @@ def test_a_healthy_and_a_decaying_utterance_differ(tool):
     assert "| yes | 16.0 s | 0.0 % |" in rows[2] and "| no (length) |" in rows[3]
 
 
-def test_the_texts_grow_past_the_seeds_longest(tool):
+def test_the_texts_grow_past_the_seeds_longest():
     lengths = [len(text) for text in tool.TEXTS.values()]
     assert lengths == sorted(lengths) and lengths[0] < 30 and lengths[-1] > 721
 
@@ -54,16 +44,8 @@ def test_the_texts_grow_past_the_seeds_longest(tool):
 def test_it_runs_and_draws(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "figures.png"
     plot = ("--plot", picture) if importlib.util.find_spec("matplotlib") else ()
-    done = subprocess.run(
-        [
-            *(sys.executable, "tools/long_audio_test.py", "--model", "tiny-random", "--seed", "3"),
-            *("--max-frames", "8", "--json", figures, *plot),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    options = ("--model", "tiny-random", "--seed", 3, "--max-frames", 8, "--json", figures)
+    done = run("tools/long_audio_test.py", *options, *plot)
     assert done.returncode == 0, done.stderr
     rows = json.loads(figures.read_text())["rows"]
     assert len(rows) == 5 and done.stdout.count("\n|") == 6

@@ -1,26 +1,15 @@
 """tools/precision_table.py: the committed result is whole, and the oracle is exact."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from qwen_megakernel.decoders.slots import DecoderSizes
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "precision_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tools import precision_table as tool
 
 
-def test_the_result_has_every_variant_and_stands_on_both_feet(tool):
+def test_the_result_has_every_variant_and_stands_on_both_feet():
     result = json.loads(tool.RESULT.read_text())
     variants = result["variants"]
     assert set(variants) == set(tool.pages.VARIANTS)
@@ -36,7 +25,7 @@ def test_the_result_has_every_variant_and_stands_on_both_feet(tool):
     assert result["model"]["layers"] == [28, 5]
 
 
-def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(tool, monkeypatch):
+def test_the_mixed_decoder_is_half_the_talker_and_all_of_the_predictor(monkeypatch):
     monkeypatch.setattr(tool, "NUM_FRAMES", 2)
     config = tool.narrow_config()
     stacks = {name: getattr(config, name) for name in ("talker", "predictor")}

@@ -280,9 +280,7 @@ CASES = [
 @needs_nvcc
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
 def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
-    if weights:
-        checkpoint = k.with_int8(checkpoint, weights)
+    checkpoint = k.checkpoint(shape, weights)
     emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, 16, device=CPU, dtype=dtype))
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
     small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
@@ -316,7 +314,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault):
     pattern, replacement, message = FAULTS[fault]
-    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint = k.checkpoint()
     right = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a")
     wrong = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", (pattern, replacement))
     expected = frames(right, Sampling.greedy())[0]
@@ -358,12 +356,7 @@ def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
     config = k.sanitized_config(talker_head_dim=128)
     target = kernel_build.Target("sm_90a", dtype, int8=INT8_STACKS["int8-talker"])
     source, flags = SANITIZED, [f"-fsanitize={sanitizer}"]
-    options = {
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "EMULATION_SMS": "3",
-        "EMULATION_LAZY_COPIES": "1",
-    }
+    options = k.SANITIZED_ENVIRONMENT | {"EMULATION_SMS": "3"}
 
     def run(seed: int, change: tuple[str, str] | None = None):
         program = build(config, target, program=source, sanitize=flags, change=change)

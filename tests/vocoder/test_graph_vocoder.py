@@ -57,9 +57,7 @@ def assert_same(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 5])
-def test_any_chunks_give_the_vocoders_samples_and_states(
-    graphs: GraphVocoder, plain: Vocoder, num_streams: int
-):
+def test_any_chunks_give_the_vocoders_samples_and_states(graphs, plain, num_streams):
     codes, draw = random_codes(plain, num_streams, 30), random.Random(num_streams)
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
     storage = [state.values.data_ptr() for state in ours]
@@ -73,7 +71,7 @@ def test_any_chunks_give_the_vocoders_samples_and_states(
     assert [state.values.data_ptr() for state in ours] == storage
 
 
-def test_a_stream_alone_gives_the_vocoders_bits(graphs: GraphVocoder, plain: Vocoder):
+def test_a_stream_alone_gives_the_vocoders_bits(graphs, plain):
     if graphs.device.type == "cuda":
         pytest.skip("a CPU's bits")
     codes = random_codes(plain, 1, 24)
@@ -83,7 +81,7 @@ def test_a_stream_alone_gives_the_vocoders_bits(graphs: GraphVocoder, plain: Voc
     assert torch.equal(ours.values, theirs.values)
 
 
-def test_streams_at_different_positions_share_a_graph(graphs: GraphVocoder, plain: Vocoder):
+def test_streams_at_different_positions_share_a_graph(graphs, plain):
     codes = random_codes(plain, 3, 20)
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
     for row, position in enumerate((0, 4, 11)):
@@ -97,16 +95,14 @@ def test_streams_at_different_positions_share_a_graph(graphs: GraphVocoder, plai
 @pytest.mark.parametrize(
     ("num_streams", "num_frames"), [(1, MAX_FRAMES + 1), (MAX_STREAMS + 2, 1), (1, 40)]
 )
-def test_more_than_a_graph_holds_takes_turns(
-    graphs: GraphVocoder, plain: Vocoder, num_streams: int, num_frames: int
-):
+def test_more_than_a_graph_holds_takes_turns(graphs, plain, num_streams, num_frames):
     codes = random_codes(plain, num_streams, num_frames)
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
     parts = [plain.step(part, theirs) for part in codes.split(MAX_FRAMES, dim=1)]
     assert_same(graphs.step(codes, ours), torch.cat(parts, dim=1))
 
 
-def test_samples_outlive_the_next_chunk(graphs: GraphVocoder):
+def test_samples_outlive_the_next_chunk(graphs):
     codes, state = random_codes(graphs, 1, 4), graphs.new_state()
     first = graphs.step(codes[:, :2], [state])
     kept = first.clone()
@@ -114,7 +110,7 @@ def test_samples_outlive_the_next_chunk(graphs: GraphVocoder):
     assert torch.equal(first, kept)
 
 
-def test_a_warmed_state_goes_on(graphs: GraphVocoder, plain: Vocoder):
+def test_a_warmed_state_goes_on(graphs, plain):
     codes = random_codes(plain, 1, 30)
     ours, theirs = graphs.new_state(), plain.new_state()
     for vocoder, state in ((graphs, ours), (plain, theirs)):
@@ -122,7 +118,7 @@ def test_a_warmed_state_goes_on(graphs: GraphVocoder, plain: Vocoder):
     assert_same(graphs.step(codes[:, 24:], [ours]), plain.step(codes[:, 24:], [theirs]))
 
 
-def test_bad_codes_are_refused_before_any_work(graphs: GraphVocoder):
+def test_bad_codes_are_refused_before_any_work(graphs):
     codes, state = random_codes(graphs, 1, 4), graphs.new_state()
     codes[0, 2, 1] = -1
     with pytest.raises(UsageError, match="Code -1 is outside"):
@@ -130,9 +126,7 @@ def test_bad_codes_are_refused_before_any_work(graphs: GraphVocoder):
     assert not state.values.any()
 
 
-def test_recording_covers_every_chunk_of_the_slots_there_are(
-    graphs: GraphVocoder, monkeypatch: pytest.MonkeyPatch
-):
+def test_recording_covers_every_chunk_of_the_slots_there_are(graphs, monkeypatch):
     keys = []
     monkeypatch.setattr(graphs._graphs, "run", lambda key, work: keys.append(key))
     graphs.record(3, 10)
@@ -146,9 +140,7 @@ def test_recording_covers_every_chunk_of_the_slots_there_are(
 
 
 @pytest.mark.parametrize(("num_streams", "num_frames"), [(1, 1), (2, 3), (4, 12)])
-def test_a_chunk_never_waits_for_the_device(
-    load_checkpoint: Callable[[str], Any], num_streams: int, num_frames: int
-):
+def test_a_chunk_never_waits_for_the_device(load_checkpoint, num_streams, num_frames):
     loaded = load_checkpoint("tiny-random")
     hollow = GraphVocoder(loaded.codec_config, loaded.codec_decoder, "meta")
     with NoHostMode("meta") as mode, torch.inference_mode():
@@ -156,9 +148,7 @@ def test_a_chunk_never_waits_for_the_device(
     assert sum(mode.counts.values()) > 100
 
 
-def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(
-    load_checkpoint: Callable[[str], Any],
-):
+def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(load_checkpoint):
     loaded = load_checkpoint("tiny-random")
     hollow = GraphVocoder(loaded.codec_config, loaded.codec_decoder, "meta")
     counts = set()
@@ -170,7 +160,7 @@ def test_the_operations_of_a_chunk_do_not_grow_with_streams_and_frames(
 
 
 @pytest.mark.parametrize("num_streams", [1, 3])
-def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams: int):
+def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams):
     generator = torch.Generator().manual_seed(2)
     x, taps = (
         torch.randn(n, *rest, 6, generator=generator) for n, *rest in ((11, num_streams), (7,))
@@ -184,7 +174,7 @@ def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams
 
 @pytest.mark.parametrize(("num_taps", "dilation"), [(3, 1), (7, 1), (7, 3), (7, 9)])
 @pytest.mark.parametrize("num_streams", [1, 3])
-def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, num_streams: int):
+def test_all_taps_at_once_are_the_taps_one_by_one(num_taps, dilation, num_streams):
     generator = torch.Generator().manual_seed(1)
     num_steps = 5
     x = torch.randn(num_steps + (num_taps - 1) * dilation, num_streams, 6, generator=generator)
@@ -196,9 +186,7 @@ def test_all_taps_at_once_are_the_taps_one_by_one(num_taps: int, dilation: int, 
         assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_a_gpus_operations_give_the_vocoders_samples_and_states(
-    graphs: GraphVocoder, plain: Vocoder, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_gpus_operations_give_the_vocoders_samples_and_states(graphs, plain, monkeypatch):
     """The way that another device takes, taken on this one."""
     codes = random_codes(plain, 2, 7)
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))

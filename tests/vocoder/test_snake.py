@@ -25,7 +25,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 1, 3), (4, 1, 8), (480, 2, 6)])
-def test_it_is_the_official_formula(device: str, shape: tuple[int, ...]):
+def test_it_is_the_official_formula(device, shape):
     x, frequency, amplitude = operands(*shape, device=device)
     before = x.clone()
     found = snake(x, frequency, amplitude)
@@ -40,9 +40,7 @@ def test_without_values_it_has_a_shape():
     assert found.device.type == "meta" and found.shape == (4, 2, 8)
 
 
-def test_what_cannot_be_compiled_is_four_operations_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_what_cannot_be_compiled_is_four_operations_and_the_log_says_so(caplog):
     """PyTorch compiles for GPUs alone, so on a CPU it fails as on a GPU without NVRTC."""
     with caplog.at_level(logging.WARNING):
         assert snake_on(torch.device("cpu")) is plain_snake
@@ -50,9 +48,7 @@ def test_what_cannot_be_compiled_is_four_operations_and_the_log_says_so(
     assert "CUDA" in caplog.text  # on a machine with a GPU PyTorch has other words for it
 
 
-def test_a_wrong_result_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_wrong_result_is_not_taken(monkeypatch, caplog):
     for compiled, chosen in ((lambda x, *_: x, plain_snake), (plain_snake, None)):
         snake_on.cache_clear()
         monkeypatch.setattr(torch.cuda.jiterator, "_create_jit_fn", lambda _, it=compiled: it)

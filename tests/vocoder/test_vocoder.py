@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ from tolerances import AUDIO_F32, AUDIO_F64
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
+from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
@@ -36,24 +36,7 @@ TOY = {
     "upsample_rates": [4, 2],
 }
 TOY_SAMPLES = 24  # a frame
-RELEASED = {
-    "codebook_size": 2048,
-    "codebook_dim": 512,
-    "num_quantizers": 16,
-    "latent_dim": 1024,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 64,
-    "sliding_window": 72,
-    "rope_theta": 10000,
-    "rms_norm_eps": 1e-5,
-    "decoder_dim": 1536,
-    "upsampling_ratios": [2, 2],
-    "upsample_rates": [8, 5, 4, 3],
-}
+RELEASED = speech_tokenizer_config("random-0.6b")["decoder_config"]
 
 
 def codec_config(decoder_config: dict[str, Any]) -> CodecConfig:
@@ -158,7 +141,7 @@ def exact_vocoder(decoder: Any) -> Vocoder:
     return Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.float64)
 
 
-def test_whole_decode_equals_official(vocoder: Vocoder, decoder: Any):
+def test_whole_decode_equals_official(vocoder, decoder):
     codes = random_codes(vocoder, 2, 60)
     pcm = decode_in_chunks(vocoder, codes, [60])
     assert pcm.dtype == torch.float32
@@ -166,9 +149,7 @@ def test_whole_decode_equals_official(vocoder: Vocoder, decoder: Any):
 
 
 @pytest.mark.parametrize("name", ["tiny-random", "demo-voice"])
-def test_loaded_checkpoint_decodes_as_official(
-    name: str, load_checkpoint: Callable[[str], Any], official_model: Callable[[str], Any]
-):
+def test_loaded_checkpoint_decodes_as_official(name, load_checkpoint, official_model):
     loaded = load_checkpoint(name)
     vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder)
     codes = random_codes(vocoder, 30)
@@ -179,14 +160,14 @@ def test_loaded_checkpoint_decodes_as_official(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_split_gives_the_samples_of_the_whole(vocoder: Vocoder, decoder: Any, seed: int):
+def test_any_split_gives_the_samples_of_the_whole(vocoder, decoder, seed):
     codes = random_codes(vocoder, 1, 90, seed=seed)
     sizes = random_split(90, (1, 2, 5, 12, 33, 60)[seed], seed)
     pcm = decode_in_chunks(vocoder, codes, sizes)
     assert_same_audio(pcm, official_pcm(decoder, codes))
 
 
-def test_any_split_is_exact_but_for_rounding(exact_vocoder: Vocoder):
+def test_any_split_is_exact_but_for_rounding(exact_vocoder):
     codes = random_codes(exact_vocoder, 1, 90)
     whole = decode_in_chunks(exact_vocoder, codes, [90])
     for largest in (1, 4, 40):
@@ -194,7 +175,7 @@ def test_any_split_is_exact_but_for_rounding(exact_vocoder: Vocoder):
         assert_same_audio(pcm, whole, AUDIO_F64)
 
 
-def test_past_300_frames_equals_one_forward_pass(vocoder: Vocoder, decoder: Any):
+def test_past_300_frames_equals_one_forward_pass(vocoder, decoder):
     """The official wrapper restarts its decoder every 300 frames; its forward pass does not."""
     codes = random_codes(vocoder, 1, 420)
     for largest in (1, 25, 420):
@@ -202,7 +183,7 @@ def test_past_300_frames_equals_one_forward_pass(vocoder: Vocoder, decoder: Any)
         assert_same_audio(pcm, official_pcm(decoder, codes))
 
 
-def test_longer_input_never_changes_the_past(exact_vocoder: Vocoder):
+def test_longer_input_never_changes_the_past(exact_vocoder):
     codes = random_codes(exact_vocoder, 40)
     whole = exact_vocoder.decode(codes)
     for num_frames in (1, 2, 7, 31, 39):
@@ -210,7 +191,7 @@ def test_longer_input_never_changes_the_past(exact_vocoder: Vocoder):
         assert np.abs(pcm - whole[: len(pcm)]).max() <= AUDIO_F64
 
 
-def test_every_chunk_has_1920_samples_a_frame(load_checkpoint: Callable[[str], Any]):
+def test_every_chunk_has_1920_samples_a_frame(load_checkpoint):
     loaded = load_checkpoint("tiny-random")
     vocoder = Vocoder(loaded.codec_config, loaded.codec_decoder)
     state = vocoder.new_state()
@@ -220,7 +201,7 @@ def test_every_chunk_has_1920_samples_a_frame(load_checkpoint: Callable[[str], A
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3, 4, 10, 45])
-def test_company_never_changes_a_sample(vocoder: Vocoder, num_frames: int):
+def test_company_never_changes_a_sample(vocoder, num_frames):
     codes = random_codes(vocoder, 5, 2 * num_frames)
     together = decode_in_chunks(vocoder, codes, [num_frames] * 2)
     for row in range(5):
@@ -228,7 +209,7 @@ def test_company_never_changes_a_sample(vocoder: Vocoder, num_frames: int):
         assert torch.equal(alone[0], together[row])
 
 
-def test_streams_at_different_positions_share_a_batch(vocoder: Vocoder):
+def test_streams_at_different_positions_share_a_batch(vocoder):
     codes = random_codes(vocoder, 3, 30)
     expected = decode_in_chunks(vocoder, codes, [1] * 30)
     states = [vocoder.new_state() for _ in codes]
@@ -244,7 +225,7 @@ def test_streams_at_different_positions_share_a_batch(vocoder: Vocoder):
         positions = [at + 1 for at in positions]
 
 
-def test_state_after_reset_equals_new(vocoder: Vocoder):
+def test_state_after_reset_equals_new(vocoder):
     codes = random_codes(vocoder, 1, 20)
     state = vocoder.new_state()
     expected = vocoder.step(codes, [state])
@@ -259,7 +240,7 @@ def test_state_after_reset_equals_new(vocoder: Vocoder):
 # The toy sees 41 past frames: 15 through the convolutions behind the transformer, 3 * 8 through its
 # attention, 2 through pre_conv.
 @pytest.mark.parametrize("num_reference", [1, 5, 15, 17, 40, 41, 150])
-def test_warm_equals_decoding_the_reference(exact_vocoder: Vocoder, num_reference: int):
+def test_warm_equals_decoding_the_reference(exact_vocoder, num_reference):
     codes = random_codes(exact_vocoder, num_reference + 20)
     reference, new = codes[:num_reference], codes[num_reference:]
     stepped, warmed = exact_vocoder.new_state(), exact_vocoder.new_state()
@@ -270,7 +251,7 @@ def test_warm_equals_decoding_the_reference(exact_vocoder: Vocoder, num_referenc
     assert_same_audio(pcm, exact_vocoder.step(new[None], [stepped]), AUDIO_F64)
 
 
-def test_warm_replaces_the_official_cut(vocoder: Vocoder, decoder: Any):
+def test_warm_replaces_the_official_cut(vocoder, decoder):
     """Officially the reference is decoded in front of the speech and its samples are cut off."""
     codes = random_codes(vocoder, 70)
     state = vocoder.new_state()
@@ -279,7 +260,7 @@ def test_warm_replaces_the_official_cut(vocoder: Vocoder, decoder: Any):
     assert_same_audio(pcm, official_pcm(decoder, codes[None])[:, 50 * TOY_SAMPLES :])
 
 
-def test_loud_audio_is_clipped_as_officially(official_package: ModuleType):
+def test_loud_audio_is_clipped_as_officially(official_package):
     decoder = official_decoder(TOY)
     decoder.decoder[-1].conv.weight.data *= 30
     vocoder = Vocoder(codec_config(TOY), decoder.state_dict())
@@ -289,7 +270,7 @@ def test_loud_audio_is_clipped_as_officially(official_package: ModuleType):
     assert_same_audio(pcm, official_pcm(decoder, codes))
 
 
-def test_half_precision_tensors_are_widened_first(decoder: Any):
+def test_half_precision_tensors_are_widened_first(decoder):
     halves = {name: weight.half() for name, weight in decoder.state_dict().items()}
     widened = {name: weight.float() for name, weight in halves.items()}
     codecs = [Vocoder(codec_config(TOY), tensors) for tensors in (halves, widened)]
@@ -298,7 +279,7 @@ def test_half_precision_tensors_are_widened_first(decoder: Any):
 
 
 @pytest.mark.parametrize("code", [-1, 24])
-def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder: Vocoder, code: int):
+def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
     codes = random_codes(vocoder, 2, 6)
     codes[1, 4, 2] = code
     states = [vocoder.new_state(), vocoder.new_state()]
@@ -310,22 +291,22 @@ def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder: Vocoder
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 4), (1, 6, 2), (1, 0, 3), (6, 3)])
-def test_codes_of_another_shape_are_refused(vocoder: Vocoder, shape: tuple[int, ...]):
+def test_codes_of_another_shape_are_refused(vocoder, shape):
     with pytest.raises(UsageError, match="need frames of 3 codes"):
         vocoder.step(torch.zeros(shape, dtype=torch.int32), [vocoder.new_state()])
 
 
-def test_codes_that_are_no_integers_are_refused(vocoder: Vocoder):
+def test_codes_that_are_no_integers_are_refused(vocoder):
     with pytest.raises(UsageError, match="need integers"):
         vocoder.step(torch.zeros(1, 2, 3), [vocoder.new_state()])
 
 
-def test_bfloat16_is_refused(decoder: Any):
+def test_bfloat16_is_refused(decoder):
     with pytest.raises(UsageError, match=r"cannot run in torch\.bfloat16"):
         Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.bfloat16)
 
 
-def test_a_state_has_the_counted_size(official_package: ModuleType):
+def test_a_state_has_the_counted_size(official_package):
     """135 232 inputs of convolutions, 1 163 264 keys and values, the number of valid keys."""
     with torch.device("meta"):
         decoder = official_decoder(RELEASED)
@@ -335,7 +316,7 @@ def test_a_state_has_the_counted_size(official_package: ModuleType):
 
 
 @pytest.mark.ci  # seconds of shapes that are large
-def test_released_shapes_equal_official_in_any_split(official_package: ModuleType):
+def test_released_shapes_equal_official_in_any_split(official_package):
     decoder = official_decoder(RELEASED)
     vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict())
     codes = random_codes(vocoder, 2, 12)

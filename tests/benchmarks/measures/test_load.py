@@ -1,13 +1,12 @@
 """benchmarks/measures/load.py: what it takes for a chunk, and small runs from end to end."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run
 
 from benchmarks import common
 from benchmarks.load_test.speech_client import Heard
@@ -42,14 +41,8 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
 
 def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path):
     result = tmp_path / "result.json"
-    amount = ["--requests", "4", "--streams", "2", "--crowd", "4", "--frames", "20"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "measure.py", "server", *amount, "--json", result],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-    )
+    amount = ("--requests", 4, "--streams", 2, "--crowd", 4, "--frames", 20)
+    done = run("benchmarks/measure.py", "server", *amount, "--json", result, PATH="")
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(result.read_text())
     summary, limits = found["summary"], found["limits"]

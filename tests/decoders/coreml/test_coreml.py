@@ -1,8 +1,11 @@
 """Core ML: what an export leaves on disk, run without an Apple machine, is the plain decoder."""
 
+import functools
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import mil
 import numpy as np
@@ -286,15 +289,13 @@ def test_streams_do_not_see_each_other(apple):
 
 
 def test_models_are_converted_once_for_each_kind(apple, monkeypatch, load_checkpoint):
-    made = []
-    convert = coreml_export._convert
-    monkeypatch.setattr(
-        coreml_export, "_convert", lambda *args: made.append(args[1:]) or convert(*args)
-    )
+    convert = Mock(wraps=coreml_export._convert)
+    monkeypatch.setattr(coreml_export, "_convert", convert)
     loaded = load_checkpoint("tiny-random-base")
     for options in (ExportOptions(8), ExportOptions(8), ExportOptions(9)):
         folder = coreml_export.exported(loaded, options, ["CodeEmbedder"])
         assert (folder / MANIFEST).exists()
+    made = [call.args[1:] for call in convert.call_args_list]
     assert made == [("CodeEmbedder", ExportOptions(8)), ("CodeEmbedder", ExportOptions(9))]
 
 
@@ -309,18 +310,11 @@ def test_two_processes_may_convert_at_once(load_checkpoint, monkeypatch):
 
     monkeypatch.setattr(coreml_export, "export", export_and_wait)
     monkeypatch.setattr(coreml_export, "_convert", lambda *args: NothingToSave())
-    folders = []
-
-    def run():
-        loaded = load_checkpoint("tiny-random")
-        folders.append(coreml_export.exported(loaded, ExportOptions(11), ["CodeEmbedder"]))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(folders) == 2 and folders[0] == folders[1]
+    loaded = load_checkpoint("tiny-random")
+    exported = functools.partial(coreml_export.exported, loaded, ExportOptions(11))
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(exported, [["CodeEmbedder"]] * 2, timeout=60))
+    assert folders[0] == folders[1]
     assert (folders[0] / MANIFEST).exists()
     assert [path for path in folders[0].parent.iterdir() if path.name.startswith("tmp")] == []
 

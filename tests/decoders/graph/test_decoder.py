@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from host_watch import NoHostMode
+from tiny_speech import tiny_engine
 from tolerances import KERNEL_LOGITS_F32
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
@@ -57,8 +57,7 @@ def assert_same(decoders, slots, num_frames):
 @pytest.mark.parametrize("shape", k.SHAPES)
 @pytest.mark.parametrize("eos_gain", [1.0, 2.5])
 def test_codes_equal_the_plain_decoders_however_each_slot_draws(pair, shape, eos_gain):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]), eos_gain=eos_gain)
-    decoders = pair(checkpoint, num_slots=6)
+    decoders = pair(k.checkpoint(shape, eos_gain=eos_gain), num_slots=6)
     slots = [4, 0, 2, 5]
     begin(decoders, slots, [GREEDY, SAMPLED, NARROW, LOVES_REPEATS])
     result = assert_same(decoders, slots, 13)
@@ -76,14 +75,14 @@ def test_codes_equal_the_plain_decoders_on_a_checkpoint(pair, load_checkpoint, n
 
 def test_codes_equal_the_kernels(make_decoder):
     """Two decoders that share no code between the embedding and the codes."""
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
+    checkpoint = k.checkpoint("projected")
     decoders = [make_decoder(kind, checkpoint) for kind in (GraphDecoder, KernelDecoder)]
     begin(decoders, [0, 2, 3], [SAMPLED, NARROW, GREEDY])
     assert_same(decoders, [0, 2, 3], 6)
 
 
 def test_eos_is_not_drawn_in_the_first_two_frames(pair):
-    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint = k.checkpoint()
     checkpoint.talker["codec_head.weight"][:] = 0
     checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
     decoders = pair(checkpoint)
@@ -103,8 +102,7 @@ def logits_of(decoder, slot, neighbours=(), num_frames=5):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_neighbours_and_the_slot_do_not_change_a_bit(make_decoder, dtype):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
-    decoder = make_decoder(GraphDecoder, checkpoint, dtype, max_positions=600)
+    decoder = make_decoder(GraphDecoder, k.checkpoint("projected"), dtype, max_positions=600)
     alone = logits_of(decoder, 1)
     # The second neighbour's context is longer than what attention looks at for the others.
     for slot, neighbours in ((3, ()), (1, (0,)), (2, (1, 3, 0))):
@@ -114,7 +112,7 @@ def test_neighbours_and_the_slot_do_not_change_a_bit(make_decoder, dtype):
 
 @pytest.mark.parametrize("num_positions", [15, 16, 17, 250, 300])
 def test_padded_prompts_and_longer_contexts_change_nothing(pair, num_positions):
-    decoders = pair(k.random_checkpoint(k.small_config()), max_positions=512)
+    decoders = pair(k.checkpoint(), max_positions=512)
     for decoder in decoders:
         k.start(decoder, 0, GREEDY, seed=9, positions=400)  # what it leaves behind is not seen
         k.start(decoder, 0, GREEDY, seed=1, positions=num_positions)
@@ -122,7 +120,7 @@ def test_padded_prompts_and_longer_contexts_change_nothing(pair, num_positions):
 
 
 def test_streams_may_pause_join_and_be_cut_anywhere(pair):
-    decoders = pair(k.random_checkpoint(k.small_config()))
+    decoders = pair(k.checkpoint())
     begin(decoders, [0, 3], [SAMPLED, NARROW])
     assert_same(decoders, [0, 3], 3)
     begin(decoders, [1], [SAMPLED], seed=8)
@@ -132,8 +130,7 @@ def test_streams_may_pause_join_and_be_cut_anywhere(pair):
 
 
 def test_text_rows_past_the_ring_wrap(pair):
-    checkpoint = k.random_checkpoint(k.small_config())
-    decoders = pair(checkpoint, max_text_rows=5)
+    decoders = pair(k.checkpoint(), max_text_rows=5)
     begin(decoders, [0], [GREEDY])
     rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
     for first, count in ((0, 2), (2, 1), (3, 2), (5, 2), (7, 2)):
@@ -143,7 +140,7 @@ def test_text_rows_past_the_ring_wrap(pair):
 
 
 def test_logits_agree_under_teacher_forcing(pair):
-    decoders = pair(k.random_checkpoint(k.small_config(**k.SHAPES["wide"]), eos_gain=9.0))
+    decoders = pair(k.checkpoint("wide", eos_gain=9.0))
     forced = torch.randint(0, 128, (1, 6, 4), generator=torch.Generator().manual_seed(9))
     begin(decoders, [2], [GREEDY])
     taps = {}, {}
@@ -157,8 +154,7 @@ def test_logits_agree_under_teacher_forcing(pair):
 
 
 def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder):
-    checkpoint = k.random_checkpoint(k.small_config())
-    decoder = make_decoder(GraphDecoder, checkpoint)
+    decoder = make_decoder(GraphDecoder, k.checkpoint())
     begin([decoder], [0, 1, 2], [SAMPLED] * 3)
     expected = decoder.step([2], 6).codes
     begin([decoder], [0, 1, 2], [SAMPLED] * 3)
@@ -173,7 +169,7 @@ def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder
 
 
 def test_cancel_ends_a_step_between_frames_and_loses_none(make_decoder, monkeypatch):
-    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(GraphDecoder, k.checkpoint())
     begin([decoder], [0], [SAMPLED])
     expected = decoder.step([0], 7).codes
     begin([decoder], [0], [SAMPLED])
@@ -196,7 +192,7 @@ def test_cancel_ends_a_step_between_frames_and_loses_none(make_decoder, monkeypa
 
 
 def test_what_cannot_work_is_refused_before_any_work(make_decoder):
-    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(GraphDecoder, k.checkpoint())
     with pytest.raises(UsageError, match="no stream"):
         decoder.step([0], 1)
     for count in (0, 161):
@@ -211,7 +207,7 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
     with pytest.raises(UsageError, match="outside the vocabularies"):
         decoder.step([0], 1, torch.full((1, 1, 4), 128))
     with pytest.raises(UsageError, match="float16"):
-        make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()), torch.float16)
+        make_decoder(GraphDecoder, k.checkpoint(), torch.float16)
 
 
 # ---- on a CPU: what makes it fit for a graph
@@ -267,7 +263,7 @@ def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
     turned = []
     choose = model.sdpa_kernel
     monkeypatch.setattr(model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
-    decoder = pair(k.random_checkpoint(k.small_config()))[0]
+    decoder = pair(k.checkpoint())[0]
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 1)
     assert bool(turned) == (decoder.device.type == "cuda")
@@ -298,7 +294,7 @@ def test_the_watch_notices_what_a_graph_cannot_hold(hollow, monkeypatch, planted
 def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeypatch):
     from qwen_megakernel.decoders.graph import decoder as module
 
-    decoder = make_decoder(GraphDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(GraphDecoder, k.checkpoint())
     waits, uploads, replays = [], [], []
     wait, upload, run = module.HostCopy.wait, module.upload, decoder._graphs.run
     monkeypatch.setattr(module.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
@@ -322,7 +318,7 @@ TASKS = {
 def test_every_task_speaks_as_with_the_plain_decoder(name):
     spoken = []
     for backend in ("graph", "torch"):
-        with TTSEngine.from_pretrained(name, backend=backend, device="cpu", warmup=False) as tts:
+        with tiny_engine(name, backend=backend, device="cpu") as tts:
             assert tts.backend == backend
             speech = tts.synthesize("Hello there, you.", seed=3, max_frames=10, **TASKS[name])
             spoken.append(speech.codes)

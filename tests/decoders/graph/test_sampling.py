@@ -54,18 +54,10 @@ def test_each_row_draws_what_the_specification_draws(seed):
     noise = noise_of([(seed, 1, row) for row in range(count)])[:, 2]
     knobs = Knobs(*(torch.tensor(column) for column in zip(*chosen, strict=True)))
     drawn = graph_sampling.draw(logits, noise, knobs, use_top_p=True)
-    for row, (do_sample, temperature, top_k, top_p) in enumerate(chosen):
-        expected = sampling.draw(
-            logits[row],
-            do_sample=do_sample,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            part=1,
-            frame=row,
-            codebook=2,
-        )
+    for row, values in enumerate(chosen):
+        knobs = dict(zip(("do_sample", "temperature", "top_k", "top_p"), values, strict=True))
+        address = {"seed": seed, "part": 1, "frame": row, "codebook": 2}
+        expected = sampling.draw(logits[row], **knobs, **address)
         assert drawn[row] == expected
 
 

@@ -61,12 +61,9 @@ def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
     out = torch.full((n, stack.q_size), torch.nan)
     partials = torch.full((n * stack.num_heads * MAX_SPLITS * (stack.head_dim + 2),), torch.nan)
     tickets = torch.zeros(16, stack.num_kv_heads, dtype=torch.int32)
-    workspace = Workspace(
-        qkv=probes.address(with_poisoned_tail(qkv)),
-        attention=probes.address(out),
-        attention_partials=probes.address(partials),
-        attention_tickets=probes.address(tickets),
-    )
+    addresses = {"qkv": with_poisoned_tail(qkv), "attention": out}
+    addresses |= {"attention_partials": partials, "attention_tickets": tickets}
+    workspace = Workspace(**{name: probes.address(x) for name, x in addresses.items()})
     params = AttentionProbe(
         stack=probes.stack(keys, values, "predictor" if is_short else "talker"),
         workspace=workspace,

@@ -29,7 +29,7 @@ GREEDY = Sampling.greedy()
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    return k.random_checkpoint(k.small_config())
+    return k.checkpoint()
 
 
 @pytest.fixture

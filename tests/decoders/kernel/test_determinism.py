@@ -22,11 +22,8 @@ SAMPLED = Sampling()
     ids=["f32", "bf16", "int8", "bf16-int8-talker"],
 )
 def decoder(request, make_decoder) -> KernelDecoder:
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
     dtype, weights = request.param
-    if weights:
-        checkpoint = k.with_int8(checkpoint, weights)
-    return make_decoder(KernelDecoder, checkpoint, dtype, num_slots=16)
+    return make_decoder(KernelDecoder, k.checkpoint("projected", weights), dtype, num_slots=16)
 
 
 def run(decoder: KernelDecoder, slot: int, num_frames: int = 4, neighbours=(), seed: int = 3):

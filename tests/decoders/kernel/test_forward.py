@@ -25,9 +25,7 @@ LENGTHS = [2, 17, 110, 129, 300]  # 128 rows are a pass, on eight blocks and mor
 )
 def decoders(request, make_decoder) -> tuple[KernelDecoder, PlainDecoder]:
     shape, dtype, weights = request.param
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
-    if weights:
-        checkpoint = k.with_int8(checkpoint, weights)
+    checkpoint = k.checkpoint(shape, weights)
     kinds = (KernelDecoder, PlainDecoder)
     kernel, plain = (
         make_decoder(kind, checkpoint, dtype, max_positions=MAX_POSITIONS) for kind in kinds

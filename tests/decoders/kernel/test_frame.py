@@ -39,8 +39,7 @@ ci = pytest.mark.ci
 @pytest.mark.parametrize("shape", ["small", "projected", pytest.param("wide", marks=ci)])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
 def test_codes_equal_the_reference(both, shape, sampling):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES[shape]))
-    result = assert_same(*both(checkpoint), [2, 0, 3], 6, sampling)
+    result = assert_same(*both(k.checkpoint(shape)), [2, 0, 3], 6, sampling)
     assert len(np.unique(result.codes)) > 20  # not stuck
 
 
@@ -49,8 +48,7 @@ def test_codes_equal_the_reference(both, shape, sampling):
 )
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
 def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
-    assert_same(*both(k.with_int8(checkpoint, weights)), [2, 0, 3], 6, sampling)
+    assert_same(*both(k.checkpoint("projected", weights)), [2, 0, 3], 6, sampling)
 
 
 @pytest.mark.parametrize("name", ["tiny-random", pytest.param("tiny-random-1.7b", marks=ci)])
@@ -59,15 +57,14 @@ def test_codes_equal_the_reference_on_a_checkpoint(both, load_checkpoint, name):
 
 
 def test_eos_ends_a_stream_and_leaves_its_neighbours(both):
-    checkpoint = k.random_checkpoint(k.small_config(), eos_gain=2.5)
-    kernel, reference = both(checkpoint, num_slots=6)
+    kernel, reference = both(k.checkpoint(eos_gain=2.5), num_slots=6)
     result = assert_same(kernel, reference, [4, 1, 5, 0], 12, SAMPLED, seeds=(1, 2, 3, 4))
     assert any(result.ended) and not all(result.ended)
     assert min(result.num_frames) < 12
 
 
 def test_eos_is_not_drawn_in_the_first_two_frames(both):
-    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint = k.checkpoint()
     checkpoint.talker["codec_head.weight"][:] = 0
     checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
     result = assert_same(*both(checkpoint), [0, 1], 5, GREEDY)
@@ -76,8 +73,7 @@ def test_eos_is_not_drawn_in_the_first_two_frames(both):
 
 
 def test_a_long_context_is_split_and_merged(both):
-    checkpoint = k.random_checkpoint(k.small_config())
-    kernel, reference = both(checkpoint, max_positions=512, num_blocks=2)
+    kernel, reference = both(k.checkpoint(), max_positions=512, num_blocks=2)
     for decoder in (kernel, reference):
         k.start(decoder, 0, GREEDY, seed=1, positions=150)
     ours, theirs = kernel.step([0], 3), reference.step([0], 3)
@@ -85,7 +81,7 @@ def test_a_long_context_is_split_and_merged(both):
 
 
 def test_text_rows_past_the_ring_wrap(both):
-    checkpoint = k.random_checkpoint(k.small_config())
+    checkpoint = k.checkpoint()
     kernel, reference = both(checkpoint, max_text_rows=5)
     width = checkpoint.config.talker.stack.hidden_size
     rows = torch.randn(9, width, generator=torch.Generator().manual_seed(3))
@@ -109,9 +105,7 @@ def test_text_rows_past_the_ring_wrap(both):
     ],
 )
 def test_logits_agree_under_teacher_forcing(make_decoder, dtype, weights, tolerance):
-    checkpoint = k.random_checkpoint(k.small_config(**k.SHAPES["projected"]))
-    if weights:
-        checkpoint = k.with_int8(checkpoint, weights)
+    checkpoint = k.checkpoint("projected", weights)
     kernel = make_decoder(KernelDecoder, checkpoint, dtype)
     reference = make_decoder(PlainDecoder, checkpoint, dtype)
     forced = torch.randint(0, 128, (1, 5, 4), generator=torch.Generator().manual_seed(9))

@@ -1,6 +1,7 @@
 """A frame is one launch, and so are four."""
 
 import contextlib
+from unittest.mock import Mock
 
 import kernel_models as k
 import numpy as np
@@ -17,7 +18,7 @@ from qwen_megakernel.records import Sampling
 @pytest.fixture
 def counted(make_decoder, monkeypatch):
     """A decoder, and the entry points of its library in the order they are called."""
-    decoder = make_decoder(KernelDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(KernelDecoder, k.checkpoint())
     calls: list[str] = []
     for name in ("step", "forward"):
         launch = getattr(decoder.library, name)
@@ -54,18 +55,12 @@ def test_a_prompt_is_one_launch_however_long(counted):
 
 def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     decoder, _ = counted
-    copies = []
-
-    class Counted(launcher.HostCopy):
-        def __init__(self, values):
-            copies.append(values.numel())
-            super().__init__(values)
-
-    monkeypatch.setattr(launcher, "HostCopy", Counted)
+    copies = Mock(wraps=launcher.HostCopy)
+    monkeypatch.setattr(launcher, "HostCopy", copies)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
     decoder.step([0, 1, 2], 4)
-    assert len(copies) == 1
+    assert copies.call_count == 1
 
 
 def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
@@ -86,7 +81,7 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
             name,
             lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
         )
-    decoder = make_decoder(KernelDecoder, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(KernelDecoder, k.checkpoint())
     k.start(decoder, 0, Sampling(), seed=1)
     decoder.step([0], 1)
     where = decoder.device
@@ -95,8 +90,7 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
 
 @pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
 def test_a_step_may_be_started_and_waited_for_apart(make_decoder, kind):
-    checkpoint = k.random_checkpoint(k.small_config())
-    decoder = make_decoder(kind, checkpoint, num_slots=18)
+    decoder = make_decoder(kind, k.checkpoint(), num_slots=18)
     slots = list(range(18))  # more than one launch of the kernel holds
     for slot in slots:
         k.start(decoder, slot, Sampling(), seed=slot + 1)
@@ -112,7 +106,7 @@ def test_a_step_may_be_started_and_waited_for_apart(make_decoder, kind):
 
 @pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
 def test_a_cancelled_launch_gives_whole_frames_and_does_not_reach_the_next(make_decoder, kind):
-    decoder = make_decoder(kind, k.random_checkpoint(k.small_config()))
+    decoder = make_decoder(kind, k.checkpoint())
     k.start(decoder, 0, Sampling(), seed=1)
     expected = decoder.step([0], 4).codes
     k.start(decoder, 0, Sampling(), seed=1)

@@ -36,18 +36,13 @@ def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
         num_rows = len(weight.scales)
     else:
         packed, num_rows = packing.pack(weight.to(probes.dtype)), len(weight)
-    y = torch.full((len(x), num_rows), torch.nan)
+    num_inputs = len(x)
+    y = torch.full((num_inputs, num_rows), torch.nan)
     if norm is not None:
         norm = with_poisoned_tail(norm.to(probes.dtype))
-    params = MatvecProbe(
-        probes.address(with_poisoned_tail(packed)),
-        probes.address(scales),
-        probes.address(with_poisoned_tail(x)),
-        probes.address(norm),
-        probes.address(y),
-        len(x),
-        passes,
-    )
+    packed, x = with_poisoned_tail(packed), with_poisoned_tail(x)
+    addresses = map(probes.address, (packed, scales, x, norm, y))
+    params = MatvecProbe(*addresses, num_inputs, passes)
     assert probes.launch("matvec", params, blocks) == 0
     return y
 

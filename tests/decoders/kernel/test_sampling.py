@@ -19,30 +19,13 @@ def probes() -> Probes:
 
 
 def draw(probes, logits, *, seen=None, eos_banned=False, noise=None, **settings):
-    params = {
-        "temperature": 0.9,
-        "top_p": 1.0,
-        "repetition_penalty": 1.0,
-        "top_k": 50,
-        "do_sample": 1,
-    } | settings
+    params = {"temperature": 0.9, "top_p": 1.0, "repetition_penalty": 1.0, "top_k": 50}
+    params = SamplingParams(**params | {"do_sample": 1} | settings)
     tokens = torch.full((len(logits),), -7, dtype=torch.int32)
-    launch = SamplingProbe(
-        probes.address(with_poisoned_tail(logits)),
-        probes.address(seen),
-        probes.address(tokens),
-        probes.address(noise),
-        SamplingParams(**params),
-        logits.shape[1],
-        len(logits),
-        SUPPRESSED_FROM,
-        EOS,
-        eos_banned,
-        SEED & 0xFFFFFFFF,
-        SEED >> 32,
-        PART,
-        CODEBOOK,
-    )
+    addresses = map(probes.address, (with_poisoned_tail(logits), seen, tokens, noise))
+    sizes = (logits.shape[1], len(logits), SUPPRESSED_FROM, EOS, eos_banned)
+    address = (SEED & 0xFFFFFFFF, SEED >> 32, PART, CODEBOOK)
+    launch = SamplingProbe(*addresses, params, *sizes, *address)
     assert probes.launch("sampling", launch, 2) == 0
     return tokens.tolist()
 

@@ -64,15 +64,10 @@ def program(build_cache: Path):
 
 
 def run(program: Path, *arguments: str, seed: int = 0, blocks: int = 3):
-    options = {
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "EMULATION_SEED": str(seed),
-        "EMULATION_SMS": str(blocks),
-        "EMULATION_LAZY_COPIES": "1",
-    }
+    environment = os.environ | k.SANITIZED_ENVIRONMENT
+    environment |= {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(blocks)}
     return subprocess.run(
-        [program, *arguments], env=os.environ | options, capture_output=True, text=True, timeout=280
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=280
     )
 
 

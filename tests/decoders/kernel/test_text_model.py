@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,6 @@ def example():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def build_cache():
-    """Shared with tests/decoders/kernel: compiled once, not once a run."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
-            patch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(ROOT / "build" / "kernels"))
-        yield
 
 
 @pytest.fixture(

@@ -29,21 +29,15 @@ def run(capsys, *words):
 
 
 def test_all_pass_on_what_is_sound(capsys, dataset_file, trained, base_folder, snac_folder):
-    assert run(capsys, "dataset", dataset_file) == (
-        0,
-        ["lines", "ids", "phonemes", "codes", "lengths"],
-        [],
-    )
+    checks = ["lines", "ids", "phonemes", "codes", "lengths"]
+    assert run(capsys, "dataset", dataset_file) == (0, checks, [])
     code, passed, failed = run(capsys, "tokenizer", trained)
     assert (code, len(passed), failed) == (0, 7, [])
     code, passed, failed = run(capsys, "snac", "--snac", snac_folder)
     assert (code, len(passed), failed) == (0, 6, [])
     options = ["--model", base_folder, "--snac", snac_folder, "--learning-rate", "0.01", *STEPS]
-    assert run(capsys, "training", dataset_file, *options) == (
-        0,
-        ["labels", "packing", "loss", "resume"],
-        [],
-    )
+    checks = ["labels", "packing", "loss", "resume"]
+    assert run(capsys, "training", dataset_file, *options) == (0, checks, [])
 
 
 # ---- dataset -------------------------------------------------------------------------------------
