@@ -97,9 +97,13 @@ def validate_fast(
     if tolerance is None:
         tolerance = compare.tolerance_of(backend.name, exact=exact)
     num_seeds = min(args.steps, compare.MAX_SEEDS)
+    fast = decoder(loaded, backend, dtype)  # which may compile: no part of the estimate
+    # The plain decoder draws the frames and is then led along them.
+    with progress.bar(f"frames for {title}", 2 * args.steps, quiet=args.quiet) as on_frames:
+        drawing = progress.WatchedDecoder(plain, on_frames)
+        cases = greedy_cases.plain_cases(loaded, drawing, args.steps)
     with progress.bar(title, 2 * args.steps + num_seeds, quiet=args.quiet) as on_frames:
-        fast = progress.WatchedDecoder(decoder(loaded, backend, dtype), on_frames)
-        cases = greedy_cases.plain_cases(loaded, plain, args.steps)
+        fast = progress.WatchedDecoder(fast, on_frames)
         rows = []
         if backend.name != "graph":  # which has no way into the middle of its stack
             hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
@@ -120,6 +124,7 @@ def main(args: argparse.Namespace) -> int:
     """Compare what can be compared; print each table when it is made, and a verdict at the end."""
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
+    options.tell_compiling(args)
     if args.steps is None:
         is_fast = args.full or torch.cuda.is_available() or args.backend == "torch"
         args.steps = FULL_STEPS if is_fast else EMULATED_STEPS

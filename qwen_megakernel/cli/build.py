@@ -1,7 +1,6 @@
 """The command `build`: the kernel compiled ahead of its first use."""
 
 import argparse
-import logging
 from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL, INT8_STACKS, WEIGHTS
@@ -15,11 +14,8 @@ def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
     from qwen_megakernel.decoders.kernel import build as kernel_build
-    from qwen_megakernel.native import compiling
 
-    # What is compiled and how long it took, unless --quiet or --debug has decided already.
-    level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger(compiling.__name__).setLevel(level)
+    options.tell_compiling(args)
     archs = _archs(args.arch)
     # Released models have dimensions we know: nothing is downloaded, and nothing written for the
     # random ones.

@@ -267,6 +267,14 @@ def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
         print(facts, file=sys.stderr)
 
 
+def tell_compiling(args: argparse.Namespace) -> None:
+    """Say on stderr what is compiled and how long it took; --quiet and --debug decide otherwise."""
+    from qwen_megakernel.native import compiling
+
+    level = logging.NOTSET if args.quiet or args.debug else logging.INFO
+    logging.getLogger(compiling.__name__).setLevel(level)
+
+
 def read_text(text: str) -> str:
     """The text itself, or standard input for "-"."""
     if text != "-":

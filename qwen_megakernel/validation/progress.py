@@ -13,28 +13,43 @@ from tqdm import tqdm
 from qwen_megakernel.records import StepResult
 
 FRAMES_PER_STEP = 2  # a frame of the emulation takes up to seconds
-SECONDS_BETWEEN_LINES = 5  # where stderr is no terminal, and a bar is a line of its own
+SECONDS_BETWEEN_LINES = 5  # where stderr is no terminal
+LINE = "{desc}: {n_fmt} of {total_fmt} frames, {elapsed} so far, about {remaining} left"
+
+
+class _Lines:
+    """A file in which each state of a bar is a line; on a terminal it would replace the last."""
+
+    def write(self, text: str) -> None:
+        """Write one state."""
+        if line := text.strip():
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        """Show what was written."""
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager
 def bar(title: str, num_frames: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Show on stderr how much of a table is done and how long the rest will take.
 
+    Args:
+        num_frames: how many there will be; what is reported beyond them is not shown.
     Yields:
         A function that takes the number of frames decoded since its last call.
     """
-    is_terminal = sys.stderr.isatty()
-    interval = 0.2 if is_terminal else SECONDS_BETWEEN_LINES
-    with tqdm(
-        desc=title,
-        total=num_frames,
-        unit="frame",
-        mininterval=interval,
-        maxinterval=interval,
-        leave=not is_terminal,  # there the table takes its place
-        disable=quiet,
-    ) as shown:
-        yield lambda count: shown.update(count) and None
+    look: dict[str, Any] = {"mininterval": 0.2, "leave": False}  # the table takes the bar's place
+    if not sys.stderr.isatty():
+        interval = SECONDS_BETWEEN_LINES
+        look = {"mininterval": interval, "maxinterval": interval, "bar_format": LINE}
+        look |= {"file": _Lines()}
+    with tqdm(desc=title, total=num_frames, unit="frame", disable=quiet, **look) as shown:
+
+        def on_frames(count: int) -> None:
+            shown.update(min(count, num_frames - shown.n))
+
+        yield on_frames
 
 
 class WatchedDecoder:
@@ -73,5 +88,6 @@ class WatchedDecoder:
         for name in tapped[0]:
             taps[name] = torch.cat([each[name] for each in tapped], dim=1)
         codes = np.concatenate([each.codes for each in results], axis=1)
+        codes = np.pad(codes, ((0, 0), (0, num_frames - codes.shape[1]), (0, 0)))
         drawn = sum(each.num_frames[0] for each in results)
         return StepResult(codes, (drawn,), results[-1].ended)

@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from math import log, sqrt
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from commands import run
@@ -12,6 +14,7 @@ from commands import run
 from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.backends import Backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.records import StepResult
 from qwen_megakernel.validation import cases as greedy_cases
 from qwen_megakernel.validation import compare, progress
 from qwen_megakernel.validation.compare import Row
@@ -125,6 +128,24 @@ def test_a_watched_decoder_draws_the_same_in_short_steps(loaded, cases):
     assert (result.codes[0, :count] == case.codes.numpy()).all()
     assert (result.num_frames, result.ended) == ((count,), (bool(case.ended),))
     assert sum(reported) >= 2 * count and max(reported) == progress.FRAMES_PER_STEP
+
+
+def test_a_watched_decoder_that_ends_early_fills_up_the_frames_it_has_not_drawn():
+    decoder = Mock()
+    decoder.step.return_value = StepResult(np.array([[[5], [0]]], np.int32), (1,), (True,))
+    result = progress.WatchedDecoder(decoder, Mock()).step([0], 5)
+    assert result.codes[0, :, 0].tolist() == [5, 0, 0, 0, 0]
+    assert (result.num_frames, result.ended) == ((1,), (True,))
+
+
+def test_where_stderr_is_no_terminal_progress_is_lines_without_a_bar(capsys):
+    with progress.bar("table", 3, quiet=False) as on_frames:
+        on_frames(2)
+        on_frames(2)  # one frame more than there should be, to see that it ends
+    told = capsys.readouterr().err
+    first, *_, last = told.splitlines()
+    assert first.startswith("table: 0 of 3 frames") and last.startswith("table: 3 of 3 frames")
+    assert "\r" not in told and "|" not in told and "left" in first
 
 
 def test_recorded_cases_survive_the_file(tmp_path, cases):
