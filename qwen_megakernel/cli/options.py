@@ -201,18 +201,47 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
     if args.voice_sample is None:
-        if args.ref_text is not None or args.xvector:
-            raise UsageError("--ref-text and --xvector describe a --voice-sample; none is given.")
         return args.voice
-    if args.voice is not None:
-        raise UsageError("--voice and --voice-sample exclude each other.")
+    require_cloning(tts, "--voice-sample")
+    return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
+
+
+def require_cloning(tts: "SpeechEngine", words: str) -> None:
+    """Refuse to clone with a model that cannot.
+
+    Args:
+        words: what the user has said that asks for it.
+    Raises:
+        UsageError: the model has no speaker encoder.
+    """
     if not tts.can_clone:
         raise UsageError(
-            f"--voice-sample and the model {tts.files.name} cannot go together: it cannot clone.",
+            f"{words} and the model {tts.files.name} cannot go together: it cannot clone.",
             "Its voices are its own; a Base model speaks with that of a recording.",
-            "Leave --voice-sample out, or say --model Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+            f"Say --model {DEFAULT_MODEL} for example.",
         )
-    return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
+
+
+def check_speech(args: argparse.Namespace) -> None:
+    """Refuse what `add_speech_options` can never mean, before a model is loaded.
+
+    Raises:
+        UsageError: names the options, or the value and what it must be.
+    """
+    from qwen_megakernel.cloning import recordings
+
+    check_sampling(args)
+    if args.voice_sample is None and (args.ref_text is not None or args.xvector):
+        raise UsageError("--ref-text and --xvector describe a --voice-sample; none is given.")
+    if args.voice is None:
+        return
+    if args.voice_sample is not None:
+        raise UsageError("--voice and --voice-sample exclude each other.")
+    path = Path(args.voice)
+    if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
+        raise UsageError(
+            f"--voice {path} is a recording, no voice.", cure=f"Say --voice-sample {path}"
+        )
 
 
 def check_sampling(args: argparse.Namespace) -> None:
@@ -229,8 +258,8 @@ def check_sampling(args: argparse.Namespace) -> None:
 
 def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
     """Make the engine that `add_model_options` describes; says on stderr what it is."""
-    if "top_p" in args:
-        check_sampling(args)
+    if "voice_sample" in args:
+        check_speech(args)
     import torch
 
     from qwen_megakernel import families

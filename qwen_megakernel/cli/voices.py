@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
     command = voices.add_parser(
         "list", help="list those of a folder", description=list_voices.__doc__
     )
-    command.add_argument("folder", nargs="?", default=".", metavar="DIR|BIN", help="default: here")
+    command.add_argument("folder", nargs="?", default=".", metavar="DIR|FILE", help="default: here")
     command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=list_voices)
@@ -77,8 +77,9 @@ def create(args: argparse.Namespace) -> int:
         )
     ending = PRESETS_FILE if args.legacy_bin else VOICE_SUFFIX
     output = Path(args.output or ".")
-    is_file = output.name.endswith((VOICE_SUFFIX, ".bin"))
-    if not (is_file or output.is_dir()) and output.suffix:
+    is_folder = output.is_dir() or (args.output or "").endswith("/")
+    is_file = not is_folder and output.name.endswith((VOICE_SUFFIX, ".bin"))
+    if not (is_file or is_folder) and output.suffix:
         raise UsageError(
             f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
             cure=f"Say -o {output.with_suffix('')}{VOICE_SUFFIX}",
@@ -89,10 +90,10 @@ def create(args: argparse.Namespace) -> int:
         raise UsageError(f"-o {output} does not fit: what is written are {ending} files.")
     names = [PRESETS_FILE] if args.legacy_bin else [f"{each.stem}{ending}" for each in recordings]
     _check_free([output] if is_file else [output / name for name in names], force=args.force)
-    if not is_file:
-        output.mkdir(parents=True, exist_ok=True)
     made, failed = [], 0
     with options.engine_from_args(args, warmup=False) as tts:
+        options.require_cloning(tts, "`voices create`")
+        (output.parent if is_file else output).mkdir(parents=True, exist_ok=True)
         for recording in recordings:
             try:
                 voice = _clone(tts, recording, args)
@@ -117,13 +118,14 @@ def create(args: argparse.Namespace) -> int:
 
 
 def list_voices(args: argparse.Namespace) -> int:
-    """List the voices of a folder, or of a voice_presets.bin."""
+    """List the voices of a folder, a voice_presets.bin or a voice file."""
     found, failed = _voices_in(Path(args.folder))
     if args.json:
-        print(json.dumps([_facts(voice) for voice in found.values()], indent=2))
+        facts = [_facts(voice) | {"name": name} for name, voice in found.items()]
+        print(json.dumps(facts, indent=2))
         return failed
-    for voice in found.values():
-        print(f"{voice.name:24} {_describe(voice)}")
+    for name, voice in found.items():  # by which --voice finds it: that of its file
+        print(f"{name:24} {_describe(voice)}")
     if not found and not args.quiet:
         print(f"no voices in {args.folder}", file=sys.stderr)
     return failed
@@ -171,6 +173,8 @@ def delete(args: argparse.Namespace) -> int:
 def _recordings(source: Path) -> list[Path]:
     from qwen_megakernel.cloning.recordings import SUFFIXES
 
+    if not source.exists():
+        raise RecordingError(f"{source} cannot be read as audio: no such file.")
     if not source.is_dir():
         return [source]
     found = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
@@ -217,6 +221,8 @@ def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice
 
     if folder.is_file():
+        if folder.name.endswith(VOICE_SUFFIX):
+            return {folder.name.removesuffix(VOICE_SUFFIX): Voice.load(folder)}, 0
         if folder.suffix != Path(PRESETS_FILE).suffix:
             raise _no_voice_file(folder)
         return Voice.load_presets(folder), 0

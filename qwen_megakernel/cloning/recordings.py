@@ -7,6 +7,7 @@ Nothing is trimmed and no loudness is changed.
 import logging
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,11 +31,16 @@ MAX_CLIPPED_SHARE = 1e-3  # of the samples; above, a limiter or the recorder has
 WORDS_PER_SECOND_REFUSED = (0.4, 9.0)
 WORDS_PER_SECOND_DOUBTED = (1.5, 6.0)
 
-# Speech gets louder and softer with every syllable, by 20 dB and more. A recording whose moments
-# are all about as loud is a tone, noise or a hum.
+# Speech gets louder and softer with every syllable, by 15 dB and more, and brighter and darker with
+# every sound: in docs/samples the level of a band, relative to that of the loudest, deviates by 8
+# to 11 dB (standard deviation). In a tone or in noise, fading or not, it deviates by 0 to 1.7.
 MIN_LOUDNESS_RANGE_DB = 6.0
+MIN_BAND_DEVIATION_DB = 1.8
 MOMENT_SECONDS = 0.03
 QUIET_DB = 35.0  # below its loudest moment a moment is a pause
+BAND_HERTZ = 500
+HIGHEST_HERTZ = 8000
+FAINT_DB = -40.0  # a band this far below the loudest one counts as no lower: it is background
 
 # What libsndfile cannot read and FFmpeg can.
 FFMPEG_SUFFIXES = (".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm", ".3gp", ".mov", ".mkv")
@@ -66,10 +72,10 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
         cure = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
         if not is_absent and Path(name or str(path)).suffix.lower() in FFMPEG_SUFFIXES:
             source = Path(name or str(path))
-            cure = f"Convert it: ffmpeg -i {source} {source.with_suffix('.wav')}"
-        raise RecordingError(f"{name or path} cannot be read as audio: {reason}.", cure=cure) from (
-            error
-        )
+            words = ["ffmpeg", "-i", str(source), str(source.with_suffix(".wav"))]
+            cure = f"Convert it: {shlex.join(words)}"
+        what = f"{name or path} cannot be read as audio: {reason}."
+        raise RecordingError(what, cure=cure) from error
     return to_mono(samples), rate
 
 
@@ -137,7 +143,7 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
 
 
 def check(samples: np.ndarray, rate: int, name: str) -> None:
-    """Refuse recordings that cannot describe a voice; warn of clipped ones.
+    """Refuse recordings that cannot describe a voice; warn of clipped ones and of tones and noise.
 
     Args:
         samples: [num_samples] float32 mono.
@@ -160,14 +166,9 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
             100 * clipped,
         )
 
-    loudness = _loudness(samples, rate)
-    spread = np.percentile(loudness, 90) - np.percentile(loudness, 10)
-    if spread < MIN_LOUDNESS_RANGE_DB:
+    if _sounds_the_same(samples, rate):
         logger.warning(
-            "%s is equally loud from beginning to end (within %.0f dB), as a tone or noise is. Is "
-            "it speech?",
-            name,
-            max(1, np.ceil(spread)),
+            "%s sounds the same from beginning to end, as a tone or noise does. Is it speech?", name
         )
 
 
@@ -178,15 +179,36 @@ def seconds_of_sound(samples: np.ndarray, rate: int) -> float:
         samples: [num_samples] float32 mono.
         rate: samples a second.
     """
-    loudness = _loudness(samples, rate)
-    return float(np.mean(loudness > loudness.max() - QUIET_DB) * len(samples) / rate)
+    sounding = _loudness(_moments(samples, rate)) > -QUIET_DB
+    return float(np.mean(sounding) * len(samples) / rate)
 
 
-def _loudness(samples: np.ndarray, rate: int) -> np.ndarray:
-    """[num_moments] float, in dB."""
-    moment = max(1, round(MOMENT_SECONDS * rate))
-    moments = samples[: len(samples) // moment * moment].reshape(-1, moment)
-    return 10 * np.log10(np.square(moments).mean(axis=1) + 1e-12)
+def _sounds_the_same(samples: np.ndarray, rate: int) -> bool:
+    """Whether neither the loudness nor the spectrum changes as much as that of speech does."""
+    moments = _moments(samples, rate)
+    loudness = _loudness(moments)
+    moments, loudness = moments[loudness > -QUIET_DB], loudness[loudness > -QUIET_DB]
+    if np.percentile(loudness, 90) - np.percentile(loudness, 10) < MIN_LOUDNESS_RANGE_DB:
+        return True
+    power = np.square(np.abs(np.fft.rfft(moments * np.hanning(moments.shape[1]))))
+    hertz = np.fft.rfftfreq(moments.shape[1], 1 / rate)
+    starts = np.arange(0, min(HIGHEST_HERTZ, rate / 2), BAND_HERTZ)
+    bands = np.add.reduceat(power, np.searchsorted(hertz, starts), axis=1)
+    levels = 10 * np.log10(bands + 1e-20)
+    levels = np.maximum(levels - levels.max(axis=1, keepdims=True), FAINT_DB)
+    return bool(levels.std(axis=0).mean() < MIN_BAND_DEVIATION_DB)
+
+
+def _moments(samples: np.ndarray, rate: int) -> np.ndarray:
+    """[num_samples] -> [num_moments, samples_per_moment]; what is left over is dropped."""
+    length = max(1, round(MOMENT_SECONDS * rate))
+    return samples[: len(samples) // length * length].reshape(-1, length)
+
+
+def _loudness(moments: np.ndarray) -> np.ndarray:
+    """[num_moments] float, in dB below the loudest one."""
+    loudness = 10 * np.log10(np.square(moments).mean(axis=1) + 1e-12)
+    return loudness - loudness.max()
 
 
 def check_transcript(transcript: str, seconds: float) -> None:

@@ -78,6 +78,29 @@ def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
     assert not Voice.load(out).in_context
 
 
+@pytest.mark.parametrize("name", ["a/b/hero.voice.safetensors", "takes.2026/", "a/b"])
+def test_folders_on_the_way_to_a_voice_are_made_and_its_file_is_listed(
+    recordings, tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.chdir(tmp_path)
+    assert run("voices", "create", recordings / "luigi.flac", "-o", name, *BASE) == 0
+    (file,) = tmp_path.rglob("*.voice.safetensors")
+    assert file == tmp_path / name or file == tmp_path / name / "luigi.voice.safetensors"
+    assert run("voices", "list", file) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].split() == [
+        file.name.removesuffix(".voice.safetensors"),
+        "x-vector,",
+        "128-dim",
+    ]
+
+
+def test_a_recording_that_is_not_there_is_told_before_a_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
+    assert run("voices", "create", "absent.wav") == 2
+    assert "absent.wav cannot be read as audio: no such file." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
 def test_a_voice_that_is_there_is_replaced_only_by_force(recordings, tmp_path, capsys, bare):
     folder = tmp_path / "made" / "now"  # which `create` makes
@@ -158,13 +181,16 @@ def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
         (("voices", "list", "{recordings}/mario.txt"), "mario.txt is no file of voices"),
         (("voices", "show", "{recordings}/mario.wav"), "mario.wav is a recording, no voice."),
         (("voices", "create", "{empty}"), "no recording"),
-        (("voices", "create", "absent.wav", *BASE), "no such file"),
-        (("voices", "create", "{recordings}/mario.wav", "--model", "tiny-random"), "cannot clone"),
+        (
+            ("voices", "create", "{recordings}/mario.wav", "--model", "tiny-random"),
+            "`voices create` and the model tiny-random cannot go together",
+        ),
         (
             ("speak", "Hi.", "--voice-sample", "{recordings}/mario.wav", "--model", "tiny-random"),
             "--voice-sample and the model tiny-random cannot go together",
         ),
         (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "exclude"),
+        (("speak", "Hi.", "--voice", "{recordings}/mario.wav"), "Say --voice-sample {recordings}"),
         (("speak", "Hi.", "--xvector", *BASE), "--voice-sample"),
         (("speak", "Hi.", "--voice-sample", "{recordings}/mario.txt", *BASE), "cannot be read"),
         (("speak", "Hi.", "--voice", "../mario", *BASE), "Presets: (none)"),
@@ -179,6 +205,7 @@ def test_what_cannot_work_ends_with_one_message(
     names = {"{recordings}": str(recordings), "{empty}": str(empty)}
     for name, path in names.items():
         arguments = tuple(argument.replace(name, path) for argument in arguments)
+        message = message.replace(name, path)
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]

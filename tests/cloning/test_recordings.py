@@ -2,12 +2,15 @@
 
 import io
 import logging
+import re
+import shlex
 
 import librosa
 import numpy as np
 import pytest
 import soundfile
 import waveforms
+from commands import ROOT
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.cloning import recordings
@@ -132,24 +135,47 @@ WORDS = (
     *("the", "hotel", "on", "Friday,", "which", "is", "cold."),
 )
 TIME = np.arange(3 * RATE) / RATE
+SAMPLES = [
+    (f"docs/samples/{name}", text)
+    for name, text in re.findall(
+        r"\| \[(\S+)\]\S+ \| (.+) \|", (ROOT / "docs/samples/README.md").read_text()
+    )
+]
+
+
+TONE = 0.3 * np.sin(2 * np.pi * 220 * TIME)
+FADES = np.clip(np.minimum(TIME, 3 - TIME), 0, 1)
+SILENCE = np.zeros(RATE)
 
 
 @pytest.mark.parametrize(
     ("samples", "doubted"),
     [
-        (0.3 * np.sin(2 * np.pi * 220 * TIME), True),
+        (TONE, True),
         (waveforms.noise(3, RATE), True),
+        (FADES * TONE, True),
+        (FADES * waveforms.noise(3, RATE), True),
+        (np.r_[SILENCE, TONE, SILENCE], True),
+        (TONE * (np.sin(2 * np.pi * 1.5 * TIME) > 0), True),
         (waveforms.voice_like(3, RATE), False),
-        (None, False),
     ],
-    ids=["a tone", "noise", "something in syllables", "speech"],
+    ids=["tone", "noise", "fading tone", "fading noise", "tone in silence", "beeps", "syllables"],
 )
-def test_what_never_changes_its_loudness_is_doubted(demo_speech, samples, doubted, caplog):
-    sound = demo_speech if samples is None else samples.astype(np.float32)
-    recordings.check(sound, RATE, "a.wav")
-    assert [text[:37] for text in caplog.messages] == doubted * [
-        "a.wav is equally loud from beginning "
-    ]
+def test_what_sounds_the_same_all_the_time_is_doubted(samples, doubted, caplog):
+    recordings.check(samples.astype(np.float32), RATE, "a.wav")
+    told = "a.wav sounds the same from beginning to end, as a tone or noise does. Is it speech?"
+    assert caplog.messages == doubted * [told]
+
+
+@pytest.mark.parametrize("noise", [0, 0.1])  # none, and at -40 dBFS
+def test_speech_with_its_own_transcript_is_not_doubted(demo_speech, noise, caplog):
+    samples = demo_speech + noise * waveforms.noise(len(demo_speech) / RATE, RATE)
+    recordings.check(samples, RATE, "a.wav")
+    for path, text in SAMPLES:
+        samples, rate = recordings.read(ROOT / path)
+        recordings.check(samples, rate, path)
+        recordings.check_transcript(text, recordings.seconds_of_sound(samples, rate))
+    assert len(SAMPLES) == 10 and not caplog.messages
 
 
 @pytest.mark.parametrize(("num_words", "doubted"), [(8, True), (len(WORDS), False)])
@@ -160,10 +186,11 @@ def test_half_a_transcript_is_doubted(demo_speech, num_words, doubted, caplog):
 
 
 def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
-    (tmp_path / "memo.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
+    (tmp_path / "my memo.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
     with pytest.raises(RecordingError) as caught:
-        recordings.read(tmp_path / "memo.m4a")
-    assert caught.value.cure == f"Convert it: ffmpeg -i {tmp_path}/memo.m4a {tmp_path}/memo.wav"
+        recordings.read(tmp_path / "my memo.m4a")
+    words = shlex.split(caught.value.cure.removeprefix("Convert it: "))
+    assert words == ["ffmpeg", "-i", f"{tmp_path}/my memo.m4a", f"{tmp_path}/my memo.wav"]
 
 
 @pytest.fixture(scope="module")
