@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     facts = summary(heard, engine, args)
     if args.json:
         print(json.dumps(facts, indent=1))
-    else:
+    elif not args.quiet:
         print_summary(facts, args.output)
     return 0
 

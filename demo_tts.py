@@ -10,19 +10,20 @@ from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:
-    """Synthesize and save; prints a summary line to stderr."""
+    """Synthesize and save; prints a summary line to stderr, unless --quiet."""
     text = options.read_speech(args.text, args.output)
     with options.engine_from_args(args) as tts:
         speech = tts.synthesize(text, **options.speech_options(args, tts))
         speech.save(args.output)
-    seconds = len(speech.audio) / speech.sample_rate
-    total = speech.timings["total"] / 1000
-    print(
-        f"{args.output}: {seconds:.2f} s of speech in {total:.2f} s (RTF {total / seconds:.3f}), "
-        f"{speech.finish_reason}, seed {speech.seed}",
-        file=sys.stderr,
-    )
-    options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
+    if not args.quiet:
+        seconds = len(speech.audio) / speech.sample_rate
+        total = speech.timings["total"] / 1000
+        print(
+            f"{args.output}: {seconds:.2f} s of speech in {total:.2f} s "
+            f"(RTF {total / seconds:.3f}), {speech.finish_reason}, seed {speech.seed}",
+            file=sys.stderr,
+        )
+        options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
     return 0
 
 

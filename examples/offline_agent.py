@@ -4,8 +4,10 @@ A user who asks, listens, and then talks over the answer; with a scripted recogn
 LLM, so that everything between them is real: voice activity detection, turns, barge-in, context,
 Qwen3-TTS, and a loudspeaker that plays in real time. What the loudspeaker played goes to a file.
 
-    python examples/offline_agent.py --model demo-voice --output agent.wav
-    python examples/offline_agent.py --model demo-voice --token --vad silero --user question.wav
+demo-voice speaks, the small voice in the box, unless --model names another one.
+
+    python examples/offline_agent.py --output agent.wav
+    python examples/offline_agent.py --token --vad silero --user question.wav
 """
 
 import argparse
@@ -18,42 +20,48 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from loguru import logger
-from pipecat.audio.vad.vad_analyzer import VADAnalyzer, VADParams
-from pipecat.frames.frames import (
-    BotStartedSpeakingFrame,
-    Frame,
-    InputAudioRawFrame,
-    LLMContextFrame,
-    LLMFullResponseEndFrame,
-    LLMFullResponseStartFrame,
-    OutputAudioRawFrame,
-    StartFrame,
-    TranscriptionFrame,
-)
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import (
-    LLMContextAggregatorPair,
-    LLMUserAggregatorParams,
-)
-from pipecat.processors.frame_processor import FrameDirection
-from pipecat.services.llm_service import LLMService
-from pipecat.services.settings import LLMSettings, STTSettings
-from pipecat.services.stt_service import SegmentedSTTService
-from pipecat.services.tts_service import TextAggregationMode
-from pipecat.transports.base_input import BaseInputTransport
-from pipecat.transports.base_output import BaseOutputTransport
-from pipecat.transports.base_transport import TransportParams
-from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
-from pipecat.turns.user_turn_strategies import UserTurnStrategies
-from pipecat.utils.time import time_now_iso8601
-from pipecat.workers.runner import WorkerRunner
 
+from qwen_megakernel import audio
 from qwen_megakernel.audio import WavWriter
 from qwen_megakernel.cli import options
-from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.records import SpeechRequest
+
+with options.needed('"qwen_megakernel[pipecat]"', by="offline_agent.py"):
+    from loguru import logger
+    from pipecat.audio.vad.vad_analyzer import VADAnalyzer, VADParams
+    from pipecat.frames.frames import (
+        BotStartedSpeakingFrame,
+        Frame,
+        InputAudioRawFrame,
+        LLMContextFrame,
+        LLMFullResponseEndFrame,
+        LLMFullResponseStartFrame,
+        OutputAudioRawFrame,
+        StartFrame,
+        TranscriptionFrame,
+    )
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+    from pipecat.processors.aggregators.llm_context import LLMContext
+    from pipecat.processors.aggregators.llm_response_universal import (
+        LLMContextAggregatorPair,
+        LLMUserAggregatorParams,
+    )
+    from pipecat.processors.frame_processor import FrameDirection
+    from pipecat.services.llm_service import LLMService
+    from pipecat.services.settings import LLMSettings, STTSettings
+    from pipecat.services.stt_service import SegmentedSTTService
+    from pipecat.services.tts_service import TextAggregationMode
+    from pipecat.transports.base_input import BaseInputTransport
+    from pipecat.transports.base_output import BaseOutputTransport
+    from pipecat.transports.base_transport import TransportParams
+    from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
+    from pipecat.turns.user_turn_strategies import UserTurnStrategies
+    from pipecat.utils.time import time_now_iso8601
+    from pipecat.workers.runner import WorkerRunner
+
+    from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 IN_RATE = 16000
 OUT_RATE = 24000
@@ -291,13 +299,12 @@ def main(args: argparse.Namespace) -> int:
     """Run the conversation, report, write what was heard."""
     logger.remove()
     logger.add(sys.stderr, level="DEBUG" if args.debug else "ERROR")
+    audio.check_path(args.output)  # before a model is loaded, as the seed is and the recording
+    SpeechRequest("", seed=args.seed or 0)
     speech, vad = None, None
     if args.user:
-        import soundfile
-        import soxr
-
-        audio, rate = soundfile.read(args.user, dtype="float32", always_2d=True)
-        speech = (soxr.resample(audio.mean(axis=1), rate, IN_RATE) * 32767).astype(np.int16)
+        samples = recordings.resample(*recordings.read(args.user), IN_RATE)
+        speech = (samples * 32767).astype(np.int16)
     if args.vad == "silero":
         from pipecat.audio.vad.silero import SileroVADAnalyzer
 
@@ -324,10 +331,15 @@ def parse_args() -> argparse.Namespace:
     parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", default="agent.wav", help="what the loudspeaker played")
     parser.add_argument("--token", action="store_true", help="one request a turn, fed by the word")
-    parser.add_argument("--vad", default="energy", choices=("energy", "silero"))
+    parser.add_argument(
+        "--vad",
+        default="energy",
+        choices=("energy", "silero"),
+        help="what hears the user (default: energy)",
+    )
     parser.add_argument("--user", metavar="WAV", help="a recording to ask with (default: a hum)")
     parser.add_argument("--voice", help="a speaker of the model")
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn)")
     options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 

@@ -21,7 +21,11 @@ import functools
 import os
 import sys
 
-try:
+from qwen_megakernel.cli import options
+
+with options.needed(
+    '"qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"', by="voice_agent.py"
+):
     from pipecat.audio.vad.silero import SileroVADAnalyzer
     from pipecat.frames.frames import LLMRunFrame
     from pipecat.pipeline.pipeline import Pipeline
@@ -38,11 +42,6 @@ try:
     from pipecat.services.tts_service import TextAggregationMode
     from pipecat.transports.base_transport import BaseTransport, TransportParams
     from pipecat.workers.runner import WorkerRunner
-except ModuleNotFoundError as error:
-    sys.exit(
-        f"error: voice_agent.py needs {error.name}.\n"
-        'pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"'
-    )
 
 from qwen_megakernel import QwenTTSError, TTSEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -65,7 +64,7 @@ def load_engine(model: str) -> TTSEngine:
 
 def model_parser() -> argparse.ArgumentParser:
     """The command line's own option; Pipecat's runner adds its own to it."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = options.Parser(add_help=False)
     parser.add_argument(
         "--model",
         default="demo-voice",
@@ -160,4 +159,4 @@ if __name__ == "__main__":
             load_engine(model_parser().parse_known_args()[0].model)  # before the first call
         except QwenTTSError as error:
             sys.exit(f"error: {error}")
-    main(argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[model_parser()]))
+    main(options.Parser(description=__doc__.splitlines()[0], parents=[model_parser()]))

@@ -24,12 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script
 from benchmarks import common
 from qwen_megakernel.cli import options
 
-try:
+with options.needed('"qwen_megakernel[bench]"', by="The load test"):
     from benchmarks.load_test import plot
     from benchmarks.load_test.levels import measure
     from benchmarks.load_test.workload import PROMPTS, numbers
-except ModuleNotFoundError as error:
-    sys.exit(f'error: The load test needs {error.name}.\npip install "qwen_megakernel[bench]"')
 from qwen_megakernel.errors import UsageError
 
 

@@ -1,18 +1,19 @@
 """Command-line options that the command line, the demos and the benchmarks have in common."""
 
 import argparse
+import contextlib
 import logging
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qwen_megakernel.choices import BACKENDS, DEFAULT_MODEL, WEIGHTS
-from qwen_megakernel.errors import QwenTTSError, ResourceError, UsageError
+from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.signals import GracefulExit
 
 if TYPE_CHECKING:
@@ -36,20 +37,36 @@ _ENDS = {
 }
 
 
+def whole_number(text: str) -> int:
+    """An argparse type: a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """An argparse type: a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def at_least(minimum: int) -> Callable[[str], int]:
     """An argparse type: whole numbers from `minimum` on."""
 
-    def number(text: str) -> int:
-        if (value := int(text)) < minimum:
+    def bounded(text: str) -> int:
+        if (value := whole_number(text)) < minimum:
             raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
         return value
 
-    return number
+    return bounded
 
 
 def positive(text: str) -> float:
     """An argparse type: finite numbers above zero."""
-    if not 0 < (value := float(text)) < math.inf:
+    if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
@@ -58,7 +75,7 @@ def temperature(text: str) -> float:
     """An argparse type: what logits can be divided by."""
     from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
 
-    if not MIN_FACTOR <= (value := float(text)) <= MAX_FACTOR:
+    if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
         raise argparse.ArgumentTypeError(
             f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
             "For greedy decoding say --greedy."
@@ -68,6 +85,12 @@ def temperature(text: str) -> float:
 
 class Parser(argparse.ArgumentParser):
     """Refuses in two lines, and says which option may be meant by one that it does not know."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        # What `type=int` and `type=float` mean, whose refusals would name the type.
+        self.register("type", int, whole_number)
+        self.register("type", float, number)
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2; argparse would print the usage of all options before."""
@@ -84,22 +107,6 @@ class Parser(argparse.ArgumentParser):
             hint = f"; did you mean {meant}?" if meant else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
-
-
-def whole_number(text: str) -> int:
-    """An argparse type: a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def number(text: str) -> float:
-    """An argparse type: a number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def plot_file(text: str) -> str:
@@ -163,17 +170,14 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --max-frames and the sampling knobs, which every family of models has."""
-    parser.add_argument(
-        "--seed", type=whole_number, help="same seed, same codes (default: drawn, printed)"
-    )
+    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
     parser.add_argument(
         "--max-frames",
-        type=whole_number,
+        type=int,
         help="stop after this many frames (80 ms each, of a trained voice 85)",
     )
     parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    kinds = {"temperature": temperature, "top-k": whole_number}
-    kinds |= {"top-p": number, "repetition-penalty": number}
+    kinds = {"temperature": temperature, "top-k": int, "top-p": float, "repetition-penalty": float}
     for name, kind in kinds.items():
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
@@ -362,6 +366,21 @@ def write_output(data: bytes) -> None:
     except OSError as error:
         error.filename = STANDARD_OUTPUT
         raise
+
+
+@contextlib.contextmanager
+def needed(packages: str, by: str) -> Iterator[None]:
+    """End a script with what to install where the block cannot import a package.
+
+    Args:
+        packages: what pip is to install.
+        by: the script, as its user knows it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        print(f"error: {by} needs {error.name}.\npip install {packages}", file=sys.stderr)
+        sys.exit(MissingPackageError.exit_code)
 
 
 def wait_passively() -> None:

@@ -44,6 +44,9 @@ def test_the_help_of_serve_tells_its_defaults(capsys):
         (("doctor", "now"), "unrecognized arguments: now"),
         (("speak", "Hello.", "--seed", "abc"), "argument --seed: 'abc' is not a whole number"),
         (("speak", "Hello.", "--top-p", "a"), "argument --top-p: 'a' is not a number"),
+        (("speak", "Hello.", "--temperature", "a"), "argument --temperature: 'a' is not a number"),
+        (("serve", "--port", "a"), "argument --port: 'a' is not a whole number"),
+        (("serve", "--slots", "a"), "argument --slots: 'a' is not a whole number"),
     ],
 )
 def test_what_the_command_line_refuses_takes_two_lines(words, told, capsys):

@@ -55,6 +55,13 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_pat
     assert done.stdout == ""  # which is for data
 
 
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_quiet_front_ends_say_nothing_of_a_speech_that_went_well(run_here, tmp_path, script):
+    out = tmp_path / "a.wav"
+    done = run_here(*script, "Hello.", "--output", out, "--quiet", *TINY, *SHORT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and out.exists()
+
+
 def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
     out, dump = tmp_path / "a.flac", tmp_path / "codes.tsv"
     done = speak("Hello there.", "--output", out, "--dump-codes", dump, "--stream", *TINY, *SHORT)
@@ -443,16 +450,39 @@ def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(run_he
 @pytest.mark.parametrize(
     ("script", "package", "extra"),
     [
-        ("examples/voice_agent.py", "pipecat", "pipecat-ai[webrtc"),
-        ("benchmarks/load_test/__main__.py", "aiohttp", "qwen_megakernel[bench]"),
+        (("examples/voice_agent.py",), "pipecat", "pipecat-ai[webrtc"),
+        (("examples/offline_agent.py",), "pipecat", "qwen_megakernel[pipecat]"),
+        (("benchmarks/load_test/__main__.py",), "aiohttp", "qwen_megakernel[bench]"),
+        (("benchmarks/measure.py", "pipecat"), "loguru", "qwen_megakernel[bench,pipecat,server]"),
+        (("benchmarks/measure.py", "server"), "aiohttp", "qwen_megakernel[bench,pipecat,server]"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else value,
+)
+def test_a_script_without_its_package_says_what_to_install(
+    run_here, monkeypatch, script, package, extra
+):
+    for name in [name for name in sys.modules if name.split(".")[0] in (package, "benchmarks")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = run_here(*script)
+    assert done.returncode == 3 and f"needs {package}" in done.stderr and extra in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--user", "absent.wav"), 2, "absent.wav cannot be read as audio: no such file."),
+        (("--output", "agent.xyz"), 2, "no audio format is called '.xyz'"),
+        (("--seed", "-1"), 2, "seed is -1; it must be"),
+        (("--seed", "x"), 2, "'x' is not a whole number"),
     ],
 )
-def test_a_script_without_its_package_says_what_to_install(tmp_path, script, package, extra):
-    planted = f"raise ModuleNotFoundError('planted', name='{package}')"
-    (tmp_path / f"{package}.py").write_text(planted)
-    done = run(script, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"needs {package}" in done.stderr and extra in done.stderr
+def test_what_the_offline_agent_cannot_do_is_told_before_a_model_is_loaded(
+    run_here, monkeypatch, arguments, code, message
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here("examples/offline_agent.py", *arguments)
+    assert done.returncode == code and message in done.stderr
 
 
 @pytest.mark.parametrize(
