@@ -39,20 +39,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 
-# Editable in setuptools' simplest way, a path to this folder: the other one warns at length.
 # torch first and by itself: its pin decides which build the rest resolves against.
 $(VENV)/.torch-ready: requirements.txt | $(BIN)/python
 	$(PIP) "$$(grep ^torch requirements.txt)"
 	@touch $@
 
 $(VENV)/.demo-ready: $(VENV)/.torch-ready setup.py
-	$(PIP) -r requirements.txt --config-settings editable_mode=compat --editable .[pipecat]
+	$(PIP) -r requirements.txt --editable .[pipecat]
 	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
 $(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
-	$(PIP) -r requirements.txt --config-settings editable_mode=compat --editable .[pipecat,dev,reference,plots]
+	$(PIP) -r requirements.txt --editable .[pipecat,dev,reference,plots]
 	$(PIP) --no-deps qwen-tts==0.1.1
 	@touch $@ $(VENV)/.demo-ready
 

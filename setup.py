@@ -4,8 +4,14 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+KERNEL_SOURCES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "csrc").rglob("*")
+    if path.suffix in (".cu", ".cuh", ".h", ".cpp")
+)
 VERSION = re.search(
     r'__version__ = "(.+)"', (ROOT / "qwen_megakernel" / "__init__.py").read_text()
 ).group(1)
@@ -20,6 +26,33 @@ COREML = ["coremltools>=9,<10"]
 BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/load_test
 RAY = ["ray[serve]>=2.60", *SERVER]
 
+
+class BuildWithKernel(build_py):
+    """Copies the kernel's sources into the package that is built.
+
+    They are no packages with folders of their own (`package_dir`): with those, an editable install
+    would be a finder of modules, at length warned of, where a path to this folder does.
+    """
+
+    def run(self) -> None:
+        """Build; an editable install reads the sources where they lie."""
+        super().run()
+        for source, target in ({} if self.editable_mode else self._targets()).items():
+            self.mkpath(str(Path(target).parent))
+            self.copy_file(source, target)
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution holds."""
+        return [*super().get_source_files(), *KERNEL_SOURCES]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """What `run` writes."""
+        return [*super().get_outputs(include_bytecode), *self._targets().values()]
+
+    def _targets(self) -> dict[str, str]:
+        return {name: str(Path(self.build_lib, "qwen_megakernel", name)) for name in KERNEL_SOURCES}
+
+
 setup(
     name="qwen_megakernel",
     version=VERSION,
@@ -28,20 +61,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[
-        *find_packages(include=["qwen_megakernel", "qwen_megakernel.*"]),
-        "qwen_megakernel.csrc",
-        "qwen_megakernel.csrc.emulation",
-    ],
-    package_dir={
-        "qwen_megakernel.csrc": "csrc",
-        "qwen_megakernel.csrc.emulation": "csrc/emulation",
-    },
-    package_data={
-        "qwen_megakernel": ["assets/**/*"],
-        "qwen_megakernel.csrc": ["*.cu", "*.cuh", "*.h"],
-        "qwen_megakernel.csrc.emulation": ["*.h", "*.cpp"],
-    },
+    packages=find_packages(include=["qwen_megakernel", "qwen_megakernel.*"]),
+    package_dir={"": "."},
+    package_data={"qwen_megakernel": ["assets/**/*"]},
+    cmdclass={"build_py": BuildWithKernel},
     install_requires=[
         "torch>=2.7",
         "transformers>=4.57,<6",

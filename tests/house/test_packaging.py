@@ -13,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    # Built from a copy: setuptools leaves a build folder behind, which the next wheel would ship.
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+def source(tmp_path_factory):
+    """A copy to build from: setuptools leaves a build folder, which the next wheel would ship."""
+    source = tmp_path_factory.mktemp("packaging") / "source"
     for name in ("qwen_megakernel", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).is_dir():
             shutil.copytree(
@@ -24,9 +23,27 @@ def wheel(tmp_path_factory):
             )
         else:
             shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(folder)]
-    subprocess.run([*command, str(source)], check=True, timeout=200)
-    return next(folder.glob("*.whl"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source):
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", source.parent]
+    subprocess.run([*command, source], check=True, timeout=200)
+    return next(source.parent.glob("*.whl"))
+
+
+def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
+    """As `make demo` installs the package; pip shows what setuptools writes to stderr."""
+    pytest.importorskip("setuptools", "77")
+    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+    command = [sys.executable, "-c", build]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
+    (wheel,) = map(zipfile.ZipFile, tmp_path.glob("*.whl"))
+    (path,) = (name for name in wheel.namelist() if ".dist-info/" not in name)
+    assert path.endswith(".pth") and wheel.read(path).decode().strip() == str(source)
+    assert "editable_mode" not in (ROOT / "Makefile").read_text()  # each mode named there warns
 
 
 @pytest.mark.ci
