@@ -62,12 +62,12 @@ def compare_codes(args: argparse.Namespace) -> int:
         print(path)
         expected = codes_file.expectations(values)
         for name, value in values.items():
-            usual, is_suspicious = expected.get(name, ("", False))
             shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-            mark = "SUSPICIOUS, " if is_suspicious else ""
-            print(f"  {name:18} {shown:>8}  {mark}{usual}".rstrip())
+            judged = expected.get(name, codes_file.Expectation(""))
+            mark = "SUSPICIOUS; " if judged.is_suspicious else ""
+            print(f"  {name:18} {shown:>8}  {mark}{judged.told}".rstrip())
     for pair, value in overlaps.items():
-        print(f"{pair}: overlap {value:.3f}")
+        print(f"{pair}: overlap {value:.3f}  {codes_file.OVERLAP.told}")
     return 0
 
 

@@ -496,9 +496,18 @@ def test_what_the_offline_agent_cannot_do_is_told_before_a_model_is_loaded(
     ids=["healthy", "stuck", "repeating", "too short"],
 )
 def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspicious):
-    dump = tmp_path / "codes.tsv"
-    np.savetxt(dump, codes, fmt="%d", delimiter="\t")
-    lines = run_here("-m", "qwen_megakernel", "codes", "compare", dump).stdout.splitlines()
-    marked = [line.split()[0] for line in lines if "SUSPICIOUS" in line]
+    dumps = [tmp_path / name for name in ("a.tsv", "b.tsv")]
+    for dump in dumps:
+        np.savetxt(dump, codes, fmt="%d", delimiter="\t")
+    told = run_here("-m", "qwen_megakernel", "codes", "compare", *dumps).stdout
+    first, pair = told.split(str(dumps[1]), 1)[0], told.splitlines()[-1]
+    _, frames, *figures = first.splitlines()
+    marked = [line.split()[0] for line in figures if "SUSPICIOUS" in line]
     assert set(suspicious) <= set(marked) and bool(marked) == bool(suspicious)
-    assert any("usual: " in line or "too few" in line for line in lines)
+    if len(codes) > 3:
+        judged = [line for line in figures if re.search("usual: .*; suspicious: ", line)]
+        assert len(judged) == 6 and all(line in judged or "depends on" in line for line in figures)
+    else:
+        assert "too few to judge" in frames and not any("usual" in line for line in figures)
+    assert "overlap 1.000" in pair and "suspicious: above 0.8" in pair
+    assert " -0.000" not in told
