@@ -206,7 +206,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
             "Top-k": "20",
             "Top-p": "0.9",
             "Repetition penalty": "1.1",
-            "At most (frames)": "12",
+            "At most (seconds)": "0.9",
         }.items():
             page.get_by_label(label, exact=True).fill(value)
         speak(page)
@@ -215,7 +215,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
         expect(page.locator("#end")).to_contain_text("limit")
         expect(page.locator("#end")).to_contain_text("18446744073709551615")
     assert (request.voice, request.language, request.instruct) == ("vivian", "german", "calmly")
-    assert request.seed == 2**64 - 1 and request.max_frames == 11  # one token is the end
+    assert request.seed == 2**64 - 1 and request.max_frames == 12  # 0.9 s and a little
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
     assert sampling.repetition_penalty == 1.1
