@@ -56,8 +56,8 @@ def fast_backends(requested: str) -> list[Backend]:
         return []
     if requested != "auto":
         return [choose_backend(requested)]
-    kernel = "kernel" if torch.cuda.is_available() else "emulation"
-    return [choose_backend(kernel), choose_backend("graph")]
+    names = ("kernel", "graph") if torch.cuda.is_available() else ("cpu", "emulation", "graph")
+    return [choose_backend(name) for name in names]
 
 
 def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: str) -> Report:

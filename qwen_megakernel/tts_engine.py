@@ -45,7 +45,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     Args:
         loaded: a checkpoint, from `loading.load`.
-        backend: "auto", "kernel", "graph", "torch", "emulation" or "coreml"; what runs is
+        backend: "auto", "kernel", "graph", "cpu", "torch", "emulation" or "coreml"; what runs is
             `backend`, and why it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16", or torch's own of these; None: bf16 on a GPU, the faster
@@ -83,7 +83,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._voices = VoiceLibrary(loaded, voices)
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
-        width = (asked_dtype or default_dtype(loaded, chosen.device)).itemsize
+        width = (asked_dtype or default_dtype(loaded, chosen)).itemsize
         threads = cpu_threads.choose(frame_weights(loaded.config).total * width, num_threads)
         backends: list[Backend] = []  # `build` must not hold on to `self`, which closes the loop
 
@@ -97,6 +97,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 max_frames=max_frames,
                 dtype=asked_dtype,
                 weights=weights,
+                num_threads=num_threads,
             )
             backends.append(running)
             on_gpu = chosen.device.type == "cuda"
@@ -120,6 +121,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         decoder = self._loop.stages.decoder
         self._prompts, self.dtype = self._loop.stages.prompts, decoder.dtype
         (running,) = backends
+        self.num_threads = decoder.num_threads or self.num_threads
         self.backend, self.why, self.device = running.name, running.why, running.device
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
@@ -140,7 +142,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
-            options: backend ("auto", "kernel", "graph", "torch", "emulation", "coreml"), device,
+            options: backend ("auto", "kernel", "graph", "cpu", "torch", "emulation",
+                "coreml"), device,
                 dtype ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_threads,
                 num_slots, max_frames (per part of a text), voices (a folder), warmup.
         Raises:

@@ -34,7 +34,11 @@ def peers(args: argparse.Namespace) -> int:
     loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
     has_gpu = torch.cuda.is_available()
     device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
-    dtype = getattr(torch, args.dtype) if args.dtype else default_dtype(loaded, device)
+    dtype = (
+        getattr(torch, args.dtype)
+        if args.dtype
+        else default_dtype(loaded, Backend("torch", device, ""))
+    )
     rows: list[dict[str, Any]] = []
     found = common.model_header(loaded.files, device=str(device), dtype=common.name_of(dtype))
     found |= {"settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS}}
@@ -50,11 +54,15 @@ def peers(args: argparse.Namespace) -> int:
             row["times_the_best"] = row["ms_per_frame"]["p50"] / best
         common.write_json(args.json, found | {"rows": rows})
 
-    names = ("kernel", "graph", "torch") if device.type == "cuda" else ("graph", "torch")
+    names = ("kernel", "graph", "torch") if device.type == "cuda" else ("cpu", "graph", "torch")
     for name in names:
+        # The CPU's native code has one dtype to compute in, whatever the weights are stored in.
+        its = torch.float32 if name == "cpu" else dtype
         add(
             name,
-            lambda name=name: decoder_ms(loaded, choose_backend(name, device), dtype, args.frames),
+            lambda name=name, its=its: decoder_ms(
+                loaded, choose_backend(name, device), its, args.frames
+            ),
         )
     add("qwen-tts", lambda: official_ms(loaded, device, dtype, args.frames))
     for row in rows:

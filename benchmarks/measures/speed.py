@@ -161,10 +161,11 @@ def profile(args: argparse.Namespace) -> int:
     """Where a frame of the plain decoder goes: share of each torch operation, how many calls."""
     loaded = loading.load(loading.resolve(args.model))
     device = torch.device("cpu")
-    dtype = default_dtype(loaded, device)
+    backend = Backend("torch", device, "")
+    dtype = default_dtype(loaded, backend)
     decoder = make_decoder(
         loaded,
-        Backend("torch", device, ""),
+        backend,
         DecoderSizes(1, max_positions=256, max_text_rows=64, device=device, dtype=dtype),
     )
     hidden = loaded.config.talker.stack.hidden_size

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from qwen_megakernel.choices import DEFAULT_MODEL, INT8_STACKS, WEIGHTS
+from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, Int8Format
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
@@ -13,10 +13,13 @@ EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
+    from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
 
     options.tell_compiling(args)
     archs = _archs(args.arch)
+    check_weights(args.weights, "kernel")
+    stacks = Int8Format.parse(args.weights).stacks if args.weights else ()
     # Released models have dimensions we know: nothing is downloaded, and nothing written for the
     # random ones.
     name = hub.RELEASED.get(args.model, args.model)
@@ -30,7 +33,7 @@ def build(args: argparse.Namespace) -> int:
         model = config.parse_model_config(config.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")
-        target = kernel_build.Target(arch, dtype, int8=INT8_STACKS.get(args.weights, ()))
+        target = kernel_build.Target(arch, dtype, int8=stacks)
         print(arch or EMULATION, args.weights or dtype, kernel_build.build(model, target))
     return 0
 
@@ -51,7 +54,7 @@ def add_command(commands: Any) -> None:
         choices=("float32", "bfloat16"),
         help="of the weights (default: bfloat16 for a GPU, float32 for emulation)",
     )
-    command.add_argument("--weights", choices=WEIGHTS, help="8-bit layers, of the talker or of all")
+    command.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     command.add_argument("--local-files-only", action="store_true", help="never use the network")
     options.add_verbosity(command)
     command.set_defaults(run=build)

@@ -41,6 +41,7 @@ def report() -> dict[str, Any]:
     import qwen_megakernel
     from qwen_megakernel.checkpoint.loading import cache_folder
     from qwen_megakernel.decoders.backends import choose_backend
+    from qwen_megakernel.native import cpu_library, cpu_threads
 
     chosen = choose_backend("auto")
     return {
@@ -48,9 +49,8 @@ def report() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "instruction_sets": cpu_library.supported_sets(),
+        "cores": cpu_threads.available_cores(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(torch),
         "driver": _driver(),

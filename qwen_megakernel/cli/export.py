@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import options
 
 PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
         default="float16",
         help="of all but the speech decoder, which is float32 (default: float16)",
     )
-    command.add_argument("--weights", choices=WEIGHTS, help="8-bit layers, of the talker or of all")
+    command.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     command.add_argument(
         "--chunk-frames",
         type=options.at_least(1),

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from qwen_megakernel.choices import BACKENDS, DEFAULT_MODEL, WEIGHTS
+from qwen_megakernel.choices import BACKENDS, DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.signals import GracefulExit
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
-BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, torch on a CPU)"
-DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, the faster one on a CPU)"
+BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, native code on a CPU)"
+DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
 
 KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -136,11 +136,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         help="threads that compute on the CPU (default: by the model's size, one for demo-voice)",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=DTYPE_HELP)
-    parser.add_argument(
-        "--weights",
-        choices=WEIGHTS,
-        help="8-bit layers, of the talker or of all (docs/precision.md tells the cost)",
-    )
+    parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
     add_verbosity(parser)
 
@@ -269,6 +265,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
 
+    tell_compiling(args)
     # Of threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)

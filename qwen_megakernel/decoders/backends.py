@@ -39,7 +39,7 @@ MIN_MACOS = 15  # of coreml, whose models have states
 class Backend:
     """Which decoder runs, where, and why it was chosen."""
 
-    name: str  # kernel | graph | torch | emulation | coreml
+    name: str  # kernel | graph | cpu | torch | emulation | coreml
     device: torch.device
     why: str
     may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
@@ -70,24 +70,26 @@ def choose_backend(
             f"--backend coreml needs macOS {MIN_MACOS}; this is {platform.platform()}.",
             cure="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
         )
-    is_of_cpu = requested in ("emulation", "coreml")
+    is_of_cpu = requested in ("cpu", "emulation", "coreml")
     wanted = find_device("cpu" if is_of_cpu and device is None else device)
     if (requested, wanted.type) == ("kernel", "cpu") or (is_of_cpu and wanted.type == "cuda"):
         raise UsageError(f"backend {requested} does not run on device {wanted}.")
     if requested != "auto":
+        int8.check_weights(weights, requested)
         return Backend(requested, wanted, "asked for")
     if wanted.type == "cpu":
         why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
         if device is None and (error := too_old()):
             logger.warning("%s", error)
             why = error.what
-        return Backend("torch", wanted, why)
+        return Backend("cpu", wanted, why, may_change=True)
     try:
         from qwen_megakernel.decoders.kernel.decoder import check_device
 
         check_device(wanted)
     except EnvironmentError_ as error:
         return without_kernel(wanted, error)
+    int8.check_weights(weights, "kernel")
     why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
     return Backend("kernel", wanted, why, may_change=True)
 
@@ -104,16 +106,26 @@ def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
     return Backend("graph", device, f"the kernel cannot run here: {error.what}")
 
 
-def default_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """bf16 on a GPU that computes in it; on a CPU only where weights are too large for its caches.
+def without_native_code(backend: Backend, error: QwenTTSError) -> Backend:
+    """What `auto` takes on a CPU where the native decoder cannot be built or run the model."""
+    logger.warning("%s Decoding by PyTorch instead, which takes 3 to 10 times as long.", error)
+    return Backend("torch", backend.device, f"{backend.why}; no native code: {error.what}")
 
-    Decoding streams every weight once per pass, so a large bf16 checkpoint is faster in bf16 (half
-    the bytes), while a small one is bound by call overhead and float32 is exact at no cost.
+
+def default_dtype(checkpoint: Checkpoint, backend: Backend) -> torch.dtype:
+    """What a backend computes in unless it is told.
+
+    The native CPU decoder computes in float32, Core ML in float16, without which nothing runs on
+    Apple's Neural Engine. Elsewhere it is bf16 on a GPU that computes in it, and on a CPU only
+    where weights are too large for its caches: PyTorch reads every weight once a pass, so a large
+    checkpoint is faster in half the bytes, while a small one is bound by the overhead of calls.
     """
+    if backend.name in ("cpu", "coreml"):
+        return torch.float32 if backend.name == "cpu" else torch.float16
     stored = checkpoint.talker["codec_head.weight"].dtype
-    if device.type == "cuda":
+    if backend.device.type == "cuda":
         # Before sm_80 bf16 is emulated: what `ArchError` announces there is float32.
-        has_bf16 = torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+        has_bf16 = torch.cuda.get_device_capability(backend.device) >= MIN_CAPABILITY
         return torch.bfloat16 if has_bf16 else torch.float32
     num_weights = sum(
         weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
@@ -130,6 +142,7 @@ def load_decoder(
     max_frames: int = 1000,
     dtype: torch.dtype | None = None,
     weights: str | None = None,
+    num_threads: int | None = None,
 ) -> tuple[FrameDecoder, Backend]:
     """Make the decoder of a backend, or of the one that replaces it where it cannot start.
 
@@ -140,6 +153,7 @@ def load_decoder(
         max_frames: frames one part of an utterance may have.
         dtype: None picks `default_dtype`, or what suits Core ML.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+        num_threads: of the native CPU decoder; None: by the model's size and the cores.
     Returns:
         The decoder, and the backend that it is in the end.
     Raises:
@@ -157,41 +171,57 @@ def load_decoder(
             f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
             cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
         )
-    if dtype is None and backend.name == "coreml":
-        dtype = torch.float16  # nothing else runs on Apple's Neural Engine
+    if backend.name == "cpu" and backend.may_change and dtype not in (None, torch.float32):
+        why = f"{backend.why}; in {dtype} only PyTorch computes on a CPU"
+        backend = Backend("torch", backend.device, why)
     sizes = DecoderSizes(
         num_slots=num_slots,
         max_positions=MAX_PROMPT_POSITIONS + max_frames,
         max_text_rows=max_frames,
         device=backend.device,
-        dtype=dtype or default_dtype(checkpoint, backend.device),
+        dtype=dtype or default_dtype(checkpoint, backend),
         max_frames=max_frames,
     )
     try:
-        decoder = make_decoder(checkpoint, backend, sizes, weights)
-        if backend.may_change:
+        decoder = make_decoder(checkpoint, backend, sizes, weights, num_threads)
+        if backend.may_change and backend.name != "cpu":
             _try_a_launch(decoder)
     except (EnvironmentError_, UnsupportedModel, GenerationError) as error:
         if not backend.may_change:
             raise
-        backend = without_kernel(backend.device, error)
+        if backend.name == "cpu":
+            backend = without_native_code(backend, error)
+            sizes = replace(sizes, dtype=default_dtype(checkpoint, backend))
+        else:
+            backend = without_kernel(backend.device, error)
         decoder = make_decoder(checkpoint, backend, sizes, weights)
+    if backend.name == "cpu":
+        backend = replace(backend, why=f"{backend.why}; {decoder.instruction_set}")
     return decoder, backend
 
 
 def make_decoder(
-    checkpoint: Checkpoint, backend: Backend, sizes: DecoderSizes, weights: str | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    sizes: DecoderSizes,
+    weights: str | None = None,
+    num_threads: int | None = None,
 ) -> FrameDecoder:
     """The decoder of exactly this backend, of any sizes."""
     options: dict[str, Any] = {}
     if backend.name == "coreml":  # which has 8-bit weights of its own
         options["weights"] = weights
     elif weights:
-        checkpoint = replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
+        talker = int8.quantize(checkpoint.talker, weights, in_groups=backend.name == "cpu")
+        checkpoint = replace(checkpoint, talker=talker)
     if backend.name == "torch":
         from qwen_megakernel.decoders.plain import PlainDecoder as Decoder
     elif backend.name == "graph":
         from qwen_megakernel.decoders.graph.decoder import GraphDecoder as Decoder
+    elif backend.name == "cpu":
+        from qwen_megakernel.decoders.cpu.decoder import CpuDecoder as Decoder
+
+        options["num_threads"] = num_threads
     elif backend.name == "coreml":
         from qwen_megakernel.decoders.coreml.decoder import CoreMLDecoder as Decoder
     else:

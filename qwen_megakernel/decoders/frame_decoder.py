@@ -28,6 +28,7 @@ class FrameDecoder(ABC):
         UsageError: another dtype.
     """
 
+    num_threads: int | None = None  # that decode, where they are the decoder's own
     embeddings: Embeddings  # what prompts are built from; set by the backend
 
     def __init__(self, config: ModelConfig, sizes: DecoderSizes):

@@ -195,7 +195,7 @@ class PlainDecoder(FrameDecoder):
         self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
         self._cancelled = False
 
-    def _load(self, checkpoint: Checkpoint, name: str) -> Tensor:
+    def _load(self, checkpoint: Checkpoint, name: str) -> Tensor | Int8Matrix:
         return checkpoint.talker[name].to(device=self.device, dtype=self.dtype)
 
     def _load_stacks(self, checkpoint: Checkpoint) -> None:
@@ -298,7 +298,7 @@ class PlainDecoder(FrameDecoder):
 
     def _draw_code_0(self, state: PlainState, taps: Taps | None = None) -> int:
         talker, s = self.config.talker, state.sampling
-        logits = torch.mv(self.codec_head, state.hidden).float()
+        logits = linear(state.hidden[None], self.codec_head)[0].float()
         if taps:
             taps["talker"][:] = logits
         logits = sampling.penalize(logits, state.seen, s.repetition_penalty)
@@ -354,4 +354,4 @@ class PlainDecoder(FrameDecoder):
             weight, bias = self.projection
             x = linear(x, weight) + bias
         hidden = self.predictor.forward(x, self._predictor_cache, start)[-1]
-        return torch.mv(self.lm_heads[group - 1], hidden).float()
+        return linear(hidden[None], self.lm_heads[group - 1])[0].float()

@@ -227,19 +227,19 @@ class SheenEngine(SpeechEngine):
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:
-    """As `backends.choose_backend`, but this family has neither CUDA graphs nor Core ML.
+    """As `backends.choose_backend`, of what this family has: the kernel, its emulation and torch.
 
     Raises:
         UsageError: one of them was asked for; or as there.
     """
-    if requested in ("graph", "coreml"):
+    if requested in ("graph", "cpu", "coreml"):
         raise UsageError(
             f'backend is "{requested}"; '
             'voices of this family have "kernel", "torch" and "emulation".'
         )
     chosen = choose_backend(requested, device)
-    if chosen.name == "graph":
-        return replace(chosen, name="torch")
+    if chosen.name in ("graph", "cpu"):
+        return replace(chosen, name="torch", may_change=False)
     return chosen
 
 

@@ -11,7 +11,9 @@ from qwen_megakernel.decoders.backends import (
     load_decoder,
 )
 from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
+from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill, Sampling
 
 FORCED_ON = Sampling.greedy()
@@ -116,10 +118,30 @@ def test_impossible_choices_are_refused(requested, device, message, monkeypatch)
         choose_backend(requested, device)
 
 
-def test_auto_takes_the_plain_decoder_without_a_gpu_and_says_why(monkeypatch):
+def test_auto_takes_native_code_without_a_gpu_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     chosen = choose_backend("auto")
-    assert (chosen.name, chosen.device.type) == ("torch", "cpu") and "no GPU" in chosen.why
+    assert (chosen.name, chosen.device.type) == ("cpu", "cpu") and "no GPU" in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("dtype", "planted", "why"),
+    [
+        (torch.bfloat16, "g++", "only PyTorch computes"),
+        (None, "no-such-compiler", "no native code"),
+    ],
+)
+def test_auto_takes_torch_where_native_code_cannot_do_it(loaded, monkeypatch, dtype, planted, why):
+    def find():
+        if planted != "g++":
+            raise BuildError("No C++ compiler.")
+        return planted
+
+    monkeypatch.setattr(cpu_library, "find_cxx", find)
+    decoder, runs = load_decoder(loaded, choose_backend("auto", "cpu"), max_frames=50, dtype=dtype)
+    assert type(decoder) is PlainDecoder and runs.name == "torch" and why in runs.why
+    with pytest.raises((UsageError, BuildError)):
+        load_decoder(loaded, choose_backend("cpu"), max_frames=50, dtype=dtype)
 
 
 def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(monkeypatch):
@@ -171,5 +193,6 @@ def test_small_checkpoints_compute_in_float32_on_a_cpu_and_in_bf16_on_a_gpu_that
     loaded, monkeypatch, capability, dtype
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert default_dtype(loaded, torch.device("cpu")) == torch.float32
-    assert default_dtype(loaded, torch.device("cuda")) == dtype
+    on_cpu, on_gpu = (Backend("torch", torch.device(name), "") for name in ("cpu", "cuda"))
+    assert default_dtype(loaded, on_cpu) == torch.float32
+    assert default_dtype(loaded, on_gpu) == dtype

@@ -8,6 +8,7 @@ import torch
 from tiny_speech import tiny_engine
 from torch import Tensor
 
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from qwen_megakernel.decoders import int8 as int8_weights
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
@@ -19,30 +20,49 @@ from qwen_megakernel.records import Prefill, Sampling
 CPU = torch.device("cpu")
 
 
-def random_matrix(rows: int = 48, cols: int = 64) -> Tensor:
+def random_matrix(rows: int = 48, cols: int = 192) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     spread = torch.logspace(-3, 1, rows)[:, None]  # rows of very different size
     return spread * torch.randn(rows, cols, generator=generator)
 
 
 def widened(matrix: Int8Matrix) -> Tensor:
-    return matrix.values.double() * matrix.scales.double()[:, None]
+    """Column by column, apart from `Int8Matrix.widened`."""
+    scales = matrix.scales.double()
+    columns = range(matrix.values.shape[1])
+    of_column = [scales[:, c // 64] if matrix.in_groups else scales for c in columns]
+    return matrix.values.double() * torch.stack(of_column, dim=1)
 
 
-def test_no_weight_is_further_than_half_a_step_of_its_row():
-    weight = random_matrix()
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
+    weight = random_matrix(cols=150)  # no multiple of a group
     weight[5] = 0
-    matrix = Int8Matrix.of(weight)
-    step = weight.abs().amax(dim=1) / 127
-    error = (widened(matrix) - weight).abs()
-    assert (error <= 0.5001 * step[:, None]).all()
+    matrix = Int8Matrix.of(weight, in_groups=in_groups)
+    parts = weight.split(64 if in_groups else 150, dim=1)
+    steps = torch.stack([part.abs().amax(dim=1) / 127 for part in parts], dim=1)
+    # A group's scale is rounded to bf16, by at most one in 256: the largest value moves as far.
+    slack = 1 + 127 / 128 if in_groups else 1.0002
+    step = steps.repeat_interleave(64 if in_groups else 150, dim=1)[:, :150]
+    assert ((widened(matrix) - weight).abs() <= 0.5 * slack * step).all()
     assert matrix.values.abs().amax(dim=1)[6] == 127 and not matrix.values[5].any()
+    torch.testing.assert_close(matrix.widened().double(), widened(matrix))
+
+
+def test_groups_are_nearer_than_rows_where_some_columns_are_large():
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    weight[:, 70] *= 50
+    rows, groups = (widened(Int8Matrix.of(weight, in_groups=g)) - weight for g in (False, True))
+    assert groups.square().mean() < 0.4 * rows.square().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 64), (2, 64), (3, 2, 64)])
-def test_products_are_those_of_the_widened_matrix(dtype: torch.dtype, shape: tuple[int, ...]):
-    matrix = Int8Matrix.of(random_matrix()).to(device=CPU, dtype=dtype)
+@pytest.mark.parametrize("shape", [(1, 192), (2, 192), (3, 2, 192)])
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_products_are_those_of_the_widened_matrix(
+    dtype: torch.dtype, shape: tuple[int, ...], in_groups: bool
+):
+    matrix = Int8Matrix.of(random_matrix(), in_groups=in_groups).to(device=CPU, dtype=dtype)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = x.double() @ widened(matrix).T
     actual = int8_weights.linear(x, matrix)
@@ -66,9 +86,14 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
     changed = int8_weights.quantize(loaded.talker, weights)
     kinds = {name: isinstance(value, Int8Matrix) for name, value in changed.items()}
     layers = {name for name in kinds if ".layers." in name and name.endswith("_proj.weight")}
-    if weights == "int8-talker":
+    if "talker" in weights:
         layers = {name for name in layers if not name.startswith("code_predictor")}
+    if "heads" in weights:
+        layers |= {name for name in kinds if "codec_head" in name or "lm_head" in name}
     assert {name for name, is_int8 in kinds.items() if is_int8} == layers
+    assert "model.text_embedding.weight" not in layers
+    grouped = {value.in_groups for value in changed.values() if isinstance(value, Int8Matrix)}
+    assert grouped == {"groups" in weights}
     assert not any(isinstance(value, Int8Matrix) for value in loaded.talker.values())
 
 
@@ -82,7 +107,7 @@ def drawn(loaded, backend: str, weights: str | None, frames: int = 6) -> np.ndar
     return decoder.step([0], frames).codes[0]
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", ["int8", "int8-talker", "int8-groups"])
 def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoint, weights):
     loaded = load_checkpoint("tiny-random")
     codes = drawn(loaded, "torch", weights)
@@ -90,16 +115,17 @@ def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoi
     assert not np.array_equal(codes, drawn(loaded, "torch", None))
 
 
-def test_they_are_the_codes_of_the_widened_weights(load_checkpoint):
+@pytest.mark.parametrize("weights", ["int8", "int8-groups", "int8-talker-groups-heads"])
+def test_they_are_the_codes_of_the_widened_weights(load_checkpoint, weights):
     """int8 changes what the weights are, not what is computed from them."""
     loaded = load_checkpoint("tiny-random")
-    int8 = int8_weights.quantize(loaded.talker, "int8")
+    int8 = int8_weights.quantize(loaded.talker, weights)
     wide = {
         name: widened(value).float() if isinstance(value, Int8Matrix) else value
         for name, value in int8.items()
     }
     codes = drawn(replace(loaded, talker=wide), "torch", None)
-    np.testing.assert_array_equal(codes, drawn(loaded, "torch", "int8"))
+    np.testing.assert_array_equal(codes, drawn(loaded, "torch", weights))
 
 
 def test_only_known_kinds_are_accepted():
@@ -107,12 +133,29 @@ def test_only_known_kinds_are_accepted():
         choose_backend("torch", "cpu", "int4")
 
 
-@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+@pytest.mark.parametrize(
+    ("backend", "weights", "cure"),
+    [
+        ("emulation", "int8-groups", "'int8', or backend cpu, torch or graph"),
+        ("emulation", "int8-talker-heads", "'int8-talker', or backend cpu or torch"),
+        ("graph", "int8-rows-heads", "'int8-rows', or backend cpu or torch"),
+    ],
+)
+def test_a_form_that_a_backend_does_not_run_is_refused_before_a_model_is_read(
+    backend, weights, cure
+):
+    with pytest.raises(UsageError, match=cure):
+        TTSEngine.from_pretrained("no/such-model", backend=backend, weights=weights)
+
+
+@pytest.mark.parametrize("weights", [None, *INT8_STACKS, "int8-talker-groups-heads"])
 def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weights):
     talker = load_checkpoint("tiny-random").talker
     if weights:
         talker = int8_weights.quantize(talker, weights)
-    assert int8_weights.int8_stacks(talker) == INT8_STACKS.get(weights, ())
+    assert int8_weights.int8_stacks(talker) == INT8_STACKS.get(
+        weights, ("talker",) if weights else ()
+    )
 
 
 def test_the_engine_speaks_with_int8_weights():

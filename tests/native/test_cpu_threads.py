@@ -82,9 +82,18 @@ def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, group, files
     assert cpu_threads.available_cores(tmp_path) == cores
 
 
+@pytest.mark.parametrize(
+    ("weights", "cores", "asked", "threads"),
+    [(4e6, 8, None, 1), (5e6, 8, None, 2), (1.6e9, 8, None, 8), (1.6e9, 1, None, 1), (1, 8, 3, 3)],
+)
+def test_native_code_takes_the_cores_that_help(monkeypatch, weights, cores, asked, threads):
+    monkeypatch.setattr(cpu_threads, "available_cores", lambda: cores)
+    assert cpu_threads.choose_native(int(weights), asked) == threads
+
+
 @pytest.mark.parametrize(("asked", "threads"), [(None, 1), (3, 3)])
 def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
-    with TTSEngine.from_pretrained("demo-voice", device="cpu", num_threads=asked) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_threads=asked) as tts:
         assert tts.num_threads == threads
         assert torch.get_num_threads() == 4
         found = []

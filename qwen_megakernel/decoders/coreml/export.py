@@ -24,9 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
-from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.choices import WEIGHTS as INT8_FORMS
+from qwen_megakernel.choices import Int8Format
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
+from qwen_megakernel.decoders.int8 import check_weights
 from qwen_megakernel.errors import MissingPackageError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,9 @@ class ExportOptions:
             raise UsageError(
                 f"precision is {self.precision!r}; Core ML computes in {' or '.join(PRECISIONS)}."
             )
-        if self.weights not in (None, *INT8_STACKS):
-            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_STACKS)}.")
+        if self.weights not in (None, *INT8_FORMS):
+            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_FORMS)}.")
+        check_weights(self.weights, "coreml")
         for name in ("num_positions", "chunk_frames"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; need 1 or more.")
@@ -180,10 +183,16 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions) -> Any:
             pass_pipeline=passes,
             skip_model_load=True,
         )
-        if name in (STACK_OF[stack] for stack in INT8_STACKS.get(options.weights, ())):
+        if name in _int8_models(options.weights):
             model = _int8_layers(ct, model)
     model.short_description = f"{name} of {checkpoint.files.name}"
     return model
+
+
+def _int8_models(weights: str | None) -> list[str]:
+    """The models whose layers are to be int8."""
+    stacks = Int8Format.parse(weights).stacks if weights else ()
+    return [STACK_OF[stack] for stack in stacks]
 
 
 def _module(

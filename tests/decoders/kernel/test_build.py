@@ -74,7 +74,6 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
     monkeypatch.setattr(kernel_build, "source_folder", lambda: changed)
     libraries.add(kernel_build.build(config, EMULATION))
     assert len(libraries) == len(no_compiler) == 6
-    (changed / "cpu").mkdir()
     (changed / "cpu" / "vocoder.cpp").write_text("// not the kernel's\n")
     assert kernel_build.build(config, EMULATION) in libraries
 

@@ -1,0 +1,114 @@
+// The CPU decoder's entry points. The stages of a frame are listed in frame.h.
+//
+// It is the CUDA kernel's idea on threads: workers that live as long as the engine run a whole
+// frame together, each reads its own part of every matrix at the speed of memory, and they meet at
+// barriers. Arithmetic is float32, or exact integers where weights are int8.
+#include "cpu_decoder.h"
+
+#include "frame.h"
+
+using qwen_tts::Model;
+using qwen_tts::Pool;
+using qwen_tts::Slot;
+
+namespace {
+
+// What a call returns: its Status, never an exception.
+template <class Call>
+int32_t status_of(Call call) {
+  try {
+    call();
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  } catch (const std::system_error&) {
+    return kNoThreads;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void qwen_cpu_struct_bytes(int32_t* sizes) {
+  const size_t bytes[] = {sizeof(MatrixSource), sizeof(StackSource), sizeof(ModelSource),
+                          sizeof(StreamOptions), sizeof(StepRequest)};
+  for (size_t each : bytes) *sizes++ = int32_t(each);
+}
+
+const char* qwen_cpu_instruction_set() { return qwen_tts::kInstructionSet; }
+
+void* qwen_cpu_pool_create(int32_t num_threads) {
+  Pool* pool = nullptr;
+  status_of([&] { pool = new Pool(num_threads); });
+  return pool;
+}
+
+int32_t qwen_cpu_pool_workers(void* pool) { return static_cast<Pool*>(pool)->num_workers(); }
+
+void qwen_cpu_pool_destroy(void* pool) { delete static_cast<Pool*>(pool); }
+
+int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder) {
+  return status_of(
+      [&] { *decoder = qwen_tts::make_model(static_cast<Pool*>(pool), *source).release(); });
+}
+
+void qwen_cpu_decoder_destroy(void* decoder) { delete static_cast<Model*>(decoder); }
+
+int64_t qwen_cpu_decoder_weight_bytes(void* decoder) {
+  Model& model = *static_cast<Model*>(decoder);
+  const auto layers = [](const qwen_tts::Stack& stack) {
+    size_t bytes = 0;
+    for (const auto& layer : stack.layers)
+      bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    return bytes;
+  };
+  const size_t per_code = layers(model.predictor) + model.projection.bytes();
+  size_t bytes = layers(model.talker) + model.codec_head.bytes();
+  for (const auto& head : model.lm_heads) bytes += head.bytes() + per_code;
+  return int64_t(bytes);
+}
+
+int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOptions* options,
+                                 const float* embeds, int32_t num_positions, int32_t num_kept,
+                                 int32_t kept_in, const float* pad_embed) {
+  return status_of([&] {
+    Model& model = *static_cast<Model*>(decoder);
+    Slot& slot = *model.slots[slot_idx];
+    const qwen_tts::Stack& stack = model.talker;
+    if (num_kept && kept_in != slot_idx) {
+      float* from = model.slots[kept_in]->cache.data();
+      const int padded = (num_kept + qwen_tts::kKeyBlock - 1) / qwen_tts::kKeyBlock;
+      const size_t count = size_t(padded) * qwen_tts::kKeyBlock * stack.head_dim;
+      for (size_t layer = 0; layer < stack.layers.size(); ++layer)
+        for (int head = 0; head < 2 * stack.num_kv_heads; ++head)
+          std::copy_n(stack.keys(from, int(layer), head), count,
+                      stack.keys(slot.cache.data(), int(layer), head));
+    }
+    slot.options = *options;
+    slot.frame = 0;
+    slot.text.clear();
+    slot.pad.assign(pad_embed, pad_embed + stack.hidden_size);
+    slot.hidden.resize(stack.hidden_size);
+    slot.codes.assign(model.num_code_groups, 0);
+    slot.seen.assign(model.vocab_size, 0);
+    qwen_tts::run_prompt(model, slot, embeds, num_positions, num_kept);
+  });
+}
+
+int32_t qwen_cpu_decoder_write_text(void* decoder, int32_t slot_idx, const float* rows,
+                                    int32_t num_rows) {
+  return status_of([&] {
+    Model& model = *static_cast<Model*>(decoder);
+    std::vector<float>& text = model.slots[slot_idx]->text;
+    text.insert(text.end(), rows, rows + size_t(num_rows) * model.talker.hidden_size);
+  });
+}
+
+int32_t qwen_cpu_decoder_step(void* decoder, const StepRequest* request) {
+  return status_of([&] { qwen_tts::run_step(*static_cast<Model*>(decoder), *request); });
+}
+
+void qwen_cpu_decoder_cancel(void* decoder) { static_cast<Model*>(decoder)->is_cancelled = true; }
+
+}  // extern "C"

@@ -1,0 +1,100 @@
+// The C interface of the CPU decoder. decoders/cpu/library.py mirrors it with ctypes.
+//
+// One library is built for each instruction set. The caller owns every source tensor; matrices are
+// copied into the decoder's own layout, tables stay where they are. Functions that can fail return
+// a Status and leave the decoder usable.
+#pragma once
+#include <cstdint>
+
+// All else is hidden: two libraries of one process may not share an inline function.
+#pragma GCC visibility push(default)
+extern "C" {
+
+enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kNoThreads = 2 };
+
+// How a matrix is stored by the caller.
+enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };
+
+// A row-major matrix [num_rows, num_cols] of a checkpoint.
+struct MatrixSource {
+  const void* values;
+  const float* scales;  // of kSourceInt8: [num_rows], or [num_rows, ceil(num_cols / group)]
+  int32_t num_rows, num_cols;
+  int32_t format;
+  int32_t group;  // columns that share a scale; 0: one scale a row
+};
+
+struct StackSource {
+  int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
+  int32_t max_positions;
+  float rms_norm_eps;
+  const float *rope_cos, *rope_sin;  // [max_positions, head_dim / 2]
+  const MatrixSource* matrices;      // [num_layers][7]: q, k, v, o, gate, up, down
+  // [num_layers][7]: input norm, post-attention norm, q norm, k norm, and the biases of q, k and v
+  // or null.
+  const float* const* vectors;
+  const float* final_norm;
+};
+
+struct ModelSource {
+  StackSource talker, predictor;
+  int32_t num_code_groups, codec_eos_id, suppressed_from, min_frames;
+  int32_t num_slots;
+  MatrixSource codec_head, projection;  // projection: num_rows 0 where there is none
+  const float* projection_bias;
+  const MatrixSource* lm_heads;     // [num_code_groups - 1]
+  const MatrixSource* code_tables;  // [num_code_groups], float32 or bf16; the caller's for good
+};
+
+struct Sampling {
+  float temperature, top_p;
+  int32_t top_k, do_sample;
+};
+
+struct StreamOptions {
+  Sampling talker, predictor;
+  float repetition_penalty;
+  uint32_t part;
+  uint64_t seed;
+};
+
+struct StepRequest {
+  const int32_t* slots;  // [num_streams]
+  int32_t num_streams, num_frames;
+  const int32_t* forced;  // [num_streams, num_frames, num_code_groups], or null
+  int32_t* codes;         // [num_streams, num_frames, num_code_groups]
+  int32_t* num_done;      // [num_streams] frames drawn
+  int32_t* ended;         // [num_streams] 1: the end of speech was drawn
+  int32_t* bad_codebook;  // [num_streams] -1, or the codebook whose logits were not finite
+  float* talker_logits;   // [num_streams, num_frames, vocab_size], or null
+  float* code_logits;     // [num_streams, num_frames, num_code_groups - 1, code_vocab], or null
+};
+
+// Sizes of the structs above, in order, for the mirror to compare with its own.
+void qwen_cpu_struct_bytes(int32_t* sizes);
+const char* qwen_cpu_instruction_set();
+
+// Threads that stay asleep until there is work. One pool serves one engine; its jobs run one after
+// another. Null: the system refused a thread.
+void* qwen_cpu_pool_create(int32_t num_threads);
+int32_t qwen_cpu_pool_workers(void* pool);  // those that the next job will use
+void qwen_cpu_pool_destroy(void* pool);
+
+// Packs the weights; `decoder` receives the handle. The pool must outlive the decoder.
+int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
+void qwen_cpu_decoder_destroy(void* decoder);
+int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // that one frame reads
+
+// Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept already have
+// their keys and values in the cache of slot `kept_in`; pad_embed [hidden_size].
+int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot, const StreamOptions* options,
+                                 const float* embeds, int32_t num_positions, int32_t num_kept,
+                                 int32_t kept_in, const float* pad_embed);
+// Appends text rows [num_rows, hidden_size].
+int32_t qwen_cpu_decoder_write_text(void* decoder, int32_t slot, const float* rows,
+                                    int32_t num_rows);
+int32_t qwen_cpu_decoder_step(void* decoder, const StepRequest* request);
+void qwen_cpu_decoder_cancel(void* decoder);
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,171 @@
+// Weights as decoding reads them.
+//
+// A block is 32 rows. Its columns come one (float32), two (bf16) or four (int8) at a time: 32 words
+// of 32 bits, one a row. int8 columns are padded to groups of 64, because activations meet them as
+// 16-bit integers with one scale for each group. Blocks lie one after another in the order in which
+// a frame reads them, on huge pages.
+#pragma once
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "cpu_decoder.h"
+
+namespace qwen_tts {
+
+constexpr int kBlockRows = 32;
+constexpr int kStrideBytes = 4 * kBlockRows;  // of a block's next columns
+constexpr int kGroup = 64;                    // columns that share a scale
+
+enum class Format { kFloat32, kBf16, kInt8Rows, kInt8Groups };
+
+inline float widen_bf16(uint16_t bits) {
+  const uint32_t word = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+// One row of a caller's matrix; a null source is a row of zeros that pads a block.
+struct SourceRow {
+  const MatrixSource* source = nullptr;
+  int row = 0;
+};
+
+struct Matrix {
+  int num_cols = 0;
+  Format format = Format::kFloat32;
+  std::vector<SourceRow> rows;  // a multiple of kBlockRows; empty once packed
+  int num_blocks = 0;
+  const uint8_t* packed = nullptr;
+
+  bool is_int8() const { return format == Format::kInt8Rows || format == Format::kInt8Groups; }
+  int num_groups() const { return (num_cols + kGroup - 1) / kGroup; }
+
+  size_t block_bytes() const {
+    switch (format) {
+      case Format::kFloat32:
+        return size_t(num_cols) * kStrideBytes;
+      case Format::kBf16:
+        return size_t(num_cols + 1) / 2 * kStrideBytes;
+      case Format::kInt8Rows:
+        return kStrideBytes + size_t(num_groups()) * kGroup * kBlockRows;
+      case Format::kInt8Groups:
+        return size_t(num_groups()) * (kGroup + 2) * kBlockRows;
+    }
+    return 0;
+  }
+  size_t bytes() const { return block_bytes() * num_blocks; }
+};
+
+inline Format format_of(const MatrixSource& source) {
+  if (source.format == kSourceFloat32) return Format::kFloat32;
+  if (source.format == kSourceBf16) return Format::kBf16;
+  return source.group ? Format::kInt8Groups : Format::kInt8Rows;
+}
+
+// A matrix of the rows that `at(i)` names, i < num_rows, padded to whole blocks.
+template <class At>
+Matrix make_matrix(const MatrixSource& like, int num_rows, At at) {
+  Matrix matrix;
+  matrix.num_cols = like.num_cols, matrix.format = format_of(like);
+  matrix.num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
+  matrix.rows.resize(size_t(matrix.num_blocks) * kBlockRows);
+  for (int i = 0; i < num_rows; ++i) matrix.rows[i] = at(i);
+  return matrix;
+}
+
+inline Matrix make_matrix(const MatrixSource& source) {
+  return make_matrix(source, source.num_rows, [&](int i) { return SourceRow{&source, i}; });
+}
+
+// Column `col` of a source row as the 8, 16 or 32 bits that are packed.
+template <class T>
+T stored(const SourceRow& row, int col) {
+  if (!row.source || col >= row.source->num_cols) return T{};
+  return static_cast<const T*>(row.source->values)[size_t(row.row) * row.source->num_cols + col];
+}
+
+inline void pack_block(const Matrix& matrix, const SourceRow* rows, uint8_t* out) {
+  const int num_cols = matrix.num_cols;
+  if (matrix.format == Format::kFloat32) {
+    auto* to = reinterpret_cast<float*>(out);
+    for (int col = 0; col < num_cols; ++col)
+      for (int r = 0; r < kBlockRows; ++r) *to++ = stored<float>(rows[r], col);
+    return;
+  }
+  if (matrix.format == Format::kBf16) {
+    auto* to = reinterpret_cast<uint16_t*>(out);
+    for (int col = 0; col < num_cols; col += 2)
+      for (int r = 0; r < kBlockRows; ++r)
+        for (int i : {0, 1}) *to++ = stored<uint16_t>(rows[r], col + i);
+    return;
+  }
+  const bool has_groups = matrix.format == Format::kInt8Groups;
+  const auto scale = [&](int r, int index) {
+    const MatrixSource* source = rows[r].source;
+    const int per_row = has_groups ? matrix.num_groups() : 1;
+    return source ? source->scales[size_t(rows[r].row) * per_row + index] : 0.0f;
+  };
+  if (!has_groups) {
+    for (int r = 0; r < kBlockRows; ++r) reinterpret_cast<float*>(out)[r] = scale(r, 0);
+    out += kStrideBytes;
+  }
+  for (int group = 0; group < matrix.num_groups(); ++group) {
+    if (has_groups) {  // int8.py rounds the scales of groups to bf16
+      for (int r = 0; r < kBlockRows; ++r, out += 2) {
+        const float value = scale(r, group);
+        std::memcpy(out, reinterpret_cast<const uint8_t*>(&value) + 2, 2);
+      }
+    }
+    for (int col = group * kGroup; col < (group + 1) * kGroup; col += 4)
+      for (int r = 0; r < kBlockRows; ++r)
+        // The low bytes of the two 16-bit halves are columns 0 and 1, the high ones 2 and 3.
+        for (int i : {0, 2, 1, 3}) *out++ = uint8_t(stored<int8_t>(rows[r], col + i));
+  }
+}
+
+// Memory for all packed matrices of a model; pages come into being where they are written.
+class Arena {
+ public:
+  explicit Arena(size_t bytes) {
+    constexpr size_t kHugePage = size_t{2} << 20;
+    bytes = (bytes + kHugePage) / kHugePage * kHugePage;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, kHugePage, bytes)) throw std::bad_alloc();
+    memory_.reset(static_cast<uint8_t*>(memory));
+#ifdef MADV_HUGEPAGE
+    madvise(memory, bytes, MADV_HUGEPAGE);  // 9 to 14 % of bandwidth on a Zen 3
+#endif
+  }
+  uint8_t* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<uint8_t, Free> memory_;
+};
+
+// Zeros whose pages take memory only once they are written: caches are larger than most streams.
+class LazyFloats {
+ public:
+  explicit LazyFloats(size_t count) : memory_(static_cast<float*>(std::calloc(count, 4))) {
+    if (!memory_) throw std::bad_alloc();
+  }
+  float* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<float, Free> memory_;
+};
+
+}  // namespace qwen_tts

@@ -1,0 +1,203 @@
+// Threads that work on one job together and meet at barriers.
+//
+// The caller is worker 0. Waiting spins for microseconds, because a meeting of workers that run
+// takes less than one, and sleeps then: the other may be waiting for this very core. When waits
+// show that a core is taken by another program, later jobs use one worker fewer until a trial shows
+// that it is free again. No sum depends on the number of workers, so nobody hears the difference.
+#pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace qwen_tts {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSpin = std::chrono::microseconds(40);
+// A worker that waits so long has lost its core to another program; work is dealt more evenly.
+constexpr auto kLate = std::chrono::microseconds(300);
+constexpr int kPausesBetweenLooks = 64;  // at the clock
+// A job is crowded when a worker waited for this part of it.
+constexpr double kCrowdedPart = 0.2;
+constexpr int kFirstPatience = 8, kLastPatience = 512;  // jobs until the next trial
+constexpr int kCalmJobs = 64;  // after which the first patience holds again
+
+inline void pause_thread() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A counter that threads wait on.
+class Event {
+ public:
+  uint32_t count() const { return count_.load(std::memory_order_acquire); }
+
+  void advance() {
+    count_.fetch_add(1);
+    if (num_sleepers_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      changed_.notify_all();
+    }
+  }
+
+  // Returns when the count is no longer `seen`; says how long that took beyond `kLate`.
+  Clock::duration wait_past(uint32_t seen) {
+    for (int i = 0; i < kPausesBetweenLooks; ++i) {
+      if (count() != seen) return {};
+      pause_thread();
+    }
+    const auto began = Clock::now();
+    while (Clock::now() - began < kSpin)
+      for (int i = 0; i < kPausesBetweenLooks; ++i) {
+        if (count() != seen) return {};
+        pause_thread();
+      }
+    std::unique_lock<std::mutex> lock(mutex_);
+    num_sleepers_.fetch_add(1);
+    changed_.wait(lock, [&] { return count_.load() != seen; });
+    num_sleepers_.fetch_sub(1);
+    const auto waited = Clock::now() - began;
+    return waited > kLate ? waited : Clock::duration{};
+  }
+
+ private:
+  alignas(64) std::atomic<uint32_t> count_{0};
+  std::atomic<int> num_sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+class Pool {
+ public:
+  explicit Pool(int num_threads) : num_threads_(num_threads), num_workers_(num_threads) {
+    begin_threads();
+  }
+  ~Pool() {
+    // The threads of a parent process are not in the child: there is nothing to join.
+    if (crew_->process != getpid()) {
+      static_cast<void>(crew_.release());
+      return;
+    }
+    crew_->is_closing = true;
+    for (auto& member : crew_->members) member->ticket.advance();
+    for (auto& member : crew_->members) member->thread.join();
+  }
+
+  int num_threads() const { return num_threads_; }
+  int num_workers() const { return num_workers_; }
+
+  // Calls job(worker, num_workers) in every worker; returns when all have. One job at a time.
+  template <class Job>
+  void run(Job&& job) {
+    if (crew_->process != getpid()) {  // forked: only the calling thread came along
+      static_cast<void>(crew_.release());
+      begin_threads();
+    }
+    const auto began = Clock::now();
+    auto call = [](void* job, int worker, int num_workers) {
+      (*static_cast<std::remove_reference_t<Job>*>(job))(worker, num_workers);
+    };
+    Crew& crew = *crew_;
+    crew.call = call, crew.job = &job, crew.num_workers = num_workers_;
+    for (Late& late : crew.late) late.sum = {};
+    for (int i = 1; i < num_workers_; ++i) crew.members[i - 1]->ticket.advance();
+    call(&job, 0, num_workers_);
+    barrier(0);
+    adapt(Clock::now() - began);
+  }
+
+  // Every worker of the running job calls this; all return once all have called.
+  void barrier(int worker) {
+    Crew& crew = *crew_;
+    if (crew.num_workers == 1) return;
+    const uint32_t seen = crew.phase.count();
+    if (crew.num_arrived.fetch_add(1, std::memory_order_acq_rel) == crew.num_workers - 1) {
+      crew.num_arrived.store(0, std::memory_order_relaxed);
+      crew.phase.advance();
+    } else {
+      crew.late[worker].sum += crew.phase.wait_past(seen);
+    }
+  }
+
+ private:
+  struct Member {
+    Event ticket;
+    std::thread thread;
+  };
+  struct alignas(64) Late {
+    Clock::duration sum{};
+  };
+  // All that threads share; a child process leaves the parent's as it is and makes its own.
+  struct Crew {
+    pid_t process = getpid();
+    std::vector<std::unique_ptr<Member>> members;
+    std::vector<Late> late;
+    Event phase;
+    alignas(64) std::atomic<int> num_arrived{0};
+    void (*call)(void*, int, int) = nullptr;
+    void* job = nullptr;
+    int num_workers = 0;
+    std::atomic<bool> is_closing{false};
+  };
+
+  void begin_threads() {
+    crew_ = std::make_unique<Crew>();
+    crew_->late.resize(num_threads_);
+    try {
+      for (int worker = 1; worker < num_threads_; ++worker) {
+        crew_->members.push_back(std::make_unique<Member>());
+        Member* member = crew_->members.back().get();
+        member->thread = std::thread([this, crew = crew_.get(), member, worker] {
+          for (uint32_t seen = 0;; ++seen) {
+            member->ticket.wait_past(seen);
+            if (crew->is_closing) return;
+            crew->call(crew->job, worker, crew->num_workers);
+            barrier(worker);
+          }
+        });
+      }
+    } catch (...) {
+      crew_->members.pop_back();
+      crew_->is_closing = true;
+      for (auto& member : crew_->members) member->ticket.advance();
+      for (auto& member : crew_->members) member->thread.join();
+      throw;
+    }
+  }
+
+  void adapt(Clock::duration duration) {
+    Clock::duration late{};
+    for (const Late& each : crew_->late) late = std::max(late, each.sum);
+    if (num_workers_ > 1 && late > kCrowdedPart * duration) {
+      --num_workers_;
+      jobs_to_trial_ = patience_, num_calm_ = 0;
+      patience_ = std::min(2 * patience_, kLastPatience);
+    } else if (num_workers_ < num_threads_ && --jobs_to_trial_ <= 0) {
+      ++num_workers_;
+      jobs_to_trial_ = kFirstPatience;
+    } else if (++num_calm_ == kCalmJobs) {
+      patience_ = kFirstPatience;
+    }
+  }
+
+  const int num_threads_;
+  int num_workers_;
+  int patience_ = kFirstPatience, jobs_to_trial_ = 0, num_calm_ = 0;
+  std::unique_ptr<Crew> crew_;
+};
+
+}  // namespace qwen_tts

@@ -1,0 +1,221 @@
+// Matrices times a few rows of activations.
+//
+// A sum runs over columns in their order in one lane, whatever the number of rows beside it, of
+// workers, or of vectors at once: a stream's codes are the same bits alone and in company.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "matrix.h"
+#include "vectors.h"
+
+namespace qwen_tts {
+
+// Inputs whose sums registers hold together. Four reach the peak of a Zen 4 in bf16 and in int8;
+// six and eight are slower there, for want of registers.
+constexpr int kTileRows = 4;
+
+// Activations as products read them: tiles of rows, within which columns come one after another
+// with the rows' values side by side.
+class Inputs {
+ public:
+  // Room for num_rows of num_cols.
+  void reserve(int num_rows, int num_cols) {
+    const size_t padded = size_t(num_cols + kGroup - 1) / kGroup * kGroup;
+    words_.resize(num_rows * padded);
+    scales_.resize(num_rows * padded / kGroup);
+    row_.resize(padded);
+  }
+
+  // fill(row, to) writes num_cols values of a row.
+  template <class Fill>
+  void set(const Matrix& matrix, int num_rows, Fill fill) {
+    num_rows_ = num_rows, num_cols_ = matrix.num_cols, is_int8_ = matrix.is_int8();
+    num_words_ = is_int8_ ? matrix.num_groups() * kGroup / 2 : (num_cols_ + 1) / 2 * 2;
+    num_groups_ = is_int8_ ? matrix.num_groups() : 0;
+    for (int first = 0; first < num_rows;) {
+      const int size = std::min(kTileRows, num_rows - first);
+      for (int b = 0; b < size; ++b) {
+        fill(first + b, row_.data());
+        const size_t tile = size_t(first) * num_words_;
+        if (is_int8_) {
+          narrow(words_.data() + tile + b, scales_.data() + size_t(first) * num_groups_ + b, size);
+        } else {
+          std::fill(row_.data() + num_cols_, row_.data() + num_words_, 0.0f);
+          auto* to = reinterpret_cast<float*>(words_.data()) + tile + b;
+          for (int i = 0; i < num_words_; ++i) to[size_t(i) * size] = row_[i];
+        }
+      }
+      first += size;
+    }
+  }
+
+  int num_rows() const { return num_rows_; }
+  const int32_t* words(int first) const { return words_.data() + size_t(first) * num_words_; }
+  const float* values(int first) const { return reinterpret_cast<const float*>(words(first)); }
+  const float* scales(int first) const { return scales_.data() + size_t(first) * num_groups_; }
+
+ private:
+  // A row as 16-bit integers in pairs of columns, with a scale for each group.
+  void narrow(int32_t* words, float* scales, int stride) {
+    std::fill(row_.data() + num_cols_, row_.data() + num_groups_ * kGroup, 0.0f);
+    for (int group = 0; group < num_groups_; ++group) {
+      const float* from = row_.data() + group * kGroup;
+      float most = 0;
+      for (int i = 0; i < kGroup; ++i) most = std::max(most, std::fabs(from[i]));
+      const float inverse = most > 0 ? 32767 / most : 0;
+      uint32_t rounded[kGroup];
+      for (int i = 0; i < kGroup; ++i) {
+        const float shifted = from[i] * inverse + 12582912.0f;  // 1.5 * 2^23 leaves the integer
+        std::memcpy(rounded + i, &shifted, 4);
+      }
+      int32_t* to = words + size_t(group) * (kGroup / 2) * stride;
+      for (int i = 0; i < kGroup / 2; ++i)
+        to[size_t(i) * stride] = int32_t((rounded[2 * i] & 0xffff) | rounded[2 * i + 1] << 16);
+      scales[size_t(group) * stride] = most / 32767;
+    }
+  }
+
+  int num_rows_ = 0, num_cols_ = 0, num_words_ = 0, num_groups_ = 0;
+  bool is_int8_ = false;
+  std::vector<int32_t> words_;  // float32 bits, or pairs of 16-bit integers
+  std::vector<float> scales_, row_;
+};
+
+// Each: kVectors vectors of a block's rows, from byte `lane` of a stride, times kRows inputs:
+// sums [kRows][kBlockRows].
+
+// sum[b][v] += weights(v) * x[b], for one column, or one pair of 16-bit columns.
+template <int kVectors, int kRows, class Sum, class Weights, class X>
+inline void add_products(Sum& sum, Weights weights, const X* x) {
+  decltype(weights(0)) of_column[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) of_column[v] = weights(v);
+#pragma GCC unroll 12
+  for (int b = 0; b < kRows; ++b) {
+    const auto each = broadcast(x[b]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[b][v] = multiply_add(of_column[v], each, sum[b][v]);
+  }
+}
+
+template <int kVectors, int kRows>
+inline void dot_float32(const uint8_t* block, int num_cols, const float* x, float* sums) {
+  Floats sum[kRows][kVectors];
+  for (auto& row : sum)
+    for (Floats& each : row) each = zero_floats();
+  for (int col = 0; col < num_cols; ++col, block += kStrideBytes, x += kRows) {
+    prefetch(block);
+    add_products<kVectors, kRows>(
+        sum, [=](int v) { return load_floats(block + v * kLanes * 4); }, x);
+  }
+  for (int b = 0; b < kRows; ++b)
+    for (int v = 0; v < kVectors; ++v) store(sums + b * kBlockRows + v * kLanes, sum[b][v]);
+}
+
+template <int kVectors, int kRows>
+inline void dot_bf16(const uint8_t* block, int num_cols, const float* x, float* sums) {
+  Floats sum[kRows][kVectors];
+  for (auto& row : sum)
+    for (Floats& each : row) each = zero_floats();
+  for (int col = 0; col < num_cols; col += 2, block += kStrideBytes, x += 2 * kRows) {
+    prefetch(block);
+    const auto pairs = [=](int v) { return load_words(block + v * kLanes * 4); };
+    add_products<kVectors, kRows>(sum, [=](int v) { return lower_bf16(pairs(v)); }, x);
+    add_products<kVectors, kRows>(sum, [=](int v) { return upper_bf16(pairs(v)); }, x + kRows);
+  }
+  for (int b = 0; b < kRows; ++b)
+    for (int v = 0; v < kVectors; ++v) store(sums + b * kBlockRows + v * kLanes, sum[b][v]);
+}
+
+// The integers of a group are summed exactly: 64 * 127 * 32767 < 2^31.
+template <int kVectors, int kRows, bool kHasGroups>
+inline void dot_int8(const uint8_t* block, int lane, int num_groups, const int32_t* x,
+                     const float* x_scales, float* sums) {
+  const uint8_t* row_scales = block + lane;
+  if (!kHasGroups) block += kStrideBytes;
+  Floats sum[kRows][kVectors];
+  for (auto& row : sum)
+    for (Floats& each : row) each = zero_floats();
+  for (int group = 0; group < num_groups; ++group, x_scales += kRows) {
+    const uint8_t* group_scales = block + lane / 2;
+    if (kHasGroups) block += 2 * kBlockRows;
+    Words exact[kRows][kVectors];
+    for (auto& row : exact)
+      for (Words& each : row) each = zero_words();
+    for (int col = 0; col < kGroup; col += 4, block += kStrideBytes, x += 2 * kRows) {
+      prefetch(block);
+      const auto four = [=](int v) { return load_words(block + lane + v * kLanes * 4); };
+      add_products<kVectors, kRows>(exact, [=](int v) { return lower_bytes(four(v)); }, x);
+      add_products<kVectors, kRows>(exact, [=](int v) { return upper_bytes(four(v)); }, x + kRows);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats scale = kHasGroups ? load_bf16(group_scales + v * kLanes * 2) : broadcast(1.0f);
+#pragma GCC unroll 12
+      for (int b = 0; b < kRows; ++b)
+        sum[b][v] = fma(to_float(exact[b][v]), scale * broadcast(x_scales[b]), sum[b][v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    const Floats scale = kHasGroups ? broadcast(1.0f) : load_floats(row_scales + v * kLanes * 4);
+    for (int b = 0; b < kRows; ++b) store(sums + b * kBlockRows + v * kLanes, sum[b][v] * scale);
+  }
+}
+
+// sums [kRows][kBlockRows] of one block and one tile of inputs.
+template <int kRows>
+void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs, int first,
+               float* sums) {
+  constexpr int kVectors = vectors_of(kRows);
+  for (int row = 0; row < kBlockRows; row += kVectors * kLanes) {
+    const int lane = row * 4;
+    switch (matrix.format) {
+      case Format::kFloat32:
+        dot_float32<kVectors, kRows>(block + lane, matrix.num_cols, inputs.values(first),
+                                     sums + row);
+        break;
+      case Format::kBf16:
+        dot_bf16<kVectors, kRows>(block + lane, matrix.num_cols, inputs.values(first), sums + row);
+        break;
+      case Format::kInt8Rows:
+        dot_int8<kVectors, kRows, false>(block, lane, matrix.num_groups(), inputs.words(first),
+                                         inputs.scales(first), sums + row);
+        break;
+      case Format::kInt8Groups:
+        dot_int8<kVectors, kRows, true>(block, lane, matrix.num_groups(), inputs.words(first),
+                                        inputs.scales(first), sums + row);
+        break;
+    }
+  }
+}
+
+// Blocks first_block .. end_block of `matrix` times all inputs. use(block, row, sums) receives the
+// 32 sums of a block for an input row; `sums` is scratch [kTileRows][kBlockRows].
+template <class Use>
+void product(const Matrix& matrix, int first_block, int end_block, const Inputs& inputs, Use use) {
+  alignas(64) float sums[kTileRows * kBlockRows];
+  for (int block = first_block; block < end_block; ++block) {
+    const uint8_t* weights = matrix.packed + block * matrix.block_bytes();
+    for (int first = 0; first < inputs.num_rows();) {
+      const int size = std::min(kTileRows, inputs.num_rows() - first);
+      switch (size) {
+        case 1:
+          dot_block<1>(matrix, weights, inputs, first, sums);
+          break;
+        case 2:
+          dot_block<2>(matrix, weights, inputs, first, sums);
+          break;
+        case 3:
+          dot_block<3>(matrix, weights, inputs, first, sums);
+          break;
+        default:
+          dot_block<kTileRows>(matrix, weights, inputs, first, sums);
+      }
+      for (int b = 0; b < size; ++b) use(block, first + b, sums + b * kBlockRows);
+      first += size;
+    }
+  }
+}
+
+}  // namespace qwen_tts

@@ -1,0 +1,33 @@
+// Vectors of this build's instruction set. A packed block has 32 rows, and a lane is a row, so no
+// product needs a sum across lanes and one layout of weights serves every width.
+//
+// Each header defines: kInstructionSet, kLanes, Floats and Words (kLanes of 32 bits),
+// vectors_of(rows) (how many vectors of a block are summed at once for so many inputs), and the
+// functions that products are made of.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && !defined(QWEN_CPU_PLAIN)
+#include "vectors_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(QWEN_CPU_PLAIN)
+#include "vectors_avx2.h"
+#elif defined(__aarch64__) && !defined(QWEN_CPU_PLAIN)
+#include "vectors_neon.h"
+#else
+#include "vectors_plain.h"
+#endif
+
+namespace qwen_tts {
+
+inline Floats multiply_add(Floats a, Floats b, Floats sum) { return fma(a, b, sum); }
+inline Words multiply_add(Words a, Words b, Words sum) { return dot_pairs(sum, a, b); }
+
+// Weights are read once, in order. The hardware's own prefetch stops at each page.
+constexpr int kPrefetchBytes = 2048;
+inline void prefetch(const uint8_t* address) {
+  __builtin_prefetch(address + kPrefetchBytes);
+  __builtin_prefetch(address + kPrefetchBytes + 64);
+}
+
+}  // namespace qwen_tts

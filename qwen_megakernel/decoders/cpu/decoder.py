@@ -1,0 +1,291 @@
+"""The decoder on a CPU's own instructions, with a pool of threads.
+
+Arithmetic is float32, whatever the checkpoint stores; int8 weights meet 16-bit activations, exactly
+summed within a group. Codes depend neither on the number of threads nor on the streams beside them.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.frame_weights import frame_weights
+from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.decoders import plain
+from qwen_megakernel.decoders.cpu import library as native
+from qwen_megakernel.decoders.embeddings import Embeddings
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
+from qwen_megakernel.decoders.sampling import MIN_FRAMES
+from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel, UsageError
+from qwen_megakernel.native import cpu_threads
+from qwen_megakernel.native.cpu_library import CpuPool, open_library
+from qwen_megakernel.records import StepResult
+
+HEAD_DIMS = range(32, 257, 16)
+
+
+def check_config(config: ModelConfig) -> None:
+    """Refuse a model that the native sources were not written for.
+
+    Raises:
+        UnsupportedModel: names the dimension.
+    """
+    for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
+        if stack.head_dim not in HEAD_DIMS:
+            raise UnsupportedModel(
+                f"The CPU decoder cannot run this model: {name} head_dim {stack.head_dim}.",
+                f"It takes multiples of 16 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}.",
+                "Use --backend torch.",
+            )
+
+
+class CpuDecoder(FrameDecoder):
+    """Talker and code predictor in native code; all streams share a pass over the weights.
+
+    Args:
+        checkpoint: weights, perhaps of `int8.quantize`, and config.
+        sizes: as `FrameDecoder` takes them; float32 on a CPU.
+        num_threads: that decode together, the calling one included; None: by the model's size and
+            the cores that the process may use.
+    Raises:
+        UsageError: another dtype.
+        UnsupportedModel, BuildError, OutOfMemory: before anything runs.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, num_threads: int | None = None):
+        if sizes.dtype != torch.float32:
+            raise UsageError(
+                f"dtype is {sizes.dtype}; the CPU decoder computes in float32.",
+                "It reads bfloat16 weights as they are stored, so that costs no time.",
+                "Leave --dtype out, or use --backend torch.",
+            )
+        super().__init__(checkpoint.config, sizes)
+        check_config(self.config)
+        self._library = open_library()
+        native.check_structs(self._library)
+        weights = frame_weights(self.config).total
+        self.num_threads = cpu_threads.choose_native(weights, num_threads)
+        self.pool = CpuPool(self._library, self.num_threads)
+        self.embeddings = Embeddings(checkpoint, self.device, self.dtype, stored_tables=True)
+        self._prompts: list[Tensor | None] = [None] * sizes.num_slots
+        handle = ctypes.c_void_p()
+        source = _Source(checkpoint, self.embeddings, sizes)
+        self._check(
+            self._library.qwen_cpu_decoder_create(
+                ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
+            ),
+            "The model",
+        )
+        self._handle = handle
+        # The tables stay the caller's, and the pool must outlive the decoder.
+        weakref.finalize(self, _destroy, self._library, handle, self.pool, self.embeddings)
+
+    @property
+    def instruction_set(self) -> str:
+        """What the library was compiled for: "avx2"."""
+        return self._library.qwen_cpu_instruction_set().decode()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one frame reads."""
+        return self._library.qwen_cpu_decoder_weight_bytes(self._handle)
+
+    def cancel(self) -> None:
+        """End the running `step`, else the next one, before it begins another frame."""
+        self._library.qwen_cpu_decoder_cancel(self._handle)
+
+    def _check(self, status: int, what: str) -> None:
+        if status == native.NO_THREADS:
+            raise GenerationError(f"{what}: the system refuses a thread.")
+        if status != native.DONE:
+            raise OutOfMemory(
+                f"{what} does not fit into memory.",
+                cure="Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames.",
+            )
+
+    def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        embeds = embeds.float().contiguous()
+        kept_in, num_kept = self._longest_prefix(slot, embeds)
+        self._prompts[slot] = None  # while its cache is being written
+        state = self._state(slot)
+        options, pad = _options_of(state), pad_embed.float().contiguous()
+        status = self._library.qwen_cpu_decoder_prefill(
+            self._handle,
+            slot,
+            ctypes.byref(options),
+            _address(embeds),
+            len(embeds),
+            num_kept,
+            kept_in,
+            _address(pad),
+        )
+        self._check(status, f"A prompt of {len(embeds)} positions")
+        self._prompts[slot] = embeds
+
+    def _longest_prefix(self, slot: int, embeds: Tensor) -> tuple[int, int]:
+        """The slot whose last prompt begins as this one does, and for how many positions.
+
+        A slot keeps the keys and values of its last prompt until the next one, and they depend on
+        nothing behind them. The last position runs again, for its hidden state.
+        """
+        best = (slot, 0)
+        for index, prompt in enumerate(self._prompts):
+            if prompt is None:
+                continue
+            count = min(len(prompt), len(embeds) - 1)
+            differs = (prompt[:count] != embeds[:count]).any(dim=1).nonzero()
+            same = int(differs[0]) if len(differs) else count
+            if same > best[1] or (same == best[1] and index == slot):
+                best = (index, same)
+        return best
+
+    def _write_text(self, slot: int, rows: Tensor) -> None:
+        rows = rows.float().contiguous()
+        status = self._library.qwen_cpu_decoder_write_text(
+            self._handle, slot, _address(rows), len(rows)
+        )
+        self._check(status, f"Text of {len(rows)} rows")
+
+    def _step(
+        self,
+        slots: Sequence[int],
+        num_frames: int,
+        forced: Tensor | None,
+        taps: dict[str, Tensor] | None,
+    ) -> StepResult:
+        n, groups = len(slots), self.config.talker.num_code_groups
+        ids = np.array(slots, dtype=np.int32)
+        codes = np.zeros((n, num_frames, groups), dtype=np.int32)
+        num_done, ended, bad = (np.zeros(n, dtype=np.int32) for _ in range(3))
+        request = native.StepRequest(
+            slots=ids.ctypes.data,
+            num_streams=n,
+            num_frames=num_frames,
+            codes=codes.ctypes.data,
+            num_done=num_done.ctypes.data,
+            ended=ended.ctypes.data,
+            bad_codebook=bad.ctypes.data,
+        )
+        if forced is not None:
+            given = forced.to(torch.int32).contiguous()
+            request.forced = given.data_ptr()
+        if taps is not None:
+            talker, code = self.config.talker.vocab_size, self.config.predictor.vocab_size
+            taps["talker"] = torch.full((n, num_frames, talker), torch.nan)
+            taps["predictor"] = torch.full((n, num_frames, groups - 1, code), torch.nan)
+            request.talker_logits = taps["talker"].data_ptr()
+            request.code_logits = taps["predictor"].data_ptr()
+        status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
+        if status != native.DONE or (bad >= 0).any():
+            self._lose(slots)
+            self._check(status, "A step")
+            row = int((bad >= 0).argmax())
+            raise GenerationError(
+                f"The logits of codebook {bad[row]} are not finite.",
+                "The weights, or what was computed from them, hold NaN or infinity.",
+            )
+        for row, slot in enumerate(slots):
+            self._state(slot).advance(int(num_done[row]), bool(ended[row]))
+        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)))
+
+
+class _Source:
+    """A `ModelSource` and the tensors behind its addresses, which native code reads once."""
+
+    def __init__(self, checkpoint: Checkpoint, embeddings: Embeddings, sizes: DecoderSizes):
+        self._alive: list[Any] = []
+        config, weights = checkpoint.config, checkpoint.talker
+        talker, groups = config.talker, config.talker.num_code_groups
+        predictor = "code_predictor."
+        self.model = native.ModelSource(
+            self._stack(talker.stack, weights, "model.", sizes.max_positions),
+            self._stack(config.predictor.stack, weights, f"{predictor}model.", groups),
+            *(groups, talker.codec_eos_id, talker.suppressed_from, MIN_FRAMES, sizes.num_slots),
+            self._matrix(weights["codec_head.weight"]),
+        )
+        if config.has_projection:
+            name = f"{predictor}small_to_mtp_projection."
+            self.model.projection = self._matrix(weights[f"{name}weight"])
+            self.model.projection_bias = self._vector(weights[f"{name}bias"])
+        self.model.lm_heads = self._matrices(
+            weights[f"{predictor}lm_head.{group}.weight"] for group in range(groups - 1)
+        )
+        self.model.code_tables = self._matrices((embeddings.codec_table, *embeddings.code_tables))
+
+    def _stack(
+        self, config: StackConfig, weights: dict[str, Any], prefix: str, num_positions: int
+    ) -> native.StackSource:
+        positions = torch.arange(num_positions).expand(3, num_positions)
+        half = config.head_dim // 2
+        rope = [table[:, :half] for table in plain.rotary(config, positions, torch.float32)]
+        layers = [f"{prefix}layers.{index}." for index in range(config.num_layers)]
+        matrices = self._matrices(
+            weights[f"{layer}{name}.weight"]
+            for layer in layers
+            for name in native.MATRICES_OF_LAYER
+        )
+        vectors = [
+            self._vector(weights.get(f"{layer}{name}"))
+            for layer in layers
+            for name in native.VECTORS_OF_LAYER
+        ]
+        return native.StackSource(
+            *(config.hidden_size, config.intermediate_size, config.num_layers),
+            *(config.num_heads, config.num_kv_heads, config.head_dim, num_positions),
+            config.rms_norm_eps,
+            *(self._vector(table) for table in rope),
+            matrices,
+            self._keep((ctypes.c_void_p * len(vectors))(*vectors)),
+            self._vector(weights[f"{prefix}norm.weight"]),
+        )
+
+    def _keep(self, value: Any) -> Any:
+        self._alive.append(value)
+        return value
+
+    def _vector(self, tensor: Tensor | None) -> int | None:
+        """The address of a tensor as float32."""
+        return None if tensor is None else self._keep(tensor.float().contiguous()).data_ptr()
+
+    def _matrix(self, weight: Tensor | Int8Matrix) -> native.MatrixSource:
+        if isinstance(weight, Int8Matrix):
+            values = self._keep(weight.values.contiguous())
+            group = GROUP if weight.in_groups else 0
+            return native.MatrixSource(
+                values.data_ptr(), self._vector(weight.scales), *values.shape, native.INT8, group
+            )
+        kind = native.BF16 if weight.dtype == torch.bfloat16 else native.FLOAT32
+        values = self._keep((weight if kind == native.BF16 else weight.float()).contiguous())
+        return native.MatrixSource(values.data_ptr(), None, *values.shape, kind, 0)
+
+    def _matrices(self, weights: Iterable[Tensor | Int8Matrix]) -> Any:
+        sources = [self._matrix(weight) for weight in weights]
+        return self._keep((native.MatrixSource * len(sources))(*sources))
+
+
+def _options_of(state: SlotState) -> native.StreamOptions:
+    s = state.sampling
+    return native.StreamOptions(
+        native.Draw(s.temperature, s.top_p, s.top_k, s.do_sample),
+        native.Draw(
+            s.subtalker_temperature, s.subtalker_top_p, s.subtalker_top_k, s.subtalker_do_sample
+        ),
+        s.repetition_penalty,
+        state.part,
+        state.seed,
+    )
+
+
+def _address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, *_held: object) -> None:
+    library.qwen_cpu_decoder_destroy(handle)

@@ -1,0 +1,94 @@
+"""The structs of csrc/cpu/cpu_decoder.h, mirrored with ctypes."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
+
+from qwen_megakernel.errors import BuildError
+
+# SourceFormat
+FLOAT32, BF16, INT8 = range(3)
+# Status
+DONE, OUT_OF_MEMORY, NO_THREADS = range(3)
+
+MATRICES_OF_LAYER = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+VECTORS_OF_LAYER = (
+    *("input_layernorm.weight", "post_attention_layernorm.weight"),
+    *("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
+    *("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+)
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class MatrixSource(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_void_p, "values scales"),
+        *_fields(c_int32, "num_rows num_cols format group"),
+    ]
+
+
+class StackSource(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_int32, "hidden_size intermediate_size num_layers num_heads num_kv_heads"),
+        *_fields(c_int32, "head_dim max_positions"),
+        ("rms_norm_eps", c_float),
+        *_fields(c_void_p, "rope_cos rope_sin"),
+        ("matrices", POINTER(MatrixSource)),
+        ("vectors", POINTER(c_void_p)),
+        ("final_norm", c_void_p),
+    ]
+
+
+class ModelSource(ctypes.Structure):
+    _fields_ = [
+        ("talker", StackSource),
+        ("predictor", StackSource),
+        *_fields(c_int32, "num_code_groups codec_eos_id suppressed_from min_frames num_slots"),
+        *_fields(MatrixSource, "codec_head projection"),
+        ("projection_bias", c_void_p),
+        *_fields(POINTER(MatrixSource), "lm_heads code_tables"),
+    ]
+
+
+class Draw(ctypes.Structure):
+    _fields_ = [*_fields(c_float, "temperature top_p"), *_fields(c_int32, "top_k do_sample")]
+
+
+class StreamOptions(ctypes.Structure):
+    _fields_ = [
+        *_fields(Draw, "talker predictor"),
+        ("repetition_penalty", c_float),
+        ("part", c_uint32),
+        ("seed", c_uint64),
+    ]
+
+
+class StepRequest(ctypes.Structure):
+    _fields_ = [
+        ("slots", c_void_p),
+        *_fields(c_int32, "num_streams num_frames"),
+        *_fields(c_void_p, "forced codes num_done ended bad_codebook talker_logits code_logits"),
+    ]
+
+
+def check_structs(library: ctypes.CDLL) -> None:
+    """Compare our structs with the library's own.
+
+    Raises:
+        BuildError: the library was built from other sources.
+    """
+    structs = (MatrixSource, StackSource, ModelSource, StreamOptions, StepRequest)
+    theirs = (c_int32 * len(structs))()
+    library.qwen_cpu_struct_bytes(theirs)
+    ours = [ctypes.sizeof(each) for each in structs]
+    if list(theirs) != ours:
+        raise BuildError(
+            f"The CPU decoder's library has structs of {list(theirs)} bytes, not {ours}.",
+            "It was built from other sources.",
+            "Remove the build cache; it is built anew.",
+        )

@@ -1,0 +1,146 @@
+"""The native library for CPUs: one for each instruction set, and the threads that work in it."""
+
+import ctypes
+import os
+import platform
+import weakref
+from pathlib import Path
+
+from qwen_megakernel.errors import BuildError, EnvironmentError_
+from qwen_megakernel.native.compiling import (
+    Recipe,
+    compiled,
+    find_cxx,
+    load,
+    source_folder,
+    sources_below,
+)
+
+# Compiler flags by instruction set, the best first. What an x86 CPU must have for each is in FLAGS.
+INSTRUCTION_SETS = {
+    "avx512_vnni": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+    "avx2": ("-mavx2", "-mfma"),
+    "neon": (),
+    "plain": ("-DQWEN_CPU_PLAIN",),
+}
+# Names in /proc/cpuinfo that an instruction set of x86 needs.
+CPU_FLAGS = {
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+# No contraction: only what the sources call a fused multiply-add is one, so that a sum is the same
+# in every function that the compiler makes of it. GCC 12 takes AVX-512's own headers for
+# uninitialised.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"),
+    *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+)
+LIBRARY = "libqwen_cpu.so"
+FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
+
+
+def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> list[str]:
+    """The instruction sets that this CPU runs, the best first; "plain" is always the last.
+
+    Args:
+        cpuinfo: what Linux says of the CPU; without it x86 gets "plain".
+        machine: as `platform.machine()` names the architecture.
+    """
+    machine = machine or platform.machine()
+    found: set[str] = set()
+    if machine in ("aarch64", "arm64"):
+        return ["neon", "plain"]
+    if machine in ("x86_64", "AMD64"):
+        try:
+            lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            lines = []
+        found = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return [name for name, needed in CPU_FLAGS.items() if needed <= found] + ["plain"]
+
+
+def choose_set() -> str:
+    """The instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
+
+    Raises:
+        EnvironmentError_: the variable names one that this CPU does not have.
+    """
+    supported = supported_sets()
+    forced = os.environ.get(FORCED)
+    if forced and forced not in supported:
+        raise EnvironmentError_(
+            f"{FORCED} is {forced!r}; this CPU runs {', '.join(supported)}.",
+            cure=f"Unset {FORCED}, or set it to one of these.",
+        )
+    return forced or supported[0]
+
+
+def recipe(instruction_set: str) -> Recipe:
+    """What the library of an instruction set is made of and by.
+
+    Raises:
+        BuildError: there is no C++ compiler.
+    """
+    folder = source_folder() / "cpu"
+    try:
+        compiler = find_cxx()
+    except BuildError as error:
+        raise BuildError(
+            error.what, "The CPU decoder is compiled once, for this CPU.", "apt install g++"
+        ) from error
+    return Recipe(
+        name=f"the CPU decoder for {instruction_set}",
+        library=LIBRARY,
+        compiler=compiler,
+        flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
+        units=(folder / "cpu_decoder.cpp",),
+        sources=sources_below(folder),
+        source_root=folder,
+    )
+
+
+def open_library() -> ctypes.CDLL:
+    """The library for this CPU, compiled at first use, with its entry points declared.
+
+    Raises:
+        BuildError: there is no compiler, or it failed; the library does not load.
+        EnvironmentError_: as `choose_set`.
+    """
+    library = load(compiled(recipe(choose_set())))
+    library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
+    library.qwen_cpu_pool_create.restype = ctypes.c_void_p
+    for name in ("pool_workers", "pool_destroy", "decoder_destroy", "decoder_weight_bytes"):
+        getattr(library, f"qwen_cpu_{name}").argtypes = [ctypes.c_void_p]
+    library.qwen_cpu_pool_destroy.restype = library.qwen_cpu_decoder_destroy.restype = None
+    library.qwen_cpu_decoder_weight_bytes.restype = ctypes.c_int64
+    return library
+
+
+class CpuPool:
+    """Threads that wait for native work and share it; they sleep while there is none.
+
+    Args:
+        library: from `open_library`.
+        num_threads: 1 or more, the calling thread included.
+    Raises:
+        EnvironmentError_: the system refuses so many threads.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int):
+        self.library, self.num_threads = library, num_threads
+        self.handle = library.qwen_cpu_pool_create(num_threads)
+        if not self.handle:
+            raise EnvironmentError_(
+                f"The system refuses {num_threads} threads.",
+                cure="Ask for fewer with --threads, or raise the limit (ulimit -u).",
+            )
+        # Threads are joined when nobody holds the pool any more: a decoder holds it.
+        weakref.finalize(self, library.qwen_cpu_pool_destroy, self.handle)
+
+    @property
+    def num_workers(self) -> int:
+        """Threads that the next piece of work uses: fewer while another program holds a core."""
+        return self.library.qwen_cpu_pool_workers(self.handle)

@@ -1,0 +1,209 @@
+"""The native CPU decoder: the plain decoder's codes, whatever the threads and the company."""
+
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tolerances import LOGITS_F32
+
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
+from qwen_megakernel.records import Sampling
+
+GREEDY = Sampling.greedy()
+MODES = {
+    "greedy": GREEDY,
+    "sampled": Sampling(),
+    "top-p": Sampling(top_p=0.8, subtalker_top_p=0.7),
+    "penalised": Sampling(repetition_penalty=1.5, top_k=0, subtalker_temperature=0.4),
+}
+MODELS = ("tiny-random", "tiny-random-base-1.7b", "demo-voice")
+INT8_LOGITS_RMS = 1e-3  # activations have 16 bits: 3e-4 was measured
+
+
+def begin(decoder, prefill, sampling=GREEDY, slot=0, seed=5, part=0, **options):
+    decoder.prefill(slot, prefill, sampling, seed=seed, part=part, **options)
+
+
+def stored(checkpoint, weights):
+    if (weights or "").startswith("int8"):
+        return replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
+    if weights is None:
+        return checkpoint
+    talker = {name: each.to(getattr(torch, weights)) for name, each in checkpoint.talker.items()}
+    return replace(checkpoint, talker=talker)
+
+
+def assert_same(got, want):
+    assert (got.num_frames, got.ended) == (want.num_frames, want.ended)
+    for row, count in enumerate(want.num_frames):
+        np.testing.assert_array_equal(got.codes[row, :count], want.codes[row, :count])
+
+
+@pytest.mark.parametrize(
+    "weights", [None, "float32", "float16", "int8", "int8-talker", "int8-groups-heads"]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_codes_are_those_of_the_plain_decoder(
+    load_checkpoint, native, plain, prompt, model, weights
+):
+    checkpoint = stored(load_checkpoint(model), weights)
+    fast, slow = native(checkpoint), plain(checkpoint)
+    for sampling in MODES.values():
+        for decoder in (fast, slow):
+            begin(decoder, prompt(checkpoint), sampling)
+        assert_same(fast.step([0], 20), slow.step([0], 20))
+
+
+@pytest.mark.parametrize(
+    ("weights", "limit"),
+    [(None, None), ("int8", INT8_LOGITS_RMS), ("int8-groups-heads", INT8_LOGITS_RMS)],
+)
+def test_forced_logits_are_those_of_the_plain_decoder(
+    load_checkpoint, native, plain, prompt, weights, limit
+):
+    checkpoint = stored(load_checkpoint("tiny-random-base-1.7b"), weights)
+    groups = checkpoint.config.talker.num_code_groups
+    forced = torch.randint(0, 64, (1, 5, groups), generator=torch.Generator().manual_seed(1))
+    taps = {}
+    for make in (native, plain):
+        decoder, found = make(checkpoint), {}
+        begin(decoder, prompt(checkpoint))
+        result = decoder.step([0], 5, forced, found)
+        assert result.num_frames == (5,)
+        taps[make] = found
+    for name, logits in taps[plain].items():
+        if limit:
+            assert (taps[native][name] - logits).square().mean().sqrt() < limit
+        else:
+            torch.testing.assert_close(taps[native][name], logits, atol=LOGITS_F32, rtol=0)
+
+
+@pytest.mark.parametrize("weights", [None, "int8", "int8-groups"])
+def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, prompt, weights):
+    checkpoint = stored(load_checkpoint("tiny-random"), weights)
+    num_slots, found = 7, []
+    for num_threads in (1, 2, 3, os.cpu_count() + 2):
+        decoder = native(checkpoint, num_slots, num_threads)
+        for slot in range(num_slots):
+            begin(decoder, prompt(checkpoint, slot), MODES["sampled"], slot, seed=slot)
+        taps = {}
+        decoder.step(range(num_slots), 2, None, taps)
+        decoder.step([1, 4], 3)  # some go ahead
+        late = decoder.step(range(num_slots), 2)
+        found.append((taps["talker"], taps["predictor"], late.codes))
+    alone = native(checkpoint, 1, 1)
+    for slot in range(num_slots):
+        begin(alone, prompt(checkpoint, slot), MODES["sampled"], seed=slot)
+        taps = {}
+        alone.step([0], 2, None, taps)
+        if slot in (1, 4):
+            alone.step([0], 3)
+        codes = alone.step([0], 2).codes
+        for talker, predictor, late in found:
+            assert torch.equal(talker[slot], taps["talker"][0])
+            assert torch.equal(predictor[slot], taps["predictor"][0])
+            np.testing.assert_array_equal(late[slot], codes[0])
+
+
+def test_an_open_text_goes_on_as_a_whole_one(load_checkpoint, native, prompt):
+    checkpoint = load_checkpoint("tiny-random")
+    whole, late = (native(checkpoint) for _ in range(2))
+    prefill = prompt(checkpoint)
+    begin(whole, prefill)
+    want = whole.step([0], 5).codes
+    begin(late, replace(prefill, trailing_text=prefill.trailing_text[:1]), text_open=True)
+    got = [late.step([0], 2).codes]
+    assert late.frames_ready(0) == 0
+    late.add_text(0, prefill.trailing_text[1:])
+    late.close_text(0)
+    got.append(late.step([0], 3).codes)
+    np.testing.assert_array_equal(np.concatenate(got, axis=1), want)
+
+
+def test_cancel_at_any_moment_loses_no_frame(load_checkpoint, native, prompt):
+    checkpoint = load_checkpoint("demo-voice")
+    decoder, want = native(checkpoint), native(checkpoint)
+    for each in (decoder, want):
+        begin(each, prompt(checkpoint, num_text=60), MODES["sampled"])
+    forced = torch.zeros((1, 60, checkpoint.config.talker.num_code_groups), dtype=torch.int32)
+    whole = want.step([0], 60, forced).codes[0]
+    stop, parts, done = threading.Event(), [], 0
+
+    def cancel_often():
+        while not stop.wait(0.001):
+            decoder.cancel()
+
+    canceller = threading.Thread(target=cancel_often)
+    canceller.start()
+    while done < 60:
+        result = decoder.step([0], 60 - done, forced[:, done:])
+        parts.append(result.codes[0, : result.num_frames[0]])
+        done += result.num_frames[0]
+    stop.set()
+    canceller.join()
+    assert len(parts) > 1
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("name", ["codec_head.weight", "code_predictor.lm_head.3.weight"])
+def test_nan_ends_the_streams_of_the_step_and_no_other(load_checkpoint, native, prompt, name):
+    checkpoint = load_checkpoint("tiny-random")
+    broken = replace(
+        checkpoint, talker=checkpoint.talker | {name: checkpoint.talker[name] * torch.nan}
+    )
+    decoder = native(broken, 2)
+    for slot in (0, 1):
+        begin(decoder, prompt(checkpoint), slot=slot)
+    codebook = 4 if "lm_head" in name else 0
+    with pytest.raises(GenerationError, match=f"codebook {codebook} are not finite"):
+        decoder.step([0], 2)
+    assert decoder.frames_ready(1) > 0
+    with pytest.raises(UsageError, match="no stream"):
+        decoder.step([0], 1)
+
+
+def test_a_prompt_that_begins_as_another_reuses_its_keys(
+    load_checkpoint, native, prompt, monkeypatch
+):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder, fresh = native(checkpoint, 2), native(checkpoint)
+    first = prompt(checkpoint, num_positions=40)
+    second = replace(first, embeds=torch.cat([first.embeds[:33], first.embeds[:9] + 1]))
+    begin(decoder, first)
+    decoder.step([0], 3)
+    begin(fresh, second, MODES["sampled"])
+    want = fresh.step([0], 6)
+    kept = []
+    inner = decoder._longest_prefix
+    monkeypatch.setattr(
+        decoder, "_longest_prefix", lambda *given: kept.append(inner(*given)) or kept[-1]
+    )
+    for slot in (1, 0):  # of another slot, then of its own
+        begin(decoder, second, MODES["sampled"], slot)
+        assert_same(decoder.step([slot], 6), want)
+    assert kept == [(0, 33), (1, 41)]
+
+
+def test_a_forked_child_decodes_and_so_does_its_parent(load_checkpoint, native, prompt):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder = native(checkpoint)
+    begin(decoder, prompt(checkpoint))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, decoder.step([0], 2).codes.tobytes())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert decoder.step([0], 2).codes.tobytes() == os.read(reader, 4096)
+
+
+def test_what_it_cannot_run_is_refused_by_name(load_checkpoint, native):
+    checkpoint = load_checkpoint("tiny-random")
+    talker = checkpoint.config.talker
+    odd = replace(talker, stack=replace(talker.stack, head_dim=24))
+    with pytest.raises(UnsupportedModel, match="talker head_dim 24"):
+        native(replace(checkpoint, config=replace(checkpoint.config, talker=odd)))

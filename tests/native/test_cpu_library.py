@@ -1,0 +1,54 @@
+"""Native code for a CPU: which instruction set it is compiled for."""
+
+import pytest
+import torch
+
+from qwen_megakernel.decoders.backends import choose_backend, load_decoder
+from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.native import cpu_library
+from qwen_megakernel.records import Prefill, Sampling
+
+ZEN_3 = "flags\t\t: fpu fma sse2 avx avx2 vaes"
+ZEN_4 = f"{ZEN_3} avx512f avx512dq avx512bw avx512vl avx512_vnni"
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", ZEN_4, ["avx512_vnni", "avx512", "avx2", "plain"]),
+        ("x86_64", ZEN_4.replace(" avx512_vnni", ""), ["avx512", "avx2", "plain"]),
+        ("x86_64", ZEN_3, ["avx2", "plain"]),
+        ("x86_64", "flags\t\t: fpu sse2", ["plain"]),
+        ("aarch64", "Features\t: asimd", ["neon", "plain"]),
+        ("riscv64", "isa\t: rv64gc", ["plain"]),
+    ],
+)
+def test_the_best_instruction_set_is_the_first(tmp_path, machine, flags, expected):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{flags}\n")
+    assert cpu_library.supported_sets(cpuinfo, machine) == expected
+    assert cpu_library.supported_sets(tmp_path / "none", "x86_64") == ["plain"]
+
+
+def test_a_set_that_this_cpu_lacks_is_refused(monkeypatch):
+    monkeypatch.setenv(cpu_library.FORCED, "sve2")
+    with pytest.raises(EnvironmentError_, match="'sve2'; this CPU runs"):
+        cpu_library.choose_set()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", cpu_library.supported_sets())
+def test_every_set_of_this_cpu_compiles_and_draws_the_same_codes(
+    monkeypatch, load_checkpoint, name
+):
+    monkeypatch.setenv(cpu_library.FORCED, name)
+    checkpoint = load_checkpoint("tiny-random")
+    hidden = checkpoint.config.talker.stack.hidden_size
+    rows = torch.randn(60, hidden, generator=torch.Generator().manual_seed(0))
+    codes = []
+    for backend in ("cpu", "torch"):
+        decoder, runs = load_decoder(checkpoint, choose_backend(backend, "cpu"), max_frames=50)
+        decoder.prefill(0, Prefill(rows, rows[:5], rows[0]), Sampling(), seed=1, part=0)
+        codes.append(decoder.step([0], 12).codes.tolist())
+        assert backend == "torch" or runs.why.endswith(name)
+    assert codes[0] == codes[1]
