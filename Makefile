@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: demo test test-ci test-slow lint rehearse-gpu clean
+.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -25,6 +25,10 @@ test: lint  ## linters and the default test suite
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak
 	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile
+
+test-cpu: $(VENV)/.test-ready  ## the engine, the server and Pipecat on the decoder that CPUs take
+	$(BIN)/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile \
+	    tests/engine tests/server tests/pipecat
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow

@@ -82,6 +82,7 @@ setup(
         "pipecat": PIPECAT,
         "server": SERVER,
         "aac": ["av"],
+        "compiler": ["ziglang"],
         "wyoming": [*WYOMING, *SERVER],
         "ray": RAY,
         "bench": BENCH,

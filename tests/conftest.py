@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import tiny_speech
 import torch
 from commands import CommandsHere
 
@@ -23,9 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """The suites compare float32, and so do the commands that they run."""
     compare.forbid_reduced_precision()
+    tiny_speech.default_backend = config.getoption("--backend")
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ class Pool {
     };
     Crew& crew = *crew_;
     crew.call = call, crew.job = &job, crew.num_workers = num_workers_;
-    for (Late& late : crew.late) late.sum = {};
+    for (int i = 0; i < num_threads_; ++i) crew.late[i].set({});
     for (int i = 1; i < num_workers_; ++i) crew.members[i - 1]->ticket.advance();
     call(&job, 0, num_workers_);
     barrier(0);
@@ -123,13 +123,16 @@ class Pool {
   // Every worker of the running job calls this; all return once all have called.
   void barrier(int worker) {
     Crew& crew = *crew_;
-    if (crew.num_workers == 1) return;
+    // Read before arriving: once all have arrived, the caller may write it for the next job.
+    const int num_workers = crew.num_workers;
+    if (num_workers == 1) return;
     const uint32_t seen = crew.phase.count();
-    if (crew.num_arrived.fetch_add(1, std::memory_order_acq_rel) == crew.num_workers - 1) {
+    if (crew.num_arrived.fetch_add(1, std::memory_order_acq_rel) == num_workers - 1) {
       crew.num_arrived.store(0, std::memory_order_relaxed);
       crew.phase.advance();
     } else {
-      crew.late[worker].sum += crew.phase.wait_past(seen);
+      Late& late = crew.late[worker];
+      late.set(late.sum() + crew.phase.wait_past(seen));
     }
   }
 
@@ -138,14 +141,21 @@ class Pool {
     Event ticket;
     std::thread thread;
   };
-  struct alignas(64) Late {
-    Clock::duration sum{};
+  // How long one worker waited for others that had lost their core. It writes while the caller may
+  // already look: a worker's last wait ends after the job.
+  class alignas(64) Late {
+   public:
+    Clock::duration sum() const { return Clock::duration(ticks_.load(std::memory_order_relaxed)); }
+    void set(Clock::duration sum) { ticks_.store(sum.count(), std::memory_order_relaxed); }
+
+   private:
+    std::atomic<Clock::rep> ticks_{0};
   };
   // All that threads share; a child process leaves the parent's as it is and makes its own.
   struct Crew {
     pid_t process = getpid();
     std::vector<std::unique_ptr<Member>> members;
-    std::vector<Late> late;
+    std::unique_ptr<Late[]> late;
     Event phase;
     alignas(64) std::atomic<int> num_arrived{0};
     void (*call)(void*, int, int) = nullptr;
@@ -156,7 +166,7 @@ class Pool {
 
   void begin_threads() {
     crew_ = std::make_unique<Crew>();
-    crew_->late.resize(num_threads_);
+    crew_->late = std::make_unique<Late[]>(num_threads_);
     try {
       for (int worker = 1; worker < num_threads_; ++worker) {
         crew_->members.push_back(std::make_unique<Member>());
@@ -181,7 +191,7 @@ class Pool {
 
   void adapt(Clock::duration duration) {
     Clock::duration late{};
-    for (const Late& each : crew_->late) late = std::max(late, each.sum);
+    for (int i = 0; i < num_threads_; ++i) late = std::max(late, crew_->late[i].sum());
     if (num_workers_ > 1 && late > kCrowdedPart * duration) {
       --num_workers_;
       jobs_to_trial_ = patience_, num_calm_ = 0;

@@ -1,4 +1,4 @@
-"""The command `build`: the kernel compiled ahead of its first use."""
+"""The command `build`: native code compiled ahead of its first use."""
 
 import argparse
 from typing import Any
@@ -8,16 +8,24 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
 EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
+CPU = "cpu"  # as an architecture: the CPU decoder, for each instruction set
 
 
 def build(args: argparse.Namespace) -> int:
-    """Compile the kernel for a model's dimensions; needs neither its weights nor a GPU."""
+    """Compile the kernel for a model's dimensions, or the CPU decoder; needs no weights, no GPU."""
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
     from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
+    from qwen_megakernel.native import compiling, cpu_library
 
     options.tell_compiling(args)
     archs = _archs(args.arch)
+    if CPU in archs:
+        for name in cpu_library.sets_of_machine():
+            print(CPU, name, compiling.compiled(cpu_library.recipe(name)))
+        archs = [arch for arch in archs if arch != CPU]
+    if not archs:
+        return 0
     check_weights(args.weights, "kernel")
     stacks = Int8Format.parse(args.weights).stacks if args.weights else ()
     # Released models have dimensions we know: nothing is downloaded, and nothing written for the
@@ -41,13 +49,14 @@ def build(args: argparse.Namespace) -> int:
 def add_command(commands: Any) -> None:
     """Add `build` to the subparsers `commands`."""
     command = commands.add_parser(
-        "build", help="compile the kernel ahead of its first use", description=build.__doc__
+        "build", help="compile native code ahead of its first use", description=build.__doc__
     )
     command.add_argument("--model", default=DEFAULT_MODEL, help="hub id, folder or built-in name")
     command.add_argument(
         "--arch",
         metavar="LIST",
-        help="sm_90a,sm_120,... or emulation (default: this machine's GPU, else emulation)",
+        help="what to compile for: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every "
+        "instruction set of such machines), emulation (default: this machine's GPU, else cpu)",
     )
     command.add_argument(
         "--dtype",
@@ -72,13 +81,14 @@ def _archs(names: str | None) -> list[str | None]:
 
     if names is None:
         if not torch.cuda.is_available():
-            return [None]
+            return [CPU]
         capability = torch.cuda.get_device_capability()
         return [kernel_build.arch_of(capability, torch.cuda.get_device_name())]
     archs = names.split(",")
     for name in archs:
-        if name != EMULATION and not kernel_build.is_known_arch(name):
+        if name not in (EMULATION, CPU) and not kernel_build.is_known_arch(name):
             raise UsageError(
-                f"--arch has {name!r}; known: {', '.join(kernel_build.ARCHITECTURES)}, {EMULATION}."
+                f"--arch has {name!r}; known: {', '.join(kernel_build.ARCHITECTURES)}, "
+                f"{CPU}, {EMULATION}."
             )
     return [None if name == EMULATION else name for name in archs]

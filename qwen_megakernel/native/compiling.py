@@ -11,7 +11,9 @@ import hashlib
 import importlib.util
 import logging
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -35,13 +37,14 @@ class Recipe:
 
     name: str  # of what is compiled, for messages: "the kernel for sm_90a"
     library: str  # its file's name: "libqwen_tts.so"
-    compiler: str
+    compiler: str  # a command of one word or more
     flags: tuple[str, ...]  # of every unit; those that are no -D also of the linker
     units: tuple[Path, ...]  # what the compiler is called for, the longest first
     sources: tuple[Path, ...]  # all files, headers too, that change the library when they change
     source_root: Path  # they lie below it
     link_flags: tuple[str, ...] = ()
     cu_language: str = ""  # how the compiler must be told to read a .cu file
+    limit_seconds: float = 3600  # a compiler that needs longer is ended
 
     @property
     def key(self) -> str:
@@ -53,7 +56,8 @@ class Recipe:
 def key_of(compiler: str, words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
     """A hash of a compiler with its version, the words of its command, and sources below `root`."""
     digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    command = [*shlex.split(compiler), "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, check=False)
     digest.update("\0".join([compiler, version.stdout, *words]).encode())
     for path in sources:
         digest.update(f"\0{path.relative_to(root)}\0".encode())
@@ -102,8 +106,20 @@ def compiled(recipe: Recipe) -> Path:
     """The library of a recipe; compiled at first use, then found again.
 
     Raises:
-        BuildError: ninja is missing, or the compiler failed (its log is named).
+        BuildError: ninja is missing, the compiler failed (its log is named) or did not end, or the
+            cache cannot be written.
     """
+    try:
+        return _compiled(recipe)
+    except OSError as error:
+        raise BuildError(
+            f"{recipe.name} could not be written: {error}.",
+            f"Compiled code is kept in {build_cache()}.",
+            "Make room there, or set QWEN_MEGAKERNEL_BUILD_CACHE to a folder that can be written.",
+        ) from error
+
+
+def _compiled(recipe: Recipe) -> Path:
     key = recipe.key
     folder = build_cache() / key
     library, checksum = folder / recipe.library, folder / "sha256"
@@ -137,6 +153,18 @@ def find_cxx() -> str:
         "The emulation backend compiles the kernel's sources for this CPU.",
         "apt install g++, or use --backend torch.",
     )
+
+
+def find_zig() -> str | None:
+    """The C++ compiler of the Python package ziglang; None: it is not installed."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    zig = Path(spec.submodule_search_locations[0]) / "zig"
+    system = "macos" if platform.system() == "Darwin" else "linux-gnu"
+    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    # Without a target it takes all that this CPU can do, and a library is for one instruction set.
+    return f"{shlex.quote(str(zig))} c++ -target {machine}-{system}"
 
 
 def find_ninja() -> str:
@@ -201,16 +229,33 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
         "",
     ]
     (work / "build.ninja").write_text("\n".join(lines))
-    result = subprocess.run([ninja, "-C", str(work)], capture_output=True, text=True, check=False)
-    log = result.stdout + result.stderr
+    environment = {"ZIG_GLOBAL_CACHE_DIR": str(build_cache() / "zig")} | os.environ
+    with subprocess.Popen(
+        [ninja, "-C", str(work)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    ) as build:
+        try:
+            log, _ = build.communicate(timeout=recipe.limit_seconds)
+        except BaseException as error:  # KeyboardInterrupt too
+            build.terminate()  # ninja ends its compilers, which a killed one would leave running
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise BuildError(
+                f"{recipe.compiler} did not end within {recipe.limit_seconds:.0f} s.",
+                f"It was compiling {recipe.name}, which takes seconds to minutes.",
+                "Look whether the compiler works, or set CXX to another one.",
+            ) from error
     (work / "build.log").write_text(log)
-    if result.returncode:
+    if build.returncode:
         kept = build_cache() / "failed.log"
         kept.write_text(log)
         logger.debug("%s", "\n".join(log.splitlines()[-20:]))
         failed = _failed_unit(log, recipe.units)
         raise BuildError(
-            f"{recipe.compiler} failed on {failed} (exit {result.returncode}).",
+            f"{recipe.compiler} failed on {failed} (exit {build.returncode}).",
             f"Its output is in {kept}; --debug prints the end of it.",
         )
     library = work / recipe.library

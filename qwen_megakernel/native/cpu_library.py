@@ -11,6 +11,7 @@ from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
     find_cxx,
+    find_zig,
     load,
     source_folder,
     sources_below,
@@ -39,7 +40,20 @@ FLAGS = (
     *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 LIBRARY = "libqwen_cpu.so"
+COMPILE_SECONDS = 600  # g++ needs 5 s, zig 45 s the first time
 FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
+
+
+def sets_of_machine(machine: str | None = None) -> list[str]:
+    """The instruction sets that CPUs of this machine's architecture can have.
+
+    Args:
+        machine: as `platform.machine()` names the architecture.
+    """
+    machine = machine or platform.machine()
+    if machine in ("aarch64", "arm64"):
+        return ["neon", "plain"]
+    return [*CPU_FLAGS, "plain"] if machine in ("x86_64", "AMD64") else ["plain"]
 
 
 def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> list[str]:
@@ -49,17 +63,12 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
         cpuinfo: what Linux says of the CPU; without it x86 gets "plain".
         machine: as `platform.machine()` names the architecture.
     """
-    machine = machine or platform.machine()
-    found: set[str] = set()
-    if machine in ("aarch64", "arm64"):
-        return ["neon", "plain"]
-    if machine in ("x86_64", "AMD64"):
-        try:
-            lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            lines = []
-        found = set(next((line for line in lines if line.startswith("flags")), "").split())
-    return [name for name, needed in CPU_FLAGS.items() if needed <= found] + ["plain"]
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return [name for name in sets_of_machine(machine) if CPU_FLAGS.get(name, set()) <= found]
 
 
 def choose_set() -> str:
@@ -78,6 +87,24 @@ def choose_set() -> str:
     return forced or supported[0]
 
 
+def find_compiler() -> str:
+    """The system's C++ compiler, else that of the Python package ziglang, as a command.
+
+    Raises:
+        BuildError: there is neither.
+    """
+    try:
+        return find_cxx()
+    except BuildError as error:
+        if zig := find_zig():
+            return zig
+        raise BuildError(
+            error.what,
+            "The CPU decoder is compiled once, for this CPU.",
+            "Run: apt install g++, or pip install ziglang (a compiler of 400 MB).",
+        ) from error
+
+
 def recipe(instruction_set: str) -> Recipe:
     """What the library of an instruction set is made of and by.
 
@@ -85,20 +112,15 @@ def recipe(instruction_set: str) -> Recipe:
         BuildError: there is no C++ compiler.
     """
     folder = source_folder() / "cpu"
-    try:
-        compiler = find_cxx()
-    except BuildError as error:
-        raise BuildError(
-            error.what, "The CPU decoder is compiled once, for this CPU.", "apt install g++"
-        ) from error
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
         library=LIBRARY,
-        compiler=compiler,
+        compiler=find_compiler(),
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
         units=(folder / "cpu_decoder.cpp",),
         sources=sources_below(folder),
         source_root=folder,
+        limit_seconds=COMPILE_SECONDS,
     )
 
 

@@ -33,7 +33,7 @@ def available_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:  # macOS
         cores = os.cpu_count() or 1
-    return max(1, int(min(cores, _quota(root))))
+    return max(1, int(min(cores, quota(root) or math.inf)))
 
 
 def choose(bytes_per_frame: int, asked: int | None = None) -> int:
@@ -72,6 +72,13 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
     Raises:
         UsageError: `asked` is not 1 or more.
     """
+    granted = quota()
+    if granted is not None and granted < 2:
+        logger.warning(
+            "This container may use %.2g cores; speech in real time takes two for most models. "
+            "Raise its quota (docker run --cpus).",
+            granted,
+        )
     if asked is not None:
         return choose(0, asked)
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
@@ -90,12 +97,16 @@ def limit_this_thread(num_threads: int) -> None:
     restore.join()
 
 
-def _quota(root: Path) -> float:
-    """Cores' worth of time that the control groups grant; infinity: as much as there is."""
+def quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the process's control groups grant; None: as much as there is.
+
+    Args:
+        root: folder that has `proc` and `sys`.
+    """
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # no Linux
-        return math.inf
+        return None
     quotas = [math.inf]
     for group in groups:
         _, controllers, path = group.split(":", 2)
@@ -111,7 +122,8 @@ def _quota(root: Path) -> float:
         for level in (folder, *folder.parents):
             if level.is_relative_to(mount):
                 quotas.append(_quota_of(level, names))
-    return min(quotas)
+    granted = min(quotas)
+    return None if granted == math.inf else granted
 
 
 def _quota_of(folder: Path, names: tuple[str, ...]) -> float:

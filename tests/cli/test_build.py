@@ -87,10 +87,18 @@ def test_int8_layers_are_other_libraries(compiled, capsys, weights, flags):
     assert "-DTALKER_INT8=0 -DPREDICTOR_INT8=0" in compiled[0][1] and flags in compiled[1][1]
 
 
-def test_without_a_gpu_the_emulation_is_built(compiled, monkeypatch):
+def test_without_a_gpu_the_cpu_decoder_is_built_for_every_instruction_set(
+    compiled, monkeypatch, capsys
+):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert build("--model", "tiny-random") == 0
-    assert [arch for arch, _ in compiled] == [None]
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert build() == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    names = ["avx512_vnni", "avx512", "avx2", "plain"]
+    assert [row[:2] for row in rows] == [["cpu", name] for name in names]
+    assert len({row[2] for row in rows}) == 4
+    flags = [flags for _, flags in compiled]
+    assert "-mavx512vnni" in flags[0] and "-mavx2" in flags[2] and "-mavx" not in flags[3]
 
 
 def test_the_gpu_of_this_machine_is_the_default(compiled, monkeypatch):
@@ -117,6 +125,7 @@ def test_a_missing_compiler_is_exit_code_3(compiled, monkeypatch, capsys):
 def test_doctor_finds_nvcc_where_the_build_finds_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(compiling, "find_zig", lambda: None)
     assert doctor.report()["cxx"] is None
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()

@@ -137,7 +137,7 @@ def test_auto_takes_torch_where_native_code_cannot_do_it(loaded, monkeypatch, dt
             raise BuildError("No C++ compiler.")
         return planted
 
-    monkeypatch.setattr(cpu_library, "find_cxx", find)
+    monkeypatch.setattr(cpu_library, "find_compiler", find)
     decoder, runs = load_decoder(loaded, choose_backend("auto", "cpu"), max_frames=50, dtype=dtype)
     assert type(decoder) is PlainDecoder and runs.name == "torch" and why in runs.why
     with pytest.raises((UsageError, BuildError)):

@@ -5,13 +5,19 @@ from typing import Any
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.stream import Speech, SpeechStream
 
+# What decodes where a test is about something else; `pytest --backend cpu` sets another.
+default_backend = "torch"
+
 TEXT = "Hello there, how are you today?"
 VOICE = "vivian"
 
 
-def tiny_engine(model: str = "tiny-random", *, backend: str = "torch", **options: Any) -> TTSEngine:
+def tiny_engine(
+    model: str = "tiny-random", *, backend: str | None = None, **options: Any
+) -> TTSEngine:
     """An engine that begins without a warm-up; `options` as for `TTSEngine.from_pretrained`."""
-    return TTSEngine.from_pretrained(model, backend=backend, warmup=False, **options)
+    options = {"backend": backend or default_backend, "warmup": False} | options
+    return TTSEngine.from_pretrained(model, **options)
 
 
 def speak(tts: TTSEngine, **options: Any) -> Speech:

@@ -34,6 +34,11 @@ X_VECTOR_F32 = 1e-5
 # 1e-6 for these sizes, times the handful of layers on the path.
 KERNEL_LOGITS_F32 = 1e-4
 
+# Root mean square, logits of int8 weights in the CPU decoder: its activations have 16 bits with a
+# scale for 64 columns, so each product is off by up to 2^-16 of the group's largest; 3e-4 was seen.
+# Where two libraries round such an activation to two neighbours, logits move as far.
+LOGITS_INT8_RMS = 1e-3
+
 # float32 samples of SNAC, in chunks against the whole: convolutions over windows of other lengths,
 # sums of at most some hundred products of order 1, so some hundred roundings of 6e-8.
 SNAC_CHUNKS_F32 = 1e-5

@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
     """Each family, task and feed; torch, graph and emulation; one and four slots."""
     voices = ("vivian", "eric", "serena", "ryan")
     many = tuple(_say(seed=seed, voice=name) for seed, name in enumerate(voices))
-    for backend in ("torch", "graph", "emulation"):
+    for backend in ("torch", "graph", "emulation", "cpu"):
         for feed in ("stepwise", "full"):
             request = _say(voice="vivian", language="english", text_feed=feed)
             yield Case(f"{backend}: custom voice, {feed}", "tiny-random", backend, (request,))
@@ -83,11 +83,11 @@ def cases() -> Iterator[Case]:
         cloned = _say(voice=voice("in context"), language="german")
         yield Case(f"{backend}: cloned in context", "tiny-random-base", backend, (cloned,))
     open_text = _say(None, text_open=True, voice="ryan")
-    for backend in ("torch", "emulation"):
+    for backend in ("torch", "emulation", "cpu"):
         yield Case(f"{backend}: open text", "tiny-random", backend, (open_text,))
         designed = _say(instruct="A calm old man.", language="french")
         yield Case(f"{backend}: voice design", "tiny-random-design-1.7b", backend, (designed,))
-        int8 = {"weights": "int8"}
+        int8 = {"weights": "int8-rows"}
         yield Case(f"{backend}: int8", "tiny-random", backend, (_say(voice="eric"),), engine=int8)
     plain = _say(voice=voice("x-vector"), text_feed="full", **GREEDY)
     yield Case("torch: cloned by x-vector, greedy", "tiny-random-base-1.7b", "torch", (plain,))

@@ -1,0 +1,227 @@
+// Runs the CPU decoder by its C interface on random weights, and prints codes and logits.
+//
+// Tests compile it together with the decoder: for sanitizers, which Python cannot be loaded into,
+// and for processors that this machine is not, where an emulator runs it.
+//
+//   driver THREADS [fork]
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu_decoder.h"
+
+namespace {
+
+constexpr int kGroups = 4, kVocab = 72, kCodes = 40, kEos = 70, kSlots = 6, kPositions = 96;
+
+// Numbers that are the same on every machine.
+uint32_t state;
+float random_value() {
+  state = state * 1664525u + 1013904223u;
+  return float(state >> 8) / float(1 << 23) - 1.0f;
+}
+
+struct Kind {
+  const char* name;
+  int32_t format, group;
+};
+
+// A model's weights, kept alive, and the structs that point to them.
+class Weights {
+ public:
+  Weights(Kind kind, int hidden, int code_hidden, bool has_bias) : kind_(kind) {
+    state = 1;
+    model_.talker = stack(hidden, 80, 2, 4, 2, 32, kPositions, has_bias);
+    model_.predictor = stack(code_hidden, 48, 1, 2, 1, 48, kGroups, false);
+    model_.num_code_groups = kGroups, model_.codec_eos_id = kEos;
+    model_.suppressed_from = kCodes, model_.min_frames = 2, model_.num_slots = kSlots;
+    model_.codec_head = matrix(kVocab, hidden);
+    if (hidden != code_hidden) {
+      model_.projection = matrix(code_hidden, hidden);
+      model_.projection_bias = floats(code_hidden, 0.1f);
+    }
+    for (int i = 1; i < kGroups; ++i) heads_.push_back(matrix(kCodes, code_hidden));
+    const Kind kind_of_tables = {"", kind.format == kSourceBf16 ? kSourceBf16 : kSourceFloat32, 0};
+    kind_ = kind_of_tables;
+    for (int i = 0; i < kGroups; ++i) tables_.push_back(matrix(i ? kCodes : kVocab, hidden));
+    model_.lm_heads = heads_.data(), model_.code_tables = tables_.data();
+  }
+  const ModelSource& model() const { return model_; }
+
+ private:
+  const float* floats(int count, float size, float middle = 0) {
+    floats_.emplace_back(count);
+    for (float& each : floats_.back()) each = middle + size * random_value();
+    return floats_.back().data();
+  }
+
+  MatrixSource matrix(int num_rows, int num_cols) {
+    const size_t count = size_t(num_rows) * num_cols;
+    const float size = 1.5f / std::sqrt(float(num_cols));
+    bytes_.emplace_back(count * (kind_.format == kSourceFloat32 ? 4 : 2));
+    void* values = bytes_.back().data();
+    for (size_t i = 0; i < count; ++i) {
+      const float value = random_value();
+      uint32_t bits;
+      const float scaled = value * size;
+      static_assert(sizeof bits == sizeof scaled, "");
+      __builtin_memcpy(&bits, &scaled, sizeof bits);
+      if (kind_.format == kSourceFloat32) static_cast<float*>(values)[i] = scaled;
+      if (kind_.format == kSourceBf16) static_cast<uint16_t*>(values)[i] = uint16_t(bits >> 16);
+      if (kind_.format == kSourceInt8) static_cast<int8_t*>(values)[i] = int8_t(value * 127);
+    }
+    const float* scales = nullptr;
+    if (kind_.format == kSourceInt8) {
+      const int per_row = kind_.group ? (num_cols + kind_.group - 1) / kind_.group : 1;
+      floats_.emplace_back(size_t(num_rows) * per_row);
+      for (float& each : floats_.back()) each = 0x1p-10f * float(8 + (state = state * 5 + 3) % 8);
+      scales = floats_.back().data();
+    }
+    return {values, scales, num_rows, num_cols, kind_.format, kind_.group};
+  }
+
+  StackSource stack(int hidden, int inner, int num_layers, int num_heads, int num_kv_heads,
+                    int head_dim, int num_positions, bool has_bias) {
+    matrices_.emplace_back(), vectors_.emplace_back();
+    auto& matrices = matrices_.back();
+    auto& vectors = vectors_.back();
+    const int q_size = num_heads * head_dim, kv_size = num_kv_heads * head_dim;
+    for (int layer = 0; layer < num_layers; ++layer) {
+      for (int rows : {q_size, kv_size, kv_size}) matrices.push_back(matrix(rows, hidden));
+      matrices.push_back(matrix(hidden, q_size));
+      for (int i = 0; i < 2; ++i) matrices.push_back(matrix(inner, hidden));
+      matrices.push_back(matrix(hidden, inner));
+      for (int size : {hidden, hidden, head_dim, head_dim})
+        vectors.push_back(floats(size, 0.2f, 1.0f));
+      for (int size : {q_size, kv_size, kv_size})
+        vectors.push_back(has_bias ? floats(size, 0.1f) : nullptr);
+    }
+    std::vector<float> cosines, sines;
+    for (int position = 0; position < num_positions; ++position)
+      for (int i = 0; i < head_dim / 2; ++i) {
+        const double angle = position * std::pow(1e4, -2.0 * i / head_dim);
+        cosines.push_back(float(std::cos(angle))), sines.push_back(float(std::sin(angle)));
+      }
+    floats_.push_back(cosines);
+    const float* cosine = floats_.back().data();
+    floats_.push_back(sines);
+    const float* sine = floats_.back().data();
+    return {hidden,
+            inner,
+            num_layers,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            num_positions,
+            1e-6f,
+            cosine,
+            sine,
+            matrices.data(),
+            vectors.data(),
+            floats(hidden, 0.2f, 1.0f)};
+  }
+
+  Kind kind_;
+  ModelSource model_{};
+  std::deque<std::vector<float>> floats_;
+  std::deque<std::vector<char>> bytes_;
+  std::deque<std::vector<MatrixSource>> matrices_;
+  std::deque<std::vector<const float*>> vectors_;
+  std::vector<MatrixSource> heads_, tables_;
+};
+
+void expect(bool is_true, const char* what) {
+  if (is_true) return;
+  std::printf("FAILED: %s\n", what);
+  std::exit(1);
+}
+
+// Draws frames of some slots and prints them.
+void step(void* decoder, const std::vector<int>& slots, int num_frames) {
+  const size_t num = slots.size(), frames = num * num_frames;
+  std::vector<int> codes(frames * kGroups), done(num), ended(num), bad(num);
+  std::vector<float> talker(frames * kVocab), code(frames * (kGroups - 1) * kCodes);
+  const StepRequest request = {slots.data(), int(num),     num_frames, nullptr,       codes.data(),
+                               done.data(),  ended.data(), bad.data(), talker.data(), code.data()};
+  expect(qwen_cpu_decoder_step(decoder, &request) == kDone, "a step");
+  for (size_t i = 0; i < num; ++i) {
+    expect(bad[i] < 0, "finite logits");
+    std::printf("slot %d frames %d ended %d codes", slots[i], done[i], ended[i]);
+    for (int k = 0; k < done[i] * kGroups; ++k)
+      std::printf(" %d", codes[i * num_frames * kGroups + k]);
+    std::printf("\nlogits");
+    for (int k = 0; k < done[i] * kVocab; k += 7)
+      std::printf(" %.7g", talker[i * num_frames * kVocab + k]);
+    for (int k = 0; k < done[i] * (kGroups - 1) * kCodes; k += 5)
+      std::printf(" %.7g", code[i * num_frames * (kGroups - 1) * kCodes + k]);
+    std::printf("\n");
+  }
+}
+
+void speak(void* pool, const ModelSource& model) {
+  void* decoder = nullptr;
+  expect(qwen_cpu_decoder_create(pool, &model, &decoder) == kDone, "making the decoder");
+  const int hidden = model.talker.hidden_size;
+  std::vector<float> rows(size_t(kPositions) * hidden);
+  state = 7;
+  for (float& each : rows) each = random_value();
+  for (int slot = 0; slot < kSlots; ++slot) {
+    // Slots 4 and 5 begin as slot 3 did.
+    const int length = 5 + 17 * (slot < 4 ? slot : 3) + slot / 4, kept = slot < 4 ? 0 : 40;
+    const StreamOptions options = {{0.9f, slot % 2 ? 0.8f : 1.0f, slot == 2 ? 0 : 9, slot != 0},
+                                   {0.8f, 1.0f, 7, slot != 0},
+                                   1.05f,
+                                   1,
+                                   uint64_t(slot)};
+    expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept, 3,
+                                    rows.data() + hidden) == kDone,
+           "a prompt");
+    expect(qwen_cpu_decoder_write_text(decoder, slot, rows.data() + 2 * hidden, slot) == kDone,
+           "text");
+  }
+  step(decoder, {0}, 2);
+  step(decoder, {0, 1, 2, 3, 4, 5}, 3);
+  step(decoder, {4, 2}, 2);
+  std::thread canceller([=] { qwen_cpu_decoder_cancel(decoder); });
+  canceller.join();
+  step(decoder, {1, 3}, 2);  // ends before its first frame
+  step(decoder, {1, 3}, 2);
+  qwen_cpu_decoder_destroy(decoder);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  void* pool = qwen_cpu_pool_create(num_threads);
+  expect(pool != nullptr, "making threads");
+  std::fprintf(stderr, "%s\n", qwen_cpu_instruction_set());
+  for (Kind kind : {Kind{"float32", kSourceFloat32, 0}, Kind{"bf16", kSourceBf16, 0},
+                    Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64}})
+    for (int shape : {0, 1}) {
+      std::printf("%s %d\n", kind.name, shape);
+      const Weights weights(kind, shape ? 80 : 64, shape ? 48 : 64, shape == 1);
+      speak(pool, weights.model());
+      if (argc > 2 && std::string(argv[2]) == "fork") {
+        std::fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+          if (!std::freopen("/dev/null", "w", stdout)) _exit(2);
+          speak(pool, weights.model());
+          _exit(0);
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        expect(status == 0, "a forked child");
+      }
+    }
+  qwen_cpu_pool_destroy(pool);
+  return 0;
+}

@@ -1,0 +1,142 @@
+"""Compiling at first use: a compiler that hangs or fails, a cache that is full, two at once."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qwen_megakernel.errors import BuildError
+from qwen_megakernel.native import compiling
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> compiling.Recipe:
+    """A library of one function, and an empty cache."""
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "cache"))
+    unit = tmp_path / "answer.cpp"
+    unit.write_text(SOURCE)
+    return compiling.Recipe(
+        name="the answer",
+        library="libanswer.so",
+        compiler=compiling.find_cxx(),
+        flags=("-fPIC",),
+        units=(unit,),
+        sources=(unit,),
+        source_root=tmp_path,
+    )
+
+
+def script(folder: Path, text: str) -> str:
+    """A compiler that is a shell script."""
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\n{text}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path):
+    pid = tmp_path / "pid"
+    hanging = script(tmp_path, f"sleep 600 & echo $! > {pid}; wait")
+    with pytest.raises(BuildError, match=r"did not end within 1 s\.\n.*\n.* set CXX"):
+        compiling.compiled(replace(recipe, compiler=hanging, limit_seconds=1))
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid.read_text().strip()}").exists():
+        # A killed child of a killed parent stays until init looks; it is no longer running.
+        state = Path(f"/proc/{pid.read_text().strip()}/stat").read_text().split()[2]
+        if state == "Z" or time.monotonic() > deadline:
+            assert state == "Z"
+            break
+        time.sleep(0.05)
+    assert compiling.load(compiling.compiled(recipe)).answer() == 42
+
+
+def test_a_compiler_that_fails_leaves_nothing_and_the_next_one_builds(recipe, tmp_path):
+    failing = script(tmp_path, "echo 'no space left' >&2; exit 1")
+    with pytest.raises(BuildError, match=r"failed on answer\.cpp \(exit 1\)"):
+        compiling.compiled(replace(recipe, compiler=failing))
+    left = {path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"}
+    assert left == {"failed.log"}
+    assert "no space left" in (tmp_path / "cache" / "failed.log").read_text()
+    assert compiling.load(compiling.compiled(recipe)).answer() == 42
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_cure(recipe, tmp_path, monkeypatch):
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(in_the_way / "cache"))
+    with pytest.raises(
+        BuildError, match=r"the answer could not be written: .*\n.*\n.*BUILD_CACHE to"
+    ):
+        compiling.compiled(recipe)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/full").exists(), reason="needs mount")
+@pytest.mark.ci
+def test_a_full_disk_leaves_nothing_half_built(recipe, tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this container may not mount")
+    try:
+        monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
+        with pytest.raises(BuildError):
+            compiling.compiled(recipe)
+        assert not [path for path in disk.iterdir() if path.is_dir()]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_two_processes_that_build_at_once_compile_once(recipe, tmp_path):
+    counting = script(tmp_path, f'echo >> {tmp_path / "calls"}; sleep 0.3; exec g++ "$@"')
+    program = f"""
+import pathlib
+from qwen_megakernel.native import compiling
+unit = pathlib.Path({str(recipe.units[0])!r})
+recipe = compiling.Recipe("the answer", "libanswer.so", {counting!r}, ("-fPIC",), (unit,), (unit,),
+                          unit.parent)
+assert compiling.load(compiling.compiled(recipe)).answer() == 42
+"""
+    both = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    assert [each.wait(60) for each in both] == [0, 0]
+    assert len((tmp_path / "calls").read_text()) == 2  # to compile, and to link
+
+
+def test_an_interrupt_ends_the_compiler(recipe, tmp_path, monkeypatch):
+    hanging = script(tmp_path, "sleep 600")
+    real = subprocess.Popen.communicate
+
+    def interrupted(self, *given, **options):
+        if "timeout" in options:
+            raise KeyboardInterrupt
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiling.compiled(replace(recipe, compiler=hanging))
+
+
+@pytest.mark.ci
+def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monkeypatch):
+    if compiling.find_zig() is None:
+        pytest.skip("needs the package ziglang (extra 'compiler')")
+    from qwen_megakernel.native import cpu_library
+
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    library = cpu_library.open_library()
+    assert library.qwen_cpu_instruction_set().decode() == cpu_library.supported_sets()[0]
+    # The same sources for Macs, which nobody has run here.
+    monkeypatch.setattr(compiling.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
+    path = compiling.compiled(cpu_library.recipe("neon"))
+    assert path.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bits
