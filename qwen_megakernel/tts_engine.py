@@ -125,7 +125,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self.backend, self.why, self.device = running.name, running.why, running.device
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
-            self._warm_up()
+            with self._codes_dump.paused():
+                self._warm_up()
 
     @classmethod
     def from_pretrained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import reprlib
@@ -9,7 +10,7 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -30,7 +31,7 @@ from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
 
-# The seed's users know this variable: codes of every utterance, one row a frame, appended there.
+# Names the file that the codes of every utterance go to, one row a frame.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,7 +72,8 @@ class SpeechEngine(ABC):
         self, build: Callable[[], Stages], *, sample_rate: int, seconds_per_frame: float
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
-        self._loop = StepLoop(build, sample_rate=sample_rate, on_finished=_dump_codes)
+        self._codes_dump = _CodesDump()
+        self._loop = StepLoop(build, sample_rate=sample_rate, on_finished=self._codes_dump)
         # Threads that compute where the device is a CPU: of the loop, not of this thread.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
         # Also runs when the engine is dropped, and before the interpreter takes its threads down.
@@ -259,11 +261,31 @@ def dtype_of(name: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _dump_codes(state: StreamState) -> None:
-    path = os.environ.get(DUMP_CODES_VARIABLE)
-    if not path or not state.codes:
-        return
-    try:
-        codes_file.write(Path(path), np.array(state.codes), append=True)
-    except OutputError as error:  # a debugging aid must not end the speech it watches
-        logger.error("%s", error)
+class _CodesDump:
+    """Writes the codes of utterances that are over where the variable says, oldest first.
+
+    The first one takes the place of what another engine left there, later ones are appended.
+    """
+
+    def __init__(self) -> None:
+        self._begun: str | None = None  # the file that has codes of ours
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Dump nothing meanwhile: a warm-up is no utterance that anybody asked for."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def __call__(self, state: StreamState) -> None:
+        path = os.environ.get(DUMP_CODES_VARIABLE)
+        if not path or not state.codes or self._is_paused:
+            return
+        try:
+            codes_file.write(Path(path), np.array(state.codes), append=path == self._begun)
+            self._begun = path
+        except OutputError as error:  # a debugging aid must not end the speech it watches
+            logger.error("%s", error)

@@ -122,7 +122,8 @@ class SheenEngine(SpeechEngine):
         )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
-            self._warm_up()
+            with self._codes_dump.paused():
+                self._warm_up()
 
     @classmethod
     def from_pretrained(

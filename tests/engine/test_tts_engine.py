@@ -14,6 +14,7 @@ from tolerances import PCM16
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.step_loop import MAX_QUEUED_CHUNKS
 from qwen_megakernel.errors import (
     EmptyText,
@@ -271,11 +272,21 @@ def test_control_characters_do_not_change_the_speech(tts):
 
 
 def test_codes_are_dumped_where_the_variable_says(tts, tmp_path, monkeypatch):
+    """The first utterance takes the place of what is there, later ones are appended."""
+    path = tmp_path / "codes.tsv"
+    path.write_text("left by another run\n")
+    monkeypatch.setenv("TTS_DUMP_CODES", str(path))
+    spoken = [speak(tts, seed=seed).codes for seed in (1, 2)]
+    assert np.array_equal(codes_file.read(path), np.concatenate(spoken))
+
+
+def test_a_warm_up_is_not_dumped(tmp_path, monkeypatch):
     path = tmp_path / "codes.tsv"
     monkeypatch.setenv("TTS_DUMP_CODES", str(path))
-    speech = speak(tts, seed=1)
-    rows = [[int(code) for code in line.split("\t")] for line in path.read_text().splitlines()]
-    assert np.array_equal(np.array(rows), speech.codes)
+    with TTSEngine.from_pretrained("tiny-random", backend="torch", max_frames=30) as warm:
+        assert not path.exists()
+        spoken = speak(warm, seed=1, max_frames=3).codes
+    assert np.array_equal(codes_file.read(path), spoken)
 
 
 def test_no_voice_means_the_first_speaker_of_a_custom_voice_model(tts):

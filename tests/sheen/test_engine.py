@@ -306,9 +306,12 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
         SheenEngine.from_pretrained(str(english_folder), backend="torch")
 
 
-def test_the_warm_up_speaks(trained):
+def test_the_warm_up_speaks_and_is_not_dumped(trained, tmp_path, monkeypatch):
+    dump = tmp_path / "codes.tsv"
+    monkeypatch.setenv("TTS_DUMP_CODES", str(dump))
     with SheenEngine.from_pretrained(str(trained), backend="torch") as engine:
         assert engine.spent_ms["vocoder"] > 0
+        assert not dump.exists()
 
 
 def test_dropped_streams_are_cancelled(engine):
