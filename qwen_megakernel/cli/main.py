@@ -55,20 +55,26 @@ def compare_codes(args: argparse.Namespace) -> int:
     overlaps = {
         f"{a} ~ {b}": codes_file.overlap(dumps[a], dumps[b]) for a, b in combinations(dumps, 2)
     }
+    expected = {path: codes_file.expectations(values) for path, values in figures.items()}
+    anomalies = {
+        path: [name for name, judged in expected[path].items() if judged.is_suspicious]
+        for path in figures
+    }
+    code = 1 if args.strict and any(anomalies.values()) else 0
     if args.json:
-        print(json.dumps({"dumps": figures, "overlaps": overlaps}, indent=2))
-        return 0
+        told = {"dumps": figures, "overlaps": overlaps, "anomalies": anomalies}
+        print(json.dumps(told, indent=2))
+        return code
     for path, values in figures.items():
         print(path)
-        expected = codes_file.expectations(values)
         for name, value in values.items():
             shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-            judged = expected.get(name, codes_file.Expectation(""))
+            judged = expected[path][name]
             mark = "SUSPICIOUS; " if judged.is_suspicious else ""
-            print(f"  {name:18} {shown:>8}  {mark}{judged.told}".rstrip())
+            print(f"  {name:19} {shown:>8}  {mark}{judged.told}".rstrip())
     for pair, value in overlaps.items():
         print(f"{pair}: overlap {value:.3f}  {codes_file.OVERLAP.told}")
-    return 0
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
         "compare", help="entropy, repeats, overlap", description=compare_codes.__doc__
     )
     command.add_argument("files", nargs="+", metavar="TSV", help="from --dump-codes")
+    command.add_argument("--strict", action="store_true", help="exit 1 if a figure is suspicious")
     command.add_argument("--json", action="store_true", help="for a program")
     options.add_verbosity(command)
     command.set_defaults(run=compare_codes)

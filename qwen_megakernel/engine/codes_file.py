@@ -11,6 +11,8 @@ import numpy as np
 from qwen_megakernel.errors import OutputError, UsageError
 
 MIN_JUDGED_FRAMES = 20  # in shorter speech the pauses at its ends weigh too much
+MIN_JUDGED_CODES = 64  # of what is told of all groups together
+MOST_OF_A_GROUP = 0.75  # of a group's frames; pauses of a healthy voice hold one value for 0.35
 
 
 def check_path(path: Path) -> None:
@@ -69,14 +71,24 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
     Returns:
         `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram,
         with the least and the largest of them; mean and standard deviation of code 0 and of all
-        others; `stuck_groups`, groups that hold one value throughout; `repeat_rate`, the share of
-        frames whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of code 0 in
-        the first half less that in the second; `unique_code_0`.
+        others; `stuck_groups`, groups that hold one value throughout, and `single_value_groups`,
+        those that hold it in `MOST_OF_A_GROUP`; of all groups together, `top_code`, the commonest
+        value, and `max_code`, the largest, each with its share of all codes; `repeat_rate`, the
+        share of frames whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of
+        code 0 in the first half less that in the second; `unique_code_0`.
     """
     code_0, others, half = codes[:, 0], codes[:, 1:], len(codes) // 2
     entropies = [_entropy_bits(group) for group in codes.T]
+    most = [max(_shares(group).values()) for group in codes.T]
+    shares = _shares(codes.ravel())
+    top_code, max_code = max(shares, key=shares.__getitem__), max(shares)
     return {
         "frames": len(codes),
+        "groups": codes.shape[1],
+        "top_code": top_code,
+        "top_code_share": shares[top_code],
+        "max_code": max_code,
+        "max_code_share": shares[max_code],
         "entropy_bits": float(np.mean(entropies)),
         "entropy_min_bits": min(entropies),
         "entropy_max_bits": max(entropies),
@@ -86,6 +98,9 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
         "others_std": float(others.std()) if others.size else 0.0,
         "stuck_groups": [
             index for index, group in enumerate(codes.T) if len(codes) > 1 and np.ptp(group) == 0
+        ],
+        "single_value_groups": [
+            index for index, share in enumerate(most) if len(codes) > 1 and share > MOST_OF_A_GROUP
         ],
         "repeat_rate": float(np.mean(code_0[1:] == code_0[:-1])) if len(codes) > 1 else 0.0,
         "entropy_drop_bits": _entropy_bits(code_0[:half]) - _entropy_bits(code_0[half:]),
@@ -113,20 +128,27 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
     healthy in this sense, and from dumps that are stuck.
     """
     frames = figures["frames"]
+    limits: dict[str, tuple[str, float, float]] = {}  # what is usual, the lowest and highest so
+    if frames * figures["groups"] >= MIN_JUDGED_CODES:
+        limits["top_code_share"] = ("below 0.1", -math.inf, 0.25)
+        limits["max_code_share"] = ("below 0.1", -math.inf, 0.15)
     if frames < MIN_JUDGED_FRAMES:
-        return {"frames": Expectation(f"too few to judge the rest: {MIN_JUDGED_FRAMES} at least")}
-    most = math.log2(frames)  # bits, if no code came twice
-    limits = {  # figure -> what is usual, the lowest and the highest that are not suspicious
-        "entropy_bits": (f"{0.75 * most:.1f} to {most:.1f}", 0.5 * most, math.inf),
-        "entropy_min_bits": (f"above {0.6 * most:.1f}", 0.3 * most, math.inf),
-        "repeat_rate": ("below 0.2, in pauses more", -math.inf, 0.5),
-        "entropy_drop_bits": ("-1 to 1", -math.inf, 2.0),
-        "unique_code_0": (f"above {frames // 2}", frames / 4, math.inf),
-    }
-    found = {name: Expectation("depends on the codec and the voice") for name in figures}
-    found["frames"] = Expectation("")
-    is_stuck = bool(figures["stuck_groups"])
-    found["stuck_groups"] = Expectation("usual: none; suspicious: any", is_stuck)
+        found = dict.fromkeys(figures, Expectation(""))
+        few = f"too few to judge the figures of each group: {MIN_JUDGED_FRAMES} at least"
+        found["frames"] = Expectation(few)
+    else:
+        found = dict.fromkeys(figures, Expectation("depends on the codec and the voice"))
+        found |= {"frames": Expectation(""), "groups": Expectation("")}
+        most = math.log2(frames)  # bits, if no code came twice
+        limits |= {
+            "entropy_bits": (f"{0.75 * most:.1f} to {most:.1f}", 0.5 * most, math.inf),
+            "entropy_min_bits": (f"above {0.6 * most:.1f}", 0.3 * most, math.inf),
+            "repeat_rate": ("below 0.2, in pauses more", -math.inf, 0.5),
+            "entropy_drop_bits": ("-1 to 1", -math.inf, 2.0),
+            "unique_code_0": (f"above {frames // 2}", frames / 4, math.inf),
+        }
+        for name in ("stuck_groups", "single_value_groups"):
+            found[name] = Expectation("usual: none; suspicious: any", bool(figures[name]))
     for name, (usual, low, high) in limits.items():
         bound = f"above {high:.2g}" if low == -math.inf else f"below {low:.2g}"
         is_outside = not low <= figures[name] <= high

@@ -496,22 +496,41 @@ def test_what_the_offline_agent_cannot_do_is_told_before_a_model_is_loaded(
         ([[i % 2, 5, i, 9] for i in range(40)], ["stuck_groups", "unique_code_0"]),
         ([[3, i, 2 * i, 3 * i] for i in range(40)], ["repeat_rate"]),
         ([[1, 2, 3, 4]] * 3, []),
+        (
+            [[2047 if (3 * g + i) % 10 else 5 * i + g for g in range(4)] for i in range(40)],
+            ["top_code_share", "max_code_share", "single_value_groups"],
+        ),
+        (  # one group, whose value is not the largest
+            [
+                [700 if i % 10 else i, *((17 * i * g) % 2039 for g in (1, 2, 3, 5))]
+                for i in range(80)
+            ],
+            ["single_value_groups"],
+        ),
+        (  # too short to judge groups, and not too short to judge all codes
+            [[2047 if (3 * g + i) % 10 else 5 * i + g for g in range(16)] for i in range(4)],
+            ["top_code_share", "max_code_share"],
+        ),
     ],
-    ids=["healthy", "stuck", "repeating", "too short"],
+    ids=["healthy", "stuck", "repeating", "too short", "one value", "one group", "short"],
 )
 def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspicious):
     dumps = [tmp_path / name for name in ("a.tsv", "b.tsv")]
     for dump in dumps:
         np.savetxt(dump, codes, fmt="%d", delimiter="\t")
-    told = run_here("-m", "qwen_megakernel", "codes", "compare", *dumps).stdout
+    compare = ("-m", "qwen_megakernel", "codes", "compare", *dumps)
+    done = run_here(*compare)
+    told = done.stdout
     first, pair = told.split(str(dumps[1]), 1)[0], told.splitlines()[-1]
     _, frames, *figures = first.splitlines()
     marked = [line.split()[0] for line in figures if "SUSPICIOUS" in line]
     assert set(suspicious) <= set(marked) and bool(marked) == bool(suspicious)
-    if len(codes) > 3:
-        judged = [line for line in figures if re.search("usual: .*; suspicious: ", line)]
-        assert len(judged) == 6 and all(line in judged or "depends on" in line for line in figures)
-    else:
-        assert "too few to judge" in frames and not any("usual" in line for line in figures)
+    judged = [line for line in figures if re.search("usual: .*; suspicious: ", line)]
+    assert len(judged) == (9 if len(codes) >= 20 else 2 if len(codes) * len(codes[0]) >= 64 else 0)
+    assert ("too few to judge" in frames) == (len(codes) < 20)
+    assert done.returncode == 0
+    as_json = run_here(*compare, "--json", "--strict")
+    assert as_json.returncode == run_here(*compare, "--strict").returncode == bool(marked)
+    assert json.loads(as_json.stdout)["anomalies"] == dict.fromkeys(map(str, dumps), marked)
     assert "overlap 1.000" in pair and "suspicious: above 0.8" in pair
     assert " -0.000" not in told

@@ -34,6 +34,16 @@ def test_a_known_distribution_has_its_known_entropy():
     )
 
 
+def test_a_value_that_most_codes_have_is_told_with_its_share():
+    codes = np.arange(400).reshape(40, 10)  # 0 to 399: the largest once
+    codes[:32, 3] = codes[0, 3]
+    figures = codes_file.describe(codes)
+    assert (figures["frames"], figures["groups"]) == (40, 10)
+    assert (figures["top_code"], figures["top_code_share"]) == (3, pytest.approx(32 / 400))
+    assert (figures["max_code"], figures["max_code_share"]) == (399, pytest.approx(1 / 400))
+    assert (figures["single_value_groups"], figures["stuck_groups"]) == ([3], [])
+
+
 def test_a_dump_that_gets_stuck_shows_it():
     codes = np.concatenate((np.arange(64), np.full(64, 9)))[:, None]
     figures = codes_file.describe(codes)
