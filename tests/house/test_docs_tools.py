@@ -52,3 +52,11 @@ def test_the_limits_of_the_page_are_those_that_judge():
             assert judged["top_code_share"].is_suspicious == (enough and share > 0.25)
             assert judged["max_code_share"].is_suspicious == (enough and share > 0.15)
             assert ("too few" in judged["frames"].told) == (frames < 20)
+
+
+def test_a_checkpoint_is_compared_with_another(run_here, monkeypatch, tmp_path, model_folder):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("MODEL_FOLDER", "OTHER_FOLDER"):
+        (tmp_path / folder).symlink_to(model_folder("tiny-random-1.7b"))
+    for line in blocks(PAGE, "bash")[2].splitlines():
+        run_line(run_here, monkeypatch, line)
