@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.checkpoint import hub, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
+from qwen_megakernel.checkpoint.codec_layout import assumptions, layout_of
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config, read_json
 from qwen_megakernel.checkpoint.random_configs import RECIPES
 from qwen_megakernel.checkpoint.random_weights import RECIPE_VERSION, write_checkpoint
@@ -39,14 +40,9 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
-MODEL_FILES = (
-    CONFIG,
-    GENERATION_CONFIG,
-    "vocab.json",
-    "merges.txt",
-    "tokenizer_config.json",
-    WEIGHTS,
-)
+NEEDED_FILES = (CONFIG, "vocab.json", "merges.txt", "tokenizer_config.json", WEIGHTS)
+# Releases have these, too; a folder that was put together by hand may lack them.
+MODEL_FILES = (*NEEDED_FILES, GENERATION_CONFIG)
 CODEC_FILES = (CONFIG, WEIGHTS)
 CODEC_FOLDER = "speech_tokenizer"
 CODEC_SIBLINGS = ("Qwen3-TTS-Tokenizer-12Hz", CODEC_FOLDER)  # several models may share one codec
@@ -165,8 +161,7 @@ def load(files: ModelFiles) -> Checkpoint:
             `safetensors_file.check`), or talker and codec do not belong together.
     """
     config = _read_model_config(files.folder)
-    codec_path = files.speech_tokenizer / CONFIG
-    codec_config = parse_codec_config(read_json(codec_path), str(codec_path))
+    codec_config = _read_codec_config(files.speech_tokenizer)
     _check_match(config, codec_config, files)
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
     safetensors_file.check(files.folder / WEIGHTS, model_tensors(config))
@@ -234,7 +229,7 @@ def _files_in(
 ) -> ModelFiles:
     _require(folder, (CONFIG,))
     _read_model_config(folder)
-    _require(folder, MODEL_FILES)
+    _require(folder, NEEDED_FILES)
     return ModelFiles(folder, _find_codec(folder), name, is_synthetic, banner)
 
 
@@ -243,7 +238,7 @@ def _find_codec(folder: Path) -> Path:
     places = [folder / CODEC_FOLDER, *(shelf / sibling for sibling in CODEC_SIBLINGS)]
     for place in places:
         if place.is_dir():
-            _require(place, CODEC_FILES)
+            _require(place, (WEIGHTS,))
             return place
     raise ModelFilesError(
         f"{folder} has no speech tokenizer.",
@@ -281,7 +276,32 @@ def _read_model_config(folder: Path) -> ModelConfig:
     return parse_model_config(read_json(path), str(path))
 
 
+def _read_codec_config(folder: Path) -> CodecConfig:
+    path = folder / CONFIG
+    if path.is_file():
+        return parse_codec_config(read_json(path), str(path))
+    tensors = safetensors_file.describe(folder / WEIGHTS)
+    values = layout_of({name: shape for name, (_, shape) in tensors.items()})
+    logger.warning(
+        "%s has no %s: sizes are those of its tensors, and official are %s.",
+        folder,
+        CONFIG,
+        assumptions(values),
+    )
+    return parse_codec_config(values, str(folder / WEIGHTS))
+
+
 def _read_generation_config(path: Path) -> tuple[Sampling, int]:
+    if not path.is_file():
+        sampling = Sampling()
+        logger.warning(
+            "There is no %s: codes are drawn as the official package does by default, %s, "
+            "max_new_tokens %d.",
+            path,
+            ", ".join(f"{name} {value}" for name, value in asdict(sampling).items()),
+            DEFAULT_MAX_NEW_TOKENS,
+        )
+        return sampling, DEFAULT_MAX_NEW_TOKENS
     values = read_json(path)
     try:
         sampling = Sampling.from_generation_config(values)
@@ -309,5 +329,7 @@ def _check_codec(path: Path, config: CodecConfig) -> bool:
     )
     if not has_encoder:
         expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
-    safetensors_file.check(path, expected)
+    is_told = (path.parent / CONFIG).is_file()
+    layout = "its config.json" if is_told else "the official codec, and it has no config.json"
+    safetensors_file.check(path, expected, layout)
     return has_encoder

@@ -40,8 +40,8 @@ def describe(path: Path) -> dict[str, tuple[str, Shape]]:
         ) from error
 
 
-def check(path: Path, expected: dict[str, Shape]) -> None:
-    """Compare a file with the tensors its config implies.
+def check(path: Path, expected: dict[str, Shape], layout: str = "its config.json") -> None:
+    """Compare a file with the tensors that `layout` implies.
 
     Every value is looked at for NaN and Inf: 0.2 s for the 1.8 GB of a 0.6B model in the page
     cache, else the time to read the file, which using it would cost anyway.
@@ -60,7 +60,7 @@ def check(path: Path, expected: dict[str, Shape]) -> None:
     ]
     if missing or extra or misshaped:
         raise ModelFilesError(
-            f"{path} does not fit its config.json. Tensors missing: {len(missing)}, "
+            f"{path} does not fit {layout}. Tensors missing: {len(missing)}, "
             f"unknown: {len(extra)}, of another shape: {len(misshaped)}.",
             _first(misshaped + missing + extra),
             "Use the config.json and the weights of one download.",

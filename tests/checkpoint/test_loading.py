@@ -5,13 +5,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.checkpoint.random_configs import RECIPES
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint import codec_layout, loading, random_weights
+from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.checkpoint.random_configs import RECIPES, speech_tokenizer_config
+from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
+from qwen_megakernel.decoders.coreml.export import MANIFEST, ExportOptions, export
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
+from qwen_megakernel.records import Sampling
 
 Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
 
@@ -79,6 +85,113 @@ def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder):
     assert not load(folder).has_codec_encoder
 
 
+# Folders without some of the config files
+
+
+@pytest.fixture(scope="module")
+def official_heads(tmp_path_factory) -> Path:
+    """Small, but with the heads, windows and bases of the released codec, which no shape tells."""
+    config = speech_tokenizer_config("tiny-random")
+    released = speech_tokenizer_config("random-0.6b")
+    for section, keys in codec_layout.UNTOLD.items():
+        config[section] |= {key: released[section][key] for key in keys}
+    config["encoder_config"]["upsample_groups"] = 512  # which an encoder has no use for
+    folder = tmp_path_factory.mktemp("shelf") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random_weights, "speech_tokenizer_config", lambda _: config)
+        random_weights.write_checkpoint("tiny-random-base", folder)
+    return folder
+
+
+@pytest.fixture
+def bare(official_heads, tmp_path) -> Path:
+    """The same as some people have it: no generation_config.json, and of the codec the weights."""
+    folder = Path(shutil.copytree(official_heads, tmp_path / "shelf" / "model"))
+    (folder / "generation_config.json").unlink()
+    for path in (folder / "speech_tokenizer").glob("*.json"):
+        path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("place", ["model/speech_tokenizer", "Qwen3-TTS-Tokenizer-12Hz"])
+def test_sizes_of_a_codec_without_config_are_those_of_its_tensors(
+    official_heads, bare, place, caplog
+):
+    (bare / "speech_tokenizer").rename(bare.parent / place)
+    ours, told = load(bare), [record.getMessage() for record in caplog.records]
+    complete = load(official_heads)
+    assert ours.codec_config == complete.codec_config
+    assert ours.codec_config.decoder.hidden_size == 32  # and not the released 512
+    assert ours.has_codec_encoder
+    assert (ours.sampling, ours.max_new_tokens) == (Sampling(), 2048)
+    [codec] = [line for line in told if line.startswith(str(bare.parent.resolve() / place))]
+    for value in (
+        "decoder num_attention_heads 16",
+        "decoder sliding_window 72",
+        "rope_theta 10000",
+    ):
+        assert value in codec
+    [drawn] = [line for line in told if "generation_config.json" in line]
+    assert "temperature 0.9" in drawn and "max_new_tokens 2048" in drawn
+
+
+def test_a_bare_folder_speaks_as_the_complete_one(official_heads, bare):
+    said = []
+    for folder in (official_heads, bare):
+        with TTSEngine.from_pretrained(folder, backend="torch", warmup=False) as tts:
+            said.append(tts.synthesize("Hello.", seed=1, max_frames=4))
+    assert np.array_equal(said[0].codes, said[1].codes)
+    assert np.array_equal(said[0].audio, said[1].audio)
+
+
+def test_a_bare_folder_is_exported_with_what_it_has(bare, tmp_path):
+    pytest.importorskip("coremltools")
+    export(load(bare), tmp_path / "out", ExportOptions(16), names=())
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {MANIFEST, *loading.NEEDED_FILES} - {loading.WEIGHTS}
+
+
+def test_the_released_codec_is_read_from_its_shapes():
+    values = speech_tokenizer_config("random-0.6b")
+    assert codec_layout.layout_of(codec_tensors(parse_codec_config(values))) == values
+
+
+HEADS = "decoder.pre_transformer.layers.0.self_attn.q_proj.weight"
+UPSAMPLING = "decoder.decoder.1.block.1.conv.weight"
+LAYER = "decoder.pre_transformer.layers.1.mlp.gate_proj.weight"
+CODEBOOK = "decoder.quantizer.rvq_rest.vq.layers.14._codebook.embedding_sum"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensors: tensors.update({HEADS: tensors[HEADS][:64]}), HEADS),
+        (lambda tensors: tensors.update({UPSAMPLING: tensors[UPSAMPLING][..., :-2]}), UPSAMPLING),
+        (lambda tensors: tensors.update({LAYER: tensors[LAYER][:-1]}), LAYER),
+        (lambda tensors: tensors.update({CODEBOOK: tensors[CODEBOOK][:-1]}), CODEBOOK),
+        (lambda tensors: tensors.pop(LAYER), f"{LAYER} [64, 32] missing"),
+    ],
+    ids=["heads", "rate", "layer", "codebook", "missing"],
+)
+def test_a_codec_without_config_that_is_not_the_official_one_is_refused_by_name(
+    bare, change, named
+):
+    def damage(tensors: dict) -> None:
+        change(tensors)
+        tensors.update({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+    edit_weights(bare / "speech_tokenizer" / "model.safetensors", damage)
+    with pytest.raises(ModelFilesError, match="has no config") as caught:
+        load(bare)
+    assert named in caught.value.why and "model.safetensors" in caught.value.what
+
+
+def test_a_folder_without_the_codecs_weights_is_refused(bare):
+    (bare / "speech_tokenizer" / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesError, match=r"speech_tokenizer has no model\.safetensors"):
+        load(bare)
+
+
 # Wrong folders
 
 
@@ -109,7 +222,7 @@ def test_a_25_hz_model_is_refused(folder):
         loading.resolve(str(folder))
 
 
-@pytest.mark.parametrize("name", loading.MODEL_FILES)
+@pytest.mark.parametrize("name", loading.NEEDED_FILES)
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(ModelFilesError, match=f"has no {name}"):

@@ -134,7 +134,8 @@ def export(
                 shutil.rmtree(target)
             written.rename(target)
     for name in set(MODEL_FILES) - {WEIGHTS}:
-        shutil.copy(checkpoint.files.folder / name, folder)
+        if (source := checkpoint.files.folder / name).is_file():
+            shutil.copy(source, folder)
     manifest = {"model": checkpoint.files.name, "models": list(names), "format": FORMAT}
     (folder / MANIFEST).write_text(json.dumps(manifest | asdict(options), indent=1) + "\n")
 
