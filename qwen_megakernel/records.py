@@ -23,6 +23,7 @@ SPLITS = ("auto", "off")
 # What logits are divided or multiplied by. Far beyond, float32 becomes infinite, and a launch whose
 # logits are not finite fails for every stream in it.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+COLD = 0.5  # of the checkpoint's own temperature: speech degenerates somewhere below
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
@@ -96,6 +97,19 @@ class Sampling:
                 f"repetition_penalty is {self.repetition_penalty}; it must be in "
                 f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}."
             )
+
+    def cold_warnings(self, own: Sampling) -> list[str]:
+        """What to warn of where codes are drawn much colder than a checkpoint's `own` config does.
+
+        A port of the model reports loops at 0.3, where its own is 0.9.
+        """
+        return [
+            f"{name} is {getattr(self, name):g}, less than half of the checkpoint's own "
+            f"{getattr(own, name):g}: speech may turn into loops or noise"
+            for prefix in ("", "subtalker_")
+            if getattr(self, f"{prefix}do_sample")
+            and getattr(self, name := f"{prefix}temperature") < COLD * getattr(own, name)
+        ]
 
     @staticmethod
     def greedy() -> Sampling:

@@ -200,6 +200,7 @@ class SpeechEngine(ABC):
         for ids in bodies:
             state.parts.append(TextPart(deque([ids]), closed=True))
         state.planned_parts = len(bodies) or None
+        state.warn(request.sampling.cold_warnings(self._sampling))
         state.watch = TextWatch(self._read_languages)
         if request.text is not None:
             state.look(request.text)

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,11 +114,15 @@ class StreamState:
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
-    warnings: list[str] = field(default_factory=list)  # what `watch` met
+    warnings: list[str] = field(default_factory=list)  # of the text and of its options
 
     def look(self, text: str) -> None:
         """Warn of what the model cannot read in the next piece of the text."""
-        for warning in self.watch.look(text):
+        self.warn(self.watch.look(text))
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Log these, and keep them for the caller."""
+        for warning in warnings:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self.warnings.append(warning)
 
@@ -189,7 +193,8 @@ class SpeechStream:
 
     @property
     def warnings(self) -> list[str]:
-        """What of the text so far the model cannot read: scripts of other languages, markup."""
+        """What of the text so far the model cannot read (scripts of other languages, markup), and
+        options that it may not speak well with."""
         return list(self._state.warnings)
 
     @property

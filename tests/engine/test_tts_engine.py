@@ -264,6 +264,24 @@ def test_numbers_of_any_kind_are_taken(tts, alone):
         assert isinstance(speech.seed, int)
 
 
+def test_a_temperature_below_half_of_the_checkpoints_own_is_warned_of(tts, caplog):
+    def warnings(**sampling):
+        caplog.clear()
+        with tts.stream("Hello.", max_frames=1, **sampling) as stream:
+            found = stream.warnings
+        assert caplog.messages == [text[0].upper() + text[1:] + "." for text in found]
+        return found
+
+    for name in ("temperature", "subtalker_temperature"):
+        assert warnings(**{name: 0.45}) == warnings(**{name: 2.0}) == []
+        assert warnings(**{name: 0.44}) == [
+            f"{name} is 0.44, less than half of the checkpoint's own 0.9: speech may turn into "
+            "loops or noise"
+        ]
+    assert len(warnings(temperature=0.1, subtalker_temperature=0.1)) == 2
+    assert warnings(temperature=0.1, do_sample=False) == []  # nothing is drawn with it
+
+
 def test_control_characters_do_not_change_the_speech(tts):
     dirty = "\x00Hello\x07 there,\x1b how are you today?\ufeff"
     assert np.array_equal(

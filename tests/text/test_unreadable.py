@@ -56,6 +56,8 @@ def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):
 
 async def test_the_server_tells_its_clients(demo):
     with serving(demo) as live:
+        cold = live.speak("Hello.", voice="demo", max_new_tokens=3, temperature=0.1)
+        assert cold.headers["x-warning"].startswith("temperature is 0.1, less than half of")
         answer = live.speak("你好 there", voice="demo", max_new_tokens=3, stream=False)
         assert answer.headers["x-warning"].startswith("the text has Chinese characters (\\u4f60")
         events = sse(
