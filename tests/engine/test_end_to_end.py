@@ -27,13 +27,13 @@ NUM_FRAMES = 14  # past the last token of the text, with which padding begins
 
 @pytest.fixture(scope="module")
 def engine(cache_folder):
-    """engine(name): made once, on the plain decoder in float32."""
+    """engine(name, backend): made once, in float32; by default on the plain decoder."""
     made = {}
 
-    def get(name):
-        if name not in made:
-            made[name] = tiny_engine(name, dtype="float32")
-        return made[name]
+    def get(name, backend="torch"):
+        if (name, backend) not in made:
+            made[name, backend] = tiny_engine(name, backend=backend, dtype="float32")
+        return made[name, backend]
 
     yield get
     for tts in made.values():
@@ -90,13 +90,15 @@ def compare(engine, official_model):
         call = functools.partial(getattr(model, method), text, **theirs)
         codes, wav = run_official(model, call)
         options |= {"max_frames": NUM_FRAMES, "chunk_frames": 5, "split": "off"}
-        ours = engine(name).synthesize(text, **GREEDY, **options)
-        assert np.array_equal(ours.codes, codes)
-        assert len(ours.audio) == len(codes) * 1920
-        # Officially one sample is lost now and then: the cut of the reference is a float product.
-        missing = len(ours.audio) - len(wav)
-        assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
-        assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
+        for backend in ("torch", "cpu"):
+            ours = engine(name, backend).synthesize(text, **GREEDY, **options)
+            assert np.array_equal(ours.codes, codes)
+            assert len(ours.audio) == len(codes) * 1920
+            # Officially one sample is lost now and then: the cut of the reference is a float
+            # product.
+            missing = len(ours.audio) - len(wav)
+            assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
+            assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
 
     return compare
 
