@@ -126,7 +126,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
             with self._codes_dump.paused():
-                self._warm_up()
+                rtf = self._warm_up()
+            if rtf > 1 and self.backend == "cpu" and not weights:
+                logger.warning(
+                    "On this CPU, speech takes %.1f times as long to make as to hear. Weights of 8 "
+                    "bits are read in half the time: --weights int8, in Python weights='int8'.",
+                    rtf,
+                )
 
     @classmethod
     def from_pretrained(
@@ -239,14 +245,20 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Forget every recording; voices that were made stay usable."""
         self._voices.cache.clear()
 
-    def _warm_up(self) -> None:
-        """One short utterance through every stage and chunk size of the default ramp."""
+    def _warm_up(self) -> float:
+        """One short utterance through every stage and chunk size of the default ramp.
+
+        Returns:
+            Its real-time factor: seconds of decoding and of the vocoder for one of speech.
+        """
         voice: Voice | None = None
         if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
         sentence = "This takes two seconds to say, and so it has every chunk size."
         # The text in the prompt: it may have more rows than this engine has frames for a part.
-        self.synthesize(
+        speech = self.synthesize(
             sentence, voice=voice, seed=0, max_frames=25, text_feed="full", first_chunk_frames=1
         )
+        spent_s = (self.spent_ms["decode"] + self.spent_ms["vocoder"]) / 1000
+        return spent_s / (len(speech.codes) * self.seconds_per_frame)

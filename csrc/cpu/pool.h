@@ -196,7 +196,8 @@ class Pool {
       --num_workers_;
       jobs_to_trial_ = patience_, num_calm_ = 0;
       patience_ = std::min(2 * patience_, kLastPatience);
-    } else if (num_workers_ < num_threads_ && --jobs_to_trial_ <= 0) {
+    } else if (num_workers_ < num_threads_) {
+      if (--jobs_to_trial_ > 0) return;
       ++num_workers_;
       jobs_to_trial_ = kFirstPatience;
     } else if (++num_calm_ == kCalmJobs) {

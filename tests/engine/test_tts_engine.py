@@ -322,6 +322,30 @@ def test_decoding_codes_gives_the_streams_audio(tts, alone):
     assert len(speak(tts, seed=1, max_frames=3).codes) == 3
 
 
+@pytest.mark.parametrize(
+    ("rtf", "weights", "backend", "is_advised"),
+    [
+        (1.4, None, "cpu", True),
+        (0.9, None, "cpu", False),
+        (1.4, "int8", "cpu", False),
+        (1.4, None, "torch", False),
+    ],
+)
+def test_a_warm_up_slower_than_real_time_names_int8_weights(
+    monkeypatch, caplog, rtf, weights, backend, is_advised
+):
+    warm_up = TTSEngine._warm_up
+
+    def slow(engine):
+        assert 0 < warm_up(engine) < 10
+        return rtf
+
+    monkeypatch.setattr(TTSEngine, "_warm_up", slow)
+    TTSEngine.from_pretrained("tiny-random", backend=backend, weights=weights).close()
+    assert ("1.4 times as long to make as to hear" in caplog.text) == is_advised
+    assert ("--weights int8" in caplog.text) == is_advised
+
+
 def test_the_warm_up_fits_an_engine_of_few_frames():
     """Its sentence has more text rows than a part of this engine has frames."""
     with TTSEngine.from_pretrained("tiny-random-base", backend="torch", max_frames=1) as small:
