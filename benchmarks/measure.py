@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
     "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
     "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),
+    "cpu-decode": ("cpu_decode.cpu_decode", "Compare the CPU decoder with memory and PyTorch."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),

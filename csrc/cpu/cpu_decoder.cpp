@@ -69,6 +69,13 @@ int64_t qwen_cpu_decoder_weight_bytes(void* decoder) {
   return int64_t(bytes);
 }
 
+int64_t qwen_cpu_decoder_packed_bytes(void* decoder) {
+  size_t bytes = 0;
+  qwen_tts::each_matrix(*static_cast<Model*>(decoder),
+                        [&](const qwen_tts::Matrix& matrix) { bytes += matrix.bytes(); });
+  return int64_t(bytes);
+}
+
 int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOptions* options,
                                  const float* embeds, int32_t num_positions, int32_t num_kept,
                                  int32_t kept_in, const float* pad_embed) {

@@ -84,6 +84,7 @@ void qwen_cpu_pool_destroy(void* pool);
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
 void qwen_cpu_decoder_destroy(void* decoder);
 int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // that one frame reads
+int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // that the packed weights take
 
 // Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept already have
 // their keys and values in the cache of slot `kept_in`; pad_embed [hidden_size].

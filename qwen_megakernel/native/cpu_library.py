@@ -134,10 +134,12 @@ def open_library() -> ctypes.CDLL:
     library = load(compiled(recipe(choose_set())))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
-    for name in ("pool_workers", "pool_destroy", "decoder_destroy", "decoder_weight_bytes"):
+    for name in ("pool_workers", "pool_destroy", "decoder_destroy"):
         getattr(library, f"qwen_cpu_{name}").argtypes = [ctypes.c_void_p]
     library.qwen_cpu_pool_destroy.restype = library.qwen_cpu_decoder_destroy.restype = None
-    library.qwen_cpu_decoder_weight_bytes.restype = ctypes.c_int64
+    for name in ("decoder_weight_bytes", "decoder_packed_bytes"):
+        function = getattr(library, f"qwen_cpu_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
 
 

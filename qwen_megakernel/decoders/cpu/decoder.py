@@ -97,6 +97,11 @@ class CpuDecoder(FrameDecoder):
         """Bytes of weights that one frame reads."""
         return self._library.qwen_cpu_decoder_weight_bytes(self._handle)
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory that the packed weights take."""
+        return self._library.qwen_cpu_decoder_packed_bytes(self._handle)
+
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame."""
         self._library.qwen_cpu_decoder_cancel(self._handle)

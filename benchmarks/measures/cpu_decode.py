@@ -1,0 +1,182 @@
+"""The CPU decoder against the memory and against PyTorch, by turns in one process.
+
+A frame reads all weights, so memory sets a floor: bytes a frame over the bandwidth, which is
+measured between the frames that are compared with it.
+"""
+
+import argparse
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import common
+from benchmarks.measures.load import endless
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.cli import options
+from qwen_megakernel.decoders.backends import choose_backend, default_dtype, make_decoder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.native import cpu_threads
+from qwen_megakernel.records import Prefill, Sampling
+
+READ_BYTES = 512 * 2**20
+SLOTS = (1, 2, 4, 8)
+PROMPTS = (10, 110)
+AS_STORED = "stored"  # weights as the checkpoint has them
+
+
+@common.takes(
+    common.option("--models", nargs="+", default=["demo-voice"], help="models to decode"),
+    common.option("--weights", nargs="+", default=[AS_STORED], help="stored, int8, int8-rows, ..."),
+    common.option("--threads", type=options.at_least(1), help="of every decoder"),
+    common.count("--rounds", 15, "turns of every decoder"),
+    common.option("--without-torch", action="store_true", help="the native decoder alone"),
+    common.add_plain_options,
+)
+def cpu_decode(args: argparse.Namespace) -> int:
+    """Measure every model with every form of weights; the result file is written after each."""
+    rows: list[dict[str, Any]] = []
+    found = common.header() | {"settings": {"rounds": args.rounds}, "rows": rows}
+    threads = args.threads or cpu_threads.available_cores()
+    memory = Memory(threads)
+    for model in args.models:
+        for weights in args.weights:
+            for row in compare(args, memory, model, weights):
+                rows.append(row)
+                tell(row)
+                common.write_json(args.json, found)
+    return 0
+
+
+class Memory:
+    """More memory than caches hold, and threads that read it together."""
+
+    def __init__(self, num_threads: int):
+        self._parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), num_threads)
+        self._threads = ThreadPoolExecutor(num_threads)
+
+    def gb_s(self) -> float:
+        """GB/s of one reading of all of it."""
+        started = time.perf_counter()
+        list(self._threads.map(np.max, self._parts))
+        return READ_BYTES / (time.perf_counter() - started) / 1e9
+
+
+def compare(
+    args: argparse.Namespace, memory: Memory, model: str, weights: str
+) -> list[dict[str, Any]]:
+    """A row for each decoder and number of streams."""
+    loaded = endless(loading.load(loading.resolve(model)))
+    form = None if weights == AS_STORED else weights
+    made = {"cpu": Made("cpu", loaded, form, max(SLOTS), args.threads)}
+    if not args.without_torch:
+        made["torch"] = Made("torch", loaded, form, 1, args.threads)
+    bandwidth: list[float] = []
+    frames: dict[tuple[str, int], list[float]] = {}
+    prompts: dict[tuple[str, int], list[float]] = {}
+    for turn in range(args.rounds + 1):  # the first is a warm-up
+        bandwidth.append(memory.gb_s())
+        for name, each in made.items():
+            for length in PROMPTS:
+                prompts.setdefault((name, length), []).append(each.prompt_ms(length, turn))
+            for num_streams in SLOTS if name == "cpu" else (1,):
+                frames.setdefault((name, num_streams), []).append(each.frame_ms(num_streams))
+    best = common.spread(bandwidth[1:])
+    rows = []
+    for (name, num_streams), times in frames.items():
+        each, ms = made[name], common.spread(times[1:])
+        floor = 1e3 * made["cpu"].decoder.weight_bytes / (best["p50"] * 1e9)
+        row = {"model": model, "is_synthetic": loaded.files.is_synthetic, "weights": weights}
+        row |= {"backend": name, "streams": num_streams, "threads": each.num_threads}
+        row |= {"dtype": common.name_of(each.decoder.dtype), "ms_per_frame": ms}
+        row |= {"read_bandwidth_gb_s": best, "floor_ms_per_frame": floor}
+        row |= {"times_the_floor": ms["p50"] / floor}
+        if num_streams == 1:
+            row |= {"load_s": each.load_s, "private_mb": each.private_mb}
+            for length in PROMPTS:
+                row[f"prompt_{length}_ms"] = common.spread(prompts[name, length][1:])
+        rows.append(row)
+    return rows
+
+
+class Made:
+    """A decoder, what making it took, and its turns."""
+
+    def __init__(
+        self,
+        backend: str,
+        loaded: Checkpoint,
+        form: str | None,
+        num_slots: int,
+        threads: int | None,
+    ):
+        chosen = choose_backend(backend, "cpu", form)
+        sizes = DecoderSizes(
+            num_slots=num_slots,
+            max_positions=1024,
+            max_text_rows=8,
+            device=chosen.device,
+            dtype=default_dtype(loaded, chosen),
+            max_frames=800,
+        )
+        before, started = private_bytes(), time.perf_counter()
+        self.decoder: FrameDecoder = make_decoder(loaded, chosen, sizes, form, threads)
+        self.load_s = time.perf_counter() - started
+        gc.collect()
+        packed = getattr(self.decoder, "packed_bytes", 0)
+        self.private_mb = (private_bytes() - before - packed) / 1e6
+        self.num_threads = self.decoder.num_threads or torch.get_num_threads()
+        self._loaded = loaded
+        self._slots = 0
+
+    def prompt_ms(self, length: int, turn: int) -> float:
+        """Milliseconds of a prompt that begins as none before it did."""
+        prefill = self._prefill(length, turn)
+        started = time.perf_counter()
+        self.decoder.prefill(0, prefill, Sampling(), seed=turn, part=0)
+        return 1000 * (time.perf_counter() - started)
+
+    def frame_ms(self, num_streams: int) -> float:
+        """Milliseconds of one frame of so many streams, the second after their prompts."""
+        for slot in range(num_streams):
+            self.decoder.prefill(
+                slot, self._prefill(PROMPTS[0], slot), Sampling(), seed=slot, part=0
+            )
+        self.decoder.step(range(num_streams), 1)
+        started = time.perf_counter()
+        result = self.decoder.step(range(num_streams), 1)
+        spent = 1000 * (time.perf_counter() - started)
+        if any(result.ended):
+            raise SystemExit("A stream ended; nothing was measured.")
+        return spent
+
+    def _prefill(self, length: int, seed: int) -> Prefill:
+        width = self._loaded.config.talker.stack.hidden_size
+        generator = torch.Generator().manual_seed(seed)
+        rows = 0.3 * torch.randn(length + 1, width, generator=generator)
+        rows = rows.to(self.decoder.dtype)
+        return Prefill(rows[:-1], rows[:0], rows[-1])
+
+
+def private_bytes() -> int:
+    """Memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+def tell(row: dict[str, Any]) -> None:
+    """A line for a person who waits."""
+    print(
+        f"{row['model']:>12} {row['weights']:>8} {row['backend']:>5} {row['streams']} streams "
+        f"{row['ms_per_frame']['p50']:8.2f} ms a frame, {row['times_the_floor']:.2f} times the "
+        f"memory's floor at {row['read_bandwidth_gb_s']['p50']:.1f} GB/s",
+        flush=True,
+    )
