@@ -97,19 +97,25 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
     assert stream.codes.tolist() == engine.synthesize(HELLO, **options).codes.tolist()
 
 
-def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine):
-    """One frame and the codec's look ahead are enough."""
-    drawn = []
-    decoder = engine._loop.stages.decoder
-    step = decoder.step
-    decoder.step = lambda slots, count: drawn.append(count) or step(slots, count)
-    try:
-        stream = engine.stream(HELLO, seed=3, max_frames=12)
-        next(stream)
-        assert sum(drawn[: drawn.index(drawn[-1]) + 1]) < 12
-        stream.close()
-    finally:
-        decoder.step = step
+def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
+    """One frame and what the codec sees ahead are enough, of a speech of many frames."""
+    loop, drawn, drawn_before_chunk = engine._loop, [], []
+    step, put = loop.stages.decoder.step, loop._table.put
+
+    def counting_step(slots, num_frames):
+        result = step(slots, num_frames)
+        drawn.extend(range(result.num_frames[0]))
+        return result
+
+    def noting_put(*chunk):
+        drawn_before_chunk.append(len(drawn))
+        return put(*chunk)
+
+    monkeypatch.setattr(loop.stages.decoder, "step", counting_step)
+    monkeypatch.setattr(loop._table, "put", noting_put)
+    engine.synthesize(HELLO, seed=1, max_frames=12, first_chunk_frames=1, **HOT)
+    assert len(drawn) == 12
+    assert drawn_before_chunk[0] == 1 + codec.lookahead < len(drawn)
 
 
 def test_a_seed_is_one_speech_and_company_does_not_change_it(engine):
