@@ -120,6 +120,20 @@ def server_table() -> list[str]:
     return table(["figure", "p50", "p95", "longest", "machine", "commit", "file"], rows)
 
 
+def what_is_left() -> list[str]:
+    """docs/performance-journey.md: how far decoding is from the memory's speed, and in what."""
+    bandwidth = load_result("bandwidth_cpu_random-0.6b-base.json")
+    profile = load_result("profile_cpu_random-0.6b-base.json")
+    product = max(profile["operations"], key=lambda operation: operation["share"])
+    return [
+        f"**What is left** is {bandwidth['times_the_floor']:.1f} times the time to read the "
+        f"weights (commit {bandwidth['commit']}, `{bandwidth['file']}`).",
+        f"{100 * product['share']:.0f} % of a frame is the matrix-vector product itself "
+        f"(commit {profile['commit']}, `{profile['file']}`),",
+        "the rest thousands of small calls.",
+    ]
+
+
 # ---- docs/precision.md ---------------------------------------------------------------------------
 
 
@@ -330,6 +344,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/operations.md": load_table,
     "docs/serving.md": server_table,
     "docs/performance.md": performance,
+    "docs/performance-journey.md": what_is_left,
     "docs/precision.md": precision,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import ROOT, CommandsHere, lines
 
+from benchmarks import page_parts
 from qwen_megakernel.native import compiling
 from tools.kernel_study import mutate_kernel
 
@@ -79,16 +80,51 @@ def test_every_file_a_page_names_is_there(page: str):
     assert not missing
 
 
-def figures(text: str) -> set[str]:
-    """Numbers with a unit of speed, size or share."""
-    return set(re.findall(r"\d[\d.,]*(?: to \d[\d.,]*)? ?(?:GB/s|GB|MB|KB|ms|us|µs|%|times)", text))
+# A number with a unit of speed, size or share, or with decimals; "0.6B" is a model's name.
+UNIT = r"(?:GB/s|GB|MB|KB|ms|us|µs|microseconds?|times)\b|%"
+FIGURE = re.compile(rf"(?<![\w.,])(?:\d+\.\d+(?!B\b)|\d[\d,]*(?: (?:to|->) [\d,]+)? ?(?:{UNIT}))")
+# An entry of the log, or what was added to it later: both begin with their date.
+ENTRY = re.compile(
+    r"^(?:## )?(\d{4}-\d\d-\d\d)(.*?)(?=^(?:## )?\d{4}-\d\d-\d\d|^## |\Z)", re.M | re.S
+)
 
 
-def test_the_journey_tells_no_figure_that_the_log_does_not():
-    log = " ".join((ROOT / "benchmarks" / "LOG.md").read_text(encoding="utf-8").split())
-    told = figures(" ".join(text_of("performance-journey").split()))
-    assert len(told) >= 6
-    assert not {figure for figure in told if figure not in log}
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def unsourced(page: str, log: str) -> list[str]:
+    """Figures of a page, outside what is generated, without a date of the log that has them."""
+    entries = [(date, one_line(text)) for date, text in ENTRY.findall(log)]
+    written = re.sub(f"{page_parts.BEGIN}.*?{page_parts.END}", "", page, flags=re.S)
+    wrong = []
+    for block in map(one_line, re.split(r"\n\n|\n(?=- |\d+\. )", written)):
+        dates = re.findall(r"\(log, (\d{4}-\d\d-\d\d)\)", block)
+        named = " ".join(text for date, text in entries if date in dates)
+        wrong += [
+            figure
+            for figure in FIGURE.findall(block)
+            if not re.search(rf"(?<![\w.,]){re.escape(figure)}(?!\d)", named)
+        ]
+    return wrong
+
+
+def test_every_figure_of_the_journey_is_generated_or_names_its_entry_of_the_log():
+    log = (ROOT / "benchmarks" / "LOG.md").read_text(encoding="utf-8")
+    journey = text_of("performance-journey")
+    assert len(FIGURE.findall(journey)) >= 12
+    assert not unsourced(journey, log)
+
+
+def test_a_figure_of_another_entry_or_of_none_is_found():
+    log = "## 2026-01-02  New\nIt is 2.8 times.\n\n## 2026-01-01  Old\nIt was 1.8 times, 176 ms.\n"
+    log += "2026-01-02 (commit abc): 53 GB/s.\n"
+    right = "- 2.8 times (log, 2026-01-02).\n- 176 ms of 0.6B, 1.8 times (log, 2026-01-01)."
+    assert not unsourced(right + "\n- 53 GB/s (log, 2026-01-02).", log)
+    assert unsourced("1.8 times (log, 2026-01-02).", log) == ["1.8"]
+    assert unsourced("1.8 times.\n\nLater (log, 2026-01-01) 76 ms, 53 GB/s.", log) == [
+        *("1.8", "76 ms", "53 GB/s")
+    ]
 
 
 def test_what_refuses_is_quoted_as_the_program_says_it():
