@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import tiny_engine
+from tolerances import INT8_PRODUCT_BF16, INT8_PRODUCT_F32, ROUNDING_F32
 from torch import Tensor
 
 from qwen_megakernel import TTSEngine
@@ -46,7 +47,9 @@ def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     step = steps.repeat_interleave(64 if in_groups else 150, dim=1)[:, :150]
     assert ((widened(matrix) - weight).abs() <= 0.5 * slack * step).all()
     assert matrix.values.abs().amax(dim=1)[6] == 127 and not matrix.values[5].any()
-    torch.testing.assert_close(matrix.widened().double(), widened(matrix))
+    torch.testing.assert_close(
+        matrix.widened().double(), widened(matrix), rtol=ROUNDING_F32, atol=0
+    )
 
 
 def test_groups_are_nearer_than_rows_where_some_columns_are_large():
@@ -67,8 +70,7 @@ def test_products_are_those_of_the_widened_matrix(
     expected = x.double() @ widened(matrix).T
     actual = int8_weights.linear(x, matrix)
     assert actual.shape == expected.shape and actual.dtype == dtype
-    # bf16: the sum is float32, then scaled and rounded.
-    tolerance = 3 * 2.0**-9 if dtype == torch.bfloat16 else 1e-6
+    tolerance = INT8_PRODUCT_BF16 if dtype == torch.bfloat16 else INT8_PRODUCT_F32
     size = x.double().abs() @ widened(matrix).abs().T
     assert ((actual - expected).abs() <= tolerance * size).all()
 

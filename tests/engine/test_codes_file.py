@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tolerances import FOUR_DIGITS, nearly
 
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import OutputError, UsageError
@@ -21,16 +22,16 @@ def test_a_known_distribution_has_its_known_entropy():
     uniform = np.tile(np.arange(16), 8)
     codes = np.stack([uniform, np.zeros(128, dtype=int), uniform % 4], axis=1)
     figures = codes_file.describe(codes)
-    assert figures["entropy_bits"] == pytest.approx((4 + 0 + 2) / 3)
+    assert figures["entropy_bits"] == nearly((4 + 0 + 2) / 3)
     assert figures["stuck_groups"] == [1]
     assert figures["repeat_rate"] == 0.0
-    assert figures["entropy_drop_bits"] == pytest.approx(0)
-    assert (figures["entropy_min_bits"], figures["entropy_max_bits"]) == (0, pytest.approx(4))
+    assert figures["entropy_drop_bits"] == nearly(0)
+    assert (figures["entropy_min_bits"], figures["entropy_max_bits"]) == (0, nearly(4))
     assert figures["unique_code_0"] == 16
-    assert (figures["code_0_mean"], figures["code_0_std"]) == (7.5, pytest.approx(21.25**0.5))
+    assert (figures["code_0_mean"], figures["code_0_std"]) == (7.5, nearly(21.25**0.5))
     assert (figures["others_mean"], figures["others_std"]) == (
         0.75,
-        pytest.approx(1.0897, abs=1e-4),
+        pytest.approx(1.0897, abs=FOUR_DIGITS),
     )
 
 
@@ -47,15 +48,15 @@ def test_a_value_that_most_codes_have_is_told_with_its_share():
 def test_a_dump_that_gets_stuck_shows_it():
     codes = np.concatenate((np.arange(64), np.full(64, 9)))[:, None]
     figures = codes_file.describe(codes)
-    assert figures["entropy_drop_bits"] == pytest.approx(6)
-    assert figures["repeat_rate"] == pytest.approx(63 / 127)
+    assert figures["entropy_drop_bits"] == nearly(6)
+    assert figures["repeat_rate"] == nearly(63 / 127)
 
 
 def test_overlap_is_one_for_equal_and_zero_for_disjoint_dumps():
     low, high = np.arange(-1, 31)[:, None], 10**12 + np.arange(32)[:, None]  # no codes of any codec
-    assert codes_file.overlap(low, low[::-1]) == pytest.approx(1)
+    assert codes_file.overlap(low, low[::-1]) == nearly(1)
     assert codes_file.overlap(low, high) == 0
-    assert codes_file.overlap(low, np.arange(15, 47)[:, None]) == pytest.approx(0.5)
+    assert codes_file.overlap(low, np.arange(15, 47)[:, None]) == nearly(0.5)
 
 
 @pytest.mark.filterwarnings("error")

@@ -19,6 +19,7 @@ from pipecat.frames.frames import (
 )
 from pipelines import SENTENCE, TOKEN, Mode, Run
 from tiny_speech import tiny_engine
+from tolerances import PCM_STEPS
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EngineClosed, TaskError
@@ -130,7 +131,7 @@ async def test_four_pipelines_on_one_engine_each_say_their_own(engine, mode):
             for pcm in (run.pcm, pcm_of(engine, text, seed=i, text_feed=feed))
         )
         # The vocoder batches streams, and a batch of another size rounds differently.
-        np.testing.assert_allclose(said, expected, atol=2)
+        np.testing.assert_allclose(said, expected, atol=PCM_STEPS, rtol=0)
 
 
 async def test_new_settings_are_what_the_engine_gets(engine):

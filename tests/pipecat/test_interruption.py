@@ -23,6 +23,7 @@ from pipecat.metrics.metrics import TTFBMetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipelines import SENTENCE, SPEECH, TOKEN, Mode, Run, WavOutput, service, talk
+from tolerances import WORD_SECONDS
 
 from qwen_megakernel.pipecat.word_timestamps import count_letters
 
@@ -203,7 +204,7 @@ async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode):
         await run.until(TTSStoppedFrame, 2)
     word = run.frames(TTSTextFrame)[num_words]
     heard_s = run.when(TTSAudioRawFrame)[num_audio] - run.when(StartFrame)[0]
-    assert word.pts / 1e9 == pytest.approx(heard_s, abs=0.1 + run.slack_s)
+    assert word.pts / 1e9 == pytest.approx(heard_s, abs=WORD_SECONDS + run.slack_s)
 
 
 # ---- many pipelines, one engine ------------------------------------------------------------------

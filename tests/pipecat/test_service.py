@@ -26,6 +26,7 @@ from pipecat.metrics.metrics import (
     TTSUsageMetricsData,
 )
 from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, logged, service, talk
+from tolerances import PITCH
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
@@ -190,7 +191,7 @@ async def _play(rate: int) -> None:
     seconds = len(run.pcm) / 2 / 24000
     assert seconds <= len(heard) / rate < seconds + 0.1, rate  # the last chunk is padded
     spectrum = np.abs(np.fft.rfft(heard[: int(seconds * rate)]))
-    assert np.argmax(spectrum) / seconds == pytest.approx(engine.streams[0].pitch, rel=0.02)
+    assert np.argmax(spectrum) / seconds == pytest.approx(engine.streams[0].pitch, rel=PITCH)
 
 
 # ---- metrics -------------------------------------------------------------------------------------

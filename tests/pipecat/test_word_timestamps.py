@@ -1,6 +1,7 @@
 """Word times against a speaker who keeps an even pace, and a listener with a clock."""
 
 import pytest
+from tolerances import PACE, nearly
 
 from qwen_megakernel.pipecat.word_timestamps import (
     DEFAULT_PACE,
@@ -72,7 +73,7 @@ def test_words_get_their_true_times_once_the_audio_has_ended(pace):
     before = 0
     for word, expected in zip(words, text.split(), strict=True):
         assert word.word == expected
-        assert word.seconds == pytest.approx(3.0 + pace * before)
+        assert word.seconds == nearly(3.0 + pace * before)
         before += count_letters(expected)
 
 
@@ -101,7 +102,7 @@ def test_the_pace_of_a_voice_is_learned():
         timer.add("twenty letters in here")
         timer.finish(true_pace * 19)
         pace = timer.learned_pace(true_pace * 19)
-    assert pace == pytest.approx(true_pace, rel=0.05)
+    assert pace == pytest.approx(true_pace, rel=PACE)
 
 
 def test_a_short_text_teaches_no_pace():
@@ -115,9 +116,9 @@ def test_audio_behind_earlier_audio_is_heard_after_it():
     clock.begin("a", now_s=10.0, words_from_s=10.0)
     clock.send(10.0, 4.0)
     clock.begin("b", now_s=10.1, words_from_s=13.0)  # its words follow the last word of "a"
-    assert clock.delay_s == pytest.approx(1.0)
+    assert clock.delay_s == nearly(1.0)
     clock.send(10.1, 1.0)
-    assert clock.heard_s("b", 14.5) == pytest.approx(0.5)
+    assert clock.heard_s("b", 14.5) == nearly(0.5)
     assert clock.heard_s("b", 12.0) == 0.0
     assert clock.heard_s("a", 12.0) == 0.0
 
@@ -129,8 +130,8 @@ def test_holes_delay_words_and_not_what_was_heard():
     clock.send(10.5, 1.0)  # ahead of playback: no hole
     assert clock.delay_s == 0.0
     clock.send(15.0, 1.0)  # three seconds after all was heard
-    assert clock.delay_s == pytest.approx(3.0)
-    assert clock.heard_s("a", 15.5) == pytest.approx(2.5)
+    assert clock.delay_s == nearly(3.0)
+    assert clock.heard_s("a", 15.5) == nearly(2.5)
 
 
 def test_an_interruption_drops_what_was_not_heard():
@@ -148,4 +149,4 @@ def test_an_interruption_leaves_uninterruptible_audio():
     clock.send(10.0, 3.0, interruptible=False)
     clock.cut(11.0)
     clock.begin("b", 11.5, 11.5)
-    assert clock.delay_s == pytest.approx(1.5)
+    assert clock.delay_s == nearly(1.5)

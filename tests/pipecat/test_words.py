@@ -16,6 +16,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.transcriptions.language import Language
 from pipelines import SENTENCE, TOKEN, Run, service, talk
+from tolerances import LAST_WORD_SECONDS, WORD_SECONDS
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -34,7 +35,7 @@ async def test_every_word_is_told_once_in_order_at_its_time(mode):
     times = [word.pts for word in words]
     assert times == sorted(times)
     spoken_s = len(run.pcm) / 2 / 24000
-    assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=0.15)
+    assert (times[-1] - times[0]) / 1e9 == pytest.approx(spoken_s - 0.09 * 7, abs=LAST_WORD_SECONDS)
 
 
 async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_their_order():
@@ -67,9 +68,9 @@ async def test_words_begin_where_something_can_be_heard(mode):
         await run.say("Hello there my friend.")
         await run.until(TTSStoppedFrame)
     words = run.frames(TTSTextFrame)
-    assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=0.1)
+    assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=WORD_SECONDS)
     told_late_s = words[0].pts / 1e9 - (run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0])
-    assert told_late_s == pytest.approx(5 * 0.08, abs=0.1 + run.slack_s)
+    assert told_late_s == pytest.approx(5 * 0.08, abs=WORD_SECONDS + run.slack_s)
 
 
 async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode):
@@ -92,7 +93,7 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard():
         await run.until(LLMFullResponseEndFrame)
     words = {word.text: word.pts for word in run.frames(TTSTextFrame)}
     assert (words["And"] - words["Short"]) / 1e9 > 1.1
-    assert (words["more."] - words["And"]) / 1e9 == pytest.approx(6 / 15, abs=0.1)
+    assert (words["more."] - words["And"]) / 1e9 == pytest.approx(6 / 15, abs=WORD_SECONDS)
 
 
 # ---- text that is hard or impossible to speak ----------------------------------------------------

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving
+from tolerances import nearly
 from waiting import wait_until
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelTimeout
@@ -85,7 +86,7 @@ def test_the_time_in_the_queue_is_no_time_on_a_slot(monkeypatch):
     for ticket in (first, second):
         now += 7
         ticket.release()
-    assert admission._mean_s == pytest.approx(7)
+    assert admission._mean_s == nearly(7)
     assert admission.idle
 
 

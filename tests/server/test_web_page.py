@@ -31,6 +31,7 @@ from page_driver import (
     waveform_width,
 )
 from tiny_speech import tiny_engine
+from tolerances import PAGE_BEHIND_THE_LAST, PAGE_ON_A_SAMPLE, PAGE_SECONDS
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
@@ -99,8 +100,8 @@ def test_speech_is_played_whole_and_without_a_gap_to_the_sample(open_page: Open)
         assert {piece["rate"] for piece in pieces} == {24000}
         starts = np.array([piece["when"] * 24000 for piece in pieces])
         lengths = [len(piece["samples"]) for piece in pieces]
-        np.testing.assert_allclose(starts, np.round(starts), atol=1e-4)  # on a sample
-        np.testing.assert_allclose(np.diff(starts), lengths[:-1], atol=1e-3)
+        np.testing.assert_allclose(starts, np.round(starts), atol=PAGE_ON_A_SAMPLE, rtol=0)
+        np.testing.assert_allclose(np.diff(starts), lengths[:-1], atol=PAGE_BEHIND_THE_LAST, rtol=0)
         assert page.inner_text("#gaps") == "0"
         samples = download(page)
         assert samples.astype("<i2").tobytes() == engine.streams[0].sent
@@ -136,7 +137,7 @@ def test_figures_are_those_of_the_speech_which_can_be_played_again(open_page: Op
         speak(page)
         finished(page)
         seconds = len(engine.streams[0].sent) / 48000
-        assert figure(page, "length") == pytest.approx(seconds, abs=0.01)
+        assert figure(page, "length") == pytest.approx(seconds, abs=PAGE_SECONDS)
         whole_ms = 1000 * figure(page, "rtf") * figure(page, "length")
         assert 200 <= figure(page, "first") < whole_ms + 50  # rounded
         assert figure(page, "heard") >= figure(page, "first") + 3 * 80

@@ -9,6 +9,7 @@ from fake_engine import STORY, FakeEngine
 from live_server import serving
 from speech_socket import hear, hear_until, say, session, speak
 from tiny_speech import tiny_engine
+from tolerances import PCM16
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
@@ -61,7 +62,7 @@ async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
         )
         assert events[0]["n_steps"] == len(speech.codes)
         heard = np.frombuffer(first + audio, "<i2") / 32768
-        assert np.abs(heard - speech.audio).max() <= 2 / 32768
+        assert np.abs(heard - speech.audio).max() <= PCM16
 
 
 async def test_one_connection_speaks_one_utterance_after_the_other(live, engine):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak, speaker
 from tiny_speech import feed_and_end
-from tolerances import SNAC_CHUNKS_F32
+from tolerances import PCM16, SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
 from qwen_megakernel.errors import (
@@ -33,8 +33,6 @@ from qwen_megakernel.voice import Voice
 # Makes anything likely that is offered.
 HOT = {"temperature": 100.0, "subtalker_temperature": 100.0, "top_k": 0, "subtalker_top_k": 0}
 WARM = {"temperature": 2.0, "subtalker_temperature": 2.0}
-# More than one int16 step, where chunks are rounded after windows of other lengths.
-INT16_STEP = 1.5 / 32768
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_tokens_are_those_of_transformers(trained, refusing, samples):
 
 def test_audio_is_the_codec_on_the_codes(engine, codec):
     speech = engine.synthesize(HELLO, seed=3, max_frames=12)
-    assert np.abs(speech.audio - codec.decode(speech.codes)).max() < INT16_STEP
+    assert np.abs(speech.audio - codec.decode(speech.codes)).max() < PCM16
     assert np.abs(engine.decode(speech.codes) - codec.decode(speech.codes)).max() == 0
     assert (engine.sample_rate, engine.seconds_per_frame) == (24000, 2048 / 24000)
 
@@ -88,7 +86,7 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
     stream = engine.stream(HELLO, first_chunk_frames=first, chunk_frames=size, **options)
     chunks = list(stream)
     sound = np.concatenate([chunk.samples for chunk in chunks]) / 32768
-    assert np.abs(sound - whole).max() < INT16_STEP
+    assert np.abs(sound - whole).max() < PCM16
     assert chunks[0].num_frames == first
     assert [chunk.frame_index for chunk in chunks] == np.cumsum(
         [0, *(chunk.num_frames for chunk in chunks[:-1])]
@@ -187,7 +185,7 @@ def test_async_iteration_is_the_same_speech(engine):
 
     chunks = asyncio.run(collect())
     sound = np.concatenate(chunks) / 32768
-    assert np.abs(sound - engine.synthesize(HELLO, seed=2, max_frames=6).audio).max() < INT16_STEP
+    assert np.abs(sound - engine.synthesize(HELLO, seed=2, max_frames=6).audio).max() < PCM16
 
 
 def test_one_voice_and_no_language_are_told(engine):
@@ -328,4 +326,4 @@ def test_dropped_streams_are_cancelled(engine):
 
 
 def test_chunk_tolerance_is_below_what_int16_keeps():
-    assert SNAC_CHUNKS_F32 < 1 / 32768
+    assert 1.5 * SNAC_CHUNKS_F32 < PCM16

@@ -1,5 +1,9 @@
 """Every tolerance of the suite, with where it comes from; loosening one changes this file."""
 
+from typing import Any
+
+import pytest
+
 # float32 logits at toy size, two correct implementations: products of some 300 terms of order 1,
 # summed in another order, through at most 5 layers. The official code against an independent one
 # gave 7e-6; a wrong formula moves logits by 1e-2 and more.
@@ -25,6 +29,9 @@ AUDIO_F64 = 1e-13
 # 16-bit samples: half a step of rounding on each side, and one step where a float sum tips over.
 PCM16 = 1.5 / 32768
 
+# The vocoder's activation, compiled by PyTorch for a GPU, against the four operations it replaces.
+SNAKE_F32 = 1e-5
+
 # float32 x-vector: seven layers of some 1500 terms, pooled over frames. The official code against
 # ours gives 2e-7; a window one sample too short (symmetric, not periodic) moves it by 1e-4.
 X_VECTOR_F32 = 1e-5
@@ -42,3 +49,119 @@ LOGITS_INT8_RMS = 1e-3
 # float32 samples of SNAC, in chunks against the whole: convolutions over windows of other lengths,
 # sums of at most some hundred products of order 1, so some hundred roundings of 6e-8.
 SNAC_CHUNKS_F32 = 1e-5
+
+# bf16 logits, the kernel against the plain decoder, with bf16 weights on both sides: the plain
+# decoder also rounds activations to 2^-9 at some fifteen places a layer, the kernel does not:
+# 2^-9 * sqrt(15 * 2) relative to logits of standard deviation 3.
+KERNEL_LOGITS_BF16 = 0.15
+
+# The same at the released depth and width, where validate_kernel.py compares: its own file derives
+# them from measured errors. Of the RMS of all errors, this share; the graphs round elsewhere.
+RELEASED_LOGITS_BF16, RELEASED_RMS_SHARE, RELEASED_GRAPH_LOGITS_BF16 = 0.43, 0.2, 0.6
+
+# bf16 logits, what nvcc compiled against the emulation, which sums in the same order: fused
+# products and the GPU's exp2 differ by roundings of float32, and where those meet a rounding to
+# bf16 (keys and values) by a last bit of that: 2^-8 of one of some twenty positions, on logits of
+# standard deviation 3.
+PTX_LOGITS_BF16 = 3 * 2**-8
+
+# int8 logits (RMS), the CPU decoder, whose activations have 16 bits, against the plain decoder.
+# 3e-4 was measured.
+CPU_INT8_LOGITS_RMS = 1e-3
+
+# float32 hidden states of size 1, the kernel against the plain decoder: some ten sums of at most
+# 448 products on the path of a toy; a prompt of 300 positions sums over all of them as well.
+KERNEL_HIDDEN_F32 = 1e-5
+KERNEL_PROMPT_F32 = 2e-5
+
+# The same in bf16, where the plain decoder rounds activations and the kernel does not: a third of
+# KERNEL_LOGITS_BF16, for hidden states have a third of the logits' spread.
+KERNEL_PROMPT_BF16 = 0.05
+
+# Products of the kernel (relative, norm of all): hi + lo activations lose 2^-17, bf16 and int8
+# weights are exact on both sides; sums of 2080 products. One term alone is good to 1e-5.
+KERNEL_PRODUCT_F32, KERNEL_PRODUCT_BF16 = 2e-6, 2e-5
+KERNEL_ONE_TERM = 1e-5
+
+# Products with int8 weights on PyTorch, relative to the sum of magnitudes; in bf16 the sum is
+# float32, then scaled and rounded.
+INT8_PRODUCT_F32, INT8_PRODUCT_BF16 = 1e-6, 3 * 2.0**-9
+
+# Attention of the kernel; in bf16 a key that is rounded to its neighbour weighs less than 2e-3.
+# Keys are normed and rotated in float32, then rounded to their own width.
+ATTENTION_F32, ATTENTION_BF16 = 1e-5, 2e-3
+KEYS_F32, KEYS_BF16 = 1e-5, 2**-8
+
+# A float32 norm or rotation: a sum of at most 256 squares, a root, a sine; values up to 500 turns.
+NORM_F32 = 1e-5
+
+# A handful of float32 roundings, of 2^-24 each, of numbers of order 1.
+ROUNDING_F32 = 1e-6
+
+# Gumbel noise: two libraries' float32 logarithms differ in the last place, of values near 0 too.
+NOISE_RELATIVE = 3e-6
+
+# The speech decoder as Core ML's operations against the vocoder: AUDIO_GPU_F32's reasons.
+COREML_AUDIO_F32 = 1e-4
+
+# Core ML's keys and values are float16, whatever it computes in; in half precision so is the rest.
+COREML_HIDDEN_F32, COREML_HIDDEN_F16 = 2e-3, 2e-2
+
+# float32 samples of one file: MP3 is decoded in blocks of another length by the other reader, so
+# the last bit of some samples differs.
+MP3_F32 = 1e-7
+
+# int16 steps of samples whose chunks were cut alike or not: one where a float sum tips over.
+PCM_STEPS = 1
+
+# Sums of 88 losses, each of logits of order 10 in float32; and the mean of some, relative.
+LOSS_SUM_F32 = 88 * 10 * 2**-23
+LOSS_F32 = 1e-5
+
+# A weight after one step of Adam at 1e-3: the same where the gradient's sign is.
+ADAM_STEP_F32 = 1e-5
+
+# Relative errors of the committed precision table: two float32 implementations agree to 1e-5; the
+# kernel's int8 costs what int8 costs in float32 arithmetic, to a twentieth.
+PRECISION_F32, PRECISION_SHARE = 1e-5, 0.05
+
+# Arithmetic in float64, and figures that a report has rounded to six and to four digits.
+ROUNDING_F64 = 1e-9
+SIX_DIGITS, FOUR_DIGITS = 1e-6, 1e-4
+
+# Statistics of random weights: of at least 10,000 values, and of some hundred.
+MANY_WEIGHTS, FEW_WEIGHTS = 0.02, 0.05
+
+# Moments of 400,000 normal numbers: six standard errors of a mean.
+NORMAL_MOMENTS = 0.01
+
+# Draws of 10,000 exponential gaps: three standard errors of their mean (1 %) and spread (1.4 %);
+# and of the variance of 500 counts (6 %).
+GAP_MEAN, GAP_SPREAD, COUNT_VARIANCE = 0.03, 0.05, 0.15
+
+# Published parameter counts are told in whole millions.
+PUBLISHED_COUNT = 0.01
+
+# Samples of the demonstration voice's features: silence is below the first, a band of sound above
+# the second, and a vowel that is held repeats to the third.
+SILENCE, SOUND, HELD_VOWEL = 5e-3, 0.01, 1e-3
+
+# Seconds: a word's time on a pipeline's clock, and at the end of a text whose last word is counted
+# by its letters.
+WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15
+
+# A pitch by the highest line of a spectrum; a pace learned in five sentences.
+PITCH, PACE = 0.02, 0.05
+
+# The web page: a piece begins on a sample of 24 kHz (in samples), behind the piece before it, and
+# figures are told to a hundredth of a second.
+PAGE_ON_A_SAMPLE, PAGE_BEHIND_THE_LAST, PAGE_SECONDS = 1e-4, 1e-3, 0.01
+
+# CPU seconds of a run, as it reports them and as the system counts: a rounding, and how processes
+# end.
+CPU_SECONDS = 1
+
+
+def nearly(expected: Any) -> Any:
+    """What equals `expected` but for roundings of float64."""
+    return pytest.approx(expected, rel=ROUNDING_F64, abs=ROUNDING_F64)

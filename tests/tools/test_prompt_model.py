@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tolerances import nearly
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -38,7 +39,7 @@ def test_nothing_beats_the_memory_or_the_barriers(name, monkeypatch):
     assert ms(name, 10) > floor
     before = ms(name, 110)
     monkeypatch.setattr(prompt_model, "BARRIER", prompt_model.BARRIER + 1)
-    assert ms(name, 110) - before == pytest.approx((5 * stack.num_layers + 1) / 1000)
+    assert ms(name, 110) - before == nearly((5 * stack.num_layers + 1) / 1000)
 
 
 def test_rows_that_do_not_fit_are_read_for_every_round():
@@ -47,7 +48,7 @@ def test_rows_that_do_not_fit_are_read_for_every_round():
     wide = prompt_model.product_us(16, layer[0], 2048, *layer[2:])
     rounds = -(-8 // build.ROUND_TILES)
     extra = (rounds - 1) * 16 * 2048 * 4 / prompt_model.L2_BANDWIDTH
-    assert narrow - wide == pytest.approx(extra)
+    assert narrow - wide == nearly(extra)
 
 
 def test_the_tool_counts_rows_and_teams_as_the_kernel_does():

@@ -169,7 +169,7 @@ def test_all_taps_of_a_depthwise_convolution_are_the_taps_one_by_one(num_streams
     ours = layers.sum_channels_at_once(x, taps, bias)
     theirs = layers._sum_channels(x, taps, bias)
     assert ours.shape == theirs.shape == (5, num_streams, 6)
-    assert (ours - theirs).abs().max() < 1e-5
+    assert (ours - theirs).abs().max() < AUDIO_F32
 
 
 @pytest.mark.parametrize(("num_taps", "dilation"), [(3, 1), (7, 1), (7, 3), (7, 9)])
@@ -183,7 +183,7 @@ def test_all_taps_at_once_are_the_taps_one_by_one(num_taps, dilation, num_stream
     for each in (bias, None):
         ours = layers.sum_taps_at_once(x, taps, each, num_steps, dilation)
         theirs = layers._sum_taps(x, taps, each, num_steps, dilation)
-        assert (ours - theirs).abs().max() < 1e-5
+        assert (ours - theirs).abs().max() < AUDIO_F32
 
 
 def test_a_gpus_operations_give_the_vocoders_samples_and_states(graphs, plain, monkeypatch):

@@ -5,8 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import run
+from tolerances import nearly
 
 from benchmarks import common
 from benchmarks.load_test.speech_client import Heard
@@ -32,7 +32,7 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
         heard.pieces.append(data[start:end])
         heard.arrivals.append(200.0 + index)
     found = list(load.chunks_of(heard))
-    assert [given for given, _, _ in found] == pytest.approx([100 + i for i in range(7)])
+    assert [given for given, _, _ in found] == nearly([100 + i for i in range(7)])
     # In frames the cuts lie at 1, 2.5, 15 and a bit; the chunks end at 1, 3, 7, 15, 25, 35, 38.
     assert [at for _, at, _ in found] == [201, 203, 203, 203, 204, 204, 204]
     assert [ms for _, _, ms in found] == [80.0 * size for size in sizes]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from commands import ROOT, lines
 from tiny_speech import speak
+from tolerances import COREML_AUDIO_F32, COREML_HIDDEN_F16, COREML_HIDDEN_F32, ROUNDING_F32
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
@@ -36,8 +37,6 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 ci = pytest.mark.ci
 CPU = torch.device("cpu")
 NUM_POSITIONS, CHUNK_FRAMES = 24, 3
-# Keys and values are float16 in Core ML, whatever it computes in; the rest is one rounding or two.
-TOLERANCE, HALF_TOLERANCE = 2e-3, 2e-2
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_embeddings_are_the_checkpoints(converted):
         for model, row in expected.items():
             token = index + 2 * size if model is codes else index
             found = model.predict({"token": number(token)})["embedding"]
-            torch.testing.assert_close(torch.from_numpy(found.reshape(-1)), row)
+            torch.testing.assert_close(torch.from_numpy(found.reshape(-1)), row, atol=0, rtol=0)
 
 
 @ci
@@ -119,8 +118,8 @@ def test_the_talker_is_the_plain_decoders(converted):
     for begin, end in ((0, 5), (5, 6), (6, NUM_POSITIONS)):
         found = talker.run(x[begin:end], cache, begin)
         hidden = plain.talker.forward(x[begin:end], plain_cache, begin)[-1]
-        assert distance(found["hidden"].flatten(), hidden) < TOLERANCE
-        assert distance(found["logits"][0], torch.mv(plain.codec_head, hidden)) < TOLERANCE
+        assert distance(found["hidden"].flatten(), hidden) < COREML_HIDDEN_F32
+        assert distance(found["logits"][0], torch.mv(plain.codec_head, hidden)) < COREML_HIDDEN_F32
 
 
 @pytest.mark.parametrize("model", ["tiny-random", pytest.param("tiny-random-1.7b", marks=ci)])
@@ -139,7 +138,9 @@ def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
             first = 0 if group == 1 else group
             rows = x[first : group + 1]
             logits = predictor.run(rows, cache, first)["logits"]
-            assert distance(logits[group - 1], plain._predict(rows, first, group)) < TOLERANCE
+            assert (
+                distance(logits[group - 1], plain._predict(rows, first, group)) < COREML_HIDDEN_F32
+            )
 
 
 @ci
@@ -156,7 +157,7 @@ def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
         past = found["new_past"]
         pieces.append(found["pcm"][0])
     whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(codes)
-    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=COREML_AUDIO_F32, rtol=0)
 
 
 @ci
@@ -209,7 +210,7 @@ def test_an_app_that_follows_the_page_speaks(converted):
         found = run("CodeDecoder", x, len(prefill.embeds) + frame)
     np.testing.assert_array_equal(codes, expected)
     whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(expected)
-    np.testing.assert_allclose(np.concatenate(pcm), whole, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(pcm), whole, atol=COREML_AUDIO_F32, rtol=0)
 
 
 def test_half_precision_is_near(load_checkpoint, tmp_path):
@@ -221,7 +222,7 @@ def test_half_precision_is_near(load_checkpoint, tmp_path):
     x[:, 0] = 600  # whose square is infinite in float16
     found = talker.run(x, talker.new_cache(8), 0)["hidden"].flatten()
     expected = plain.talker.forward(x, plain.talker.new_cache(8), 0)[-1]
-    assert 0 < distance(found[1:], expected[1:]) < HALF_TOLERANCE
+    assert 0 < distance(found[1:], expected[1:]) < COREML_HIDDEN_F16
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
     same = [each for each in widened if np.array_equal(each["data"], down.values.numpy())]
     assert len(same) == is_int8
     for each in same:
-        np.testing.assert_allclose(each["scale"], down.scales.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(each["scale"], down.scales.numpy(), rtol=ROUNDING_F32)
 
 
 # ---- the decoder on two of them

@@ -3,13 +3,12 @@
 import kernel_models as k
 import pytest
 import torch
+from tolerances import KERNEL_PROMPT_BF16, KERNEL_PROMPT_F32
 
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 
 MAX_POSITIONS = 320
-# As in test_frame.py, of hidden states whose root mean square is about one.
-FLOAT32_HIDDEN, BF16_HIDDEN = 2e-5, 0.05
 LENGTHS = [2, 17, 110, 129, 300]  # 128 rows are a pass, on eight blocks and more
 
 
@@ -52,7 +51,7 @@ def test_a_prompt_equals_the_reference(decoders, monkeypatch, n):
     stack = plain.talker
     expected = stack.forward(x.to(kernel.dtype), stack.new_cache(n), 0).float()
     error = (forward(kernel, x).cpu() - expected).abs().max()
-    assert error < (FLOAT32_HIDDEN if kernel.dtype == torch.float32 else BF16_HIDDEN)
+    assert error < (KERNEL_PROMPT_F32 if kernel.dtype == torch.float32 else KERNEL_PROMPT_BF16)
 
 
 @pytest.mark.parametrize("n", [5, 40, 150])

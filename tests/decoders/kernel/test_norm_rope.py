@@ -4,6 +4,7 @@ import kernel_models as k
 import pytest
 import torch
 from probes import NormRopeProbe, Probes, random, with_poisoned_tail
+from tolerances import NORM_F32, ROUNDING_F32
 
 from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
 
@@ -33,7 +34,7 @@ def test_head_norm_and_rotation(head_dim, positions):
     assert probes.launch("norm_rope", params) == 0
     cos, sin = rotary(stack, torch.tensor(positions)[:, None], torch.float32)
     expected = rotate(rms_norm(heads, weight, stack.rms_norm_eps)[None], cos, sin)[0]
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out, expected, rtol=NORM_F32, atol=ROUNDING_F32)
     torch.testing.assert_close(
-        normed, rms_norm(row, row_weight, stack.rms_norm_eps), rtol=1e-5, atol=1e-6
+        normed, rms_norm(row, row_weight, stack.rms_norm_eps), rtol=NORM_F32, atol=ROUNDING_F32
     )

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
+from tolerances import LOSS_SUM_F32
 
 from qwen_megakernel.sheen import model_folder, tokens
 from qwen_megakernel.sheen.training import sequences
@@ -79,10 +80,8 @@ def test_packed_sequences_do_not_see_each_other(trainer, encoded):
         packed = float(trainer.loss_sum(collate([encoded], 0)))
         padded = float(trainer.loss_sum(collate([[encoded[0]], encoded], 5)))
         first = float(trainer.loss_sum(collate([encoded[:1]], 0)))
-    # Sums of 88 losses, each of logits of order 10 in float32.
-    tolerance = 88 * 10 * 2**-23
-    assert packed == pytest.approx(apart, abs=tolerance)
-    assert padded == pytest.approx(apart + first, abs=2 * tolerance)
+    assert packed == pytest.approx(apart, abs=LOSS_SUM_F32)
+    assert padded == pytest.approx(apart + first, abs=LOSS_SUM_F32)
 
 
 def test_a_mask_that_leaks_would_be_seen(trainer, encoded):
