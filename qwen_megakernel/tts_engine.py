@@ -57,8 +57,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.
-        warmup: speak a word, so that the first request is as fast as the tenth; on a GPU also
-            record the vocoder's graphs for every chunk length, which takes seconds.
+        warmup: speak a sentence, greedily and at random, so that the first request is as fast as
+            the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
+            takes seconds.
     """
 
     def __init__(
@@ -246,19 +247,29 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._voices.cache.clear()
 
     def _warm_up(self) -> float:
-        """One short utterance through every stage and chunk size of the default ramp.
+        """Every stage and chunk size of the default ramp, codes drawn at random and greedily.
 
         Returns:
-            Its real-time factor: seconds of decoding and of the vocoder for one of speech.
+            The real-time factor: seconds of decoding and of the vocoder for one of speech.
         """
         voice: Voice | None = None
         if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
         sentence = "This takes two seconds to say, and so it has every chunk size."
-        # The text in the prompt: it may have more rows than this engine has frames for a part.
-        speech = self.synthesize(
-            sentence, voice=voice, seed=0, max_frames=25, text_feed="full", first_chunk_frames=1
-        )
+        num_frames = 0
+        for at_random, max_frames in ((True, 25), (False, 2)):
+            speech = self.synthesize(
+                sentence,
+                voice=voice,
+                seed=0,
+                max_frames=max_frames,
+                # The text in the prompt: it may have more rows than this engine has frames.
+                text_feed="full",
+                first_chunk_frames=1,
+                do_sample=at_random,
+                subtalker_do_sample=at_random,
+            )
+            num_frames += len(speech.codes)
         spent_s = (self.spent_ms["decode"] + self.spent_ms["vocoder"]) / 1000
-        return spent_s / (len(speech.codes) * self.seconds_per_frame)
+        return spent_s / (num_frames * self.seconds_per_frame)

@@ -223,8 +223,15 @@ class SheenEngine(SpeechEngine):
         return TorchLanguageModel(model, self.num_slots)
 
     def _warm_up(self) -> None:
-        """A short utterance through every stage; "a" is a word, a letter and a phoneme."""
-        self.synthesize("a", seed=0, max_frames=self._codec.lookahead + 1)
+        """Every stage, codes drawn at random and greedily; "a" is a word, a letter, a phoneme."""
+        for at_random, max_frames in ((True, self._codec.lookahead + 1), (False, 2)):
+            self.synthesize(
+                "a",
+                seed=0,
+                max_frames=max_frames,
+                do_sample=at_random,
+                subtalker_do_sample=at_random,
+            )
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:

@@ -24,7 +24,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.sheen import model_folder
+from qwen_megakernel.sheen import decoder, model_folder
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.sheen.tokens import text_ids
 from qwen_megakernel.tts_engine import TTSEngine
@@ -310,12 +310,22 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
         SheenEngine.from_pretrained(str(english_folder), backend="torch")
 
 
-def test_the_warm_up_speaks_and_is_not_dumped(trained, tmp_path, monkeypatch):
+def test_the_warm_up_speaks_greedily_and_at_random_and_is_not_dumped(
+    trained, tmp_path, monkeypatch
+):
+    draws, draw = set(), decoder.draw
+
+    def noting_draw(logits, **options):
+        draws.add((options["do_sample"], options["codebook"]))
+        return draw(logits, **options)
+
     dump = tmp_path / "codes.tsv"
     monkeypatch.setenv("TTS_DUMP_CODES", str(dump))
+    monkeypatch.setattr(decoder, "draw", noting_draw)
     with SheenEngine.from_pretrained(str(trained), backend="torch") as engine:
         assert engine.spent_ms["vocoder"] > 0
         assert not dump.exists()
+    assert draws == {(at_random, place) for at_random in (True, False) for place in range(7)}
 
 
 def test_dropped_streams_are_cancelled(engine):

@@ -1,0 +1,57 @@
+"""The warm-up: all that ordinary requests run has run once before the first of them."""
+
+from collections import defaultdict
+
+import pytest
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.decoders import sampling
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.records import Sampling
+from qwen_megakernel.vocoder.vocoder import Vocoder
+
+
+@pytest.fixture
+def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
+    """How many frames decoders have drawn, by the way in which they were asked to."""
+    frames: dict[Sampling, int] = defaultdict(int)
+    step = FrameDecoder.step
+
+    def counting_step(self, slots, num_frames, *options):
+        result = step(self, slots, num_frames, *options)
+        frames[self._state(slots[0]).sampling] += result.num_frames[0]
+        return result
+
+    monkeypatch.setattr(FrameDecoder, "step", counting_step)
+    return frames
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu", "emulation"])
+def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend):
+    """The first frame, which comes from the prompt, and one behind it."""
+    with TTSEngine.from_pretrained("tiny-random-base", backend=backend) as engine:
+        warmed = dict(frames_by_sampling)
+        own = engine._sampling
+    assert own.do_sample and own.subtalker_do_sample
+    greedy = own.override(do_sample=False, subtalker_do_sample=False)
+    assert set(warmed) == {own, greedy} and min(warmed.values()) >= 2
+
+
+def test_every_codebook_and_every_chunk_size_has_been_drawn_and_decoded(monkeypatch):
+    draws, chunks = set(), set()
+    draw, decode = sampling.draw, Vocoder.step
+
+    def noting_draw(logits, **options):
+        draws.add((options["do_sample"], options["codebook"]))
+        return draw(logits, **options)
+
+    def noting_step(self, codes, states):
+        chunks.add(codes.shape[1])
+        return decode(self, codes, states)
+
+    monkeypatch.setattr(sampling, "draw", noting_draw)
+    monkeypatch.setattr(Vocoder, "step", noting_step)
+    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+        groups = engine.config.talker.num_code_groups
+    assert draws == {(at_random, group) for at_random in (True, False) for group in range(groups)}
+    assert chunks >= {1, 2, 4, 8, 10}
