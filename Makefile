@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean
+.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean nvcc
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -37,6 +37,12 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files csrc | grep -E '\.(cu|cuh|h|cpp)$$' | xargs -r $(BIN)/clang-format --dry-run --Werror
+
+# Without one the tests of what it makes of the kernel are skipped. The build knows where to look.
+FIND_NVCC := from qwen_megakernel.decoders.kernel import build; print(build.find_nvcc())
+nvcc: $(VENV)/.test-ready  ## an nvcc from NVIDIA's Python packages, where none is found
+	$(BIN)/python -c "$(FIND_NVCC)" 2>/dev/null || $(PIP) --editable .[nvcc]
+	$(BIN)/python -c "$(FIND_NVCC)"
 
 # What came with Python may be an old pip, which takes twice as long.
 $(BIN)/python:

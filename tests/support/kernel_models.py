@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from qwen_megakernel.checkpoint.config import (
@@ -14,7 +15,23 @@ from qwen_megakernel.checkpoint.config import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.errors import BuildError
 from qwen_megakernel.records import Prefill, Sampling
+
+
+def has_nvcc() -> bool:
+    """Whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
+    try:
+        build.find_nvcc()
+    except BuildError:
+        return False
+    return True
+
+
+needs_nvcc = pytest.mark.skipif(
+    not has_nvcc(), reason='no nvcc: pip install "qwen_megakernel[nvcc]"'
+)
 
 TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
 CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")

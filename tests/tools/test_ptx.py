@@ -7,7 +7,6 @@ kernel on it as well.
 
 import ctypes
 import os
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,6 @@ HERE = Path(__file__).parent
 SANITIZED = HERE.parent / "decoders" / "kernel" / "sanitized.cu"
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(3000)  # a library is a minute of compiling, a whole GPU ten
-needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc; none here")
 
 # ---- instructions, on small kernels written by hand
 
@@ -274,7 +272,7 @@ CASES = [
 ]
 
 
-@needs_nvcc
+@k.needs_nvcc
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
 def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.checkpoint(shape, weights)
@@ -307,7 +305,7 @@ FAULTS = {
 
 
 @slow
-@needs_nvcc
+@k.needs_nvcc
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault):
     pattern, replacement, message = FAULTS[fault]
@@ -323,7 +321,7 @@ def test_a_planted_fault_is_noticed(fault):
 
 
 @slow
-@needs_nvcc
+@k.needs_nvcc
 @pytest.mark.parametrize("name", ["random-0.6b", "random-1.7b"])
 def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor; behind
@@ -346,7 +344,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 
 
 @slow
-@needs_nvcc
+@k.needs_nvcc
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):

@@ -1,0 +1,62 @@
+""".ci/run: what it installs before it tests."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+SCRIPT = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+# A Python that finds nvcc when the file `nvcc` is there; its pip installs one, or fails.
+PYTHON = """#!{python}
+import pathlib, sys
+here = pathlib.Path({here!r})
+does = "install" if "pip" in sys.argv else "find"
+with open(here / "calls", "a") as calls:
+    calls.write(does + " ")
+if does == "install":
+    assert sys.argv[-1] == ".[nvcc]"
+    if {offline}:
+        sys.exit(1)
+    (here / "nvcc").touch()
+sys.exit(not (here / "nvcc").exists())
+"""
+
+
+@pytest.mark.parametrize(
+    ("found", "offline", "calls", "succeeds"),
+    [
+        (True, True, "find find ", True),
+        (False, False, "find install find ", True),
+        (False, True, "find install ", False),
+    ],
+)
+def test_an_nvcc_is_installed_where_none_is_found(
+    tmp_path: Path, found: bool, offline: bool, calls: str, succeeds: bool
+):
+    for name in ("requirements.txt", "setup.py"):  # older than what is ready
+        shutil.copy2(ROOT / name, tmp_path)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON.format(python=sys.executable, here=str(tmp_path), offline=offline))
+    python.chmod(0o755)
+    for step in (".torch-ready", ".test-ready"):
+        (tmp_path / step).touch()
+    if found:
+        (tmp_path / "nvcc").touch()
+    done = subprocess.run(
+        ["make", "--silent", f"--file={ROOT / 'Makefile'}", "nvcc", f"VENV={tmp_path}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == succeeds, done.stderr
+    assert (tmp_path / "calls").read_text() == calls
+
+
+def test_ci_has_an_nvcc_before_it_tests_and_ends_with_the_first_failure():
+    assert "set -euo pipefail" in SCRIPT
+    lines = SCRIPT.splitlines()
+    assert lines.index("make nvcc") < lines.index("make test") < lines.index("make test-ci")
