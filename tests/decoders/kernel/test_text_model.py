@@ -74,6 +74,22 @@ def test_greedy_tokens_equal_those_of_transformers(oracle, decoder):
     assert decoder.generate_ids(PROMPT, NUM_TOKENS) == theirs
 
 
+def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second_launch(
+    decoder, monkeypatch
+):
+    calls = []
+    library = decoder._layers._kernel.library
+
+    def noted(name, function):
+        return lambda *arguments: calls.append(name) or function(*arguments)
+
+    monkeypatch.setattr(library, "forward", noted("kernel", library.forward))
+    monkeypatch.setattr(library, "step", noted("kernel draws", library.step))
+    monkeypatch.setattr(torch, "mv", noted("head", torch.mv))
+    decoder.generate_ids(PROMPT, 3)
+    assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last token's, which nobody reads
+
+
 def test_hidden_states_equal_those_of_transformers(oracle, decoder):
     ours = decoder.forward(PROMPT, 0)
     theirs = oracle.model(torch.tensor([PROMPT])).last_hidden_state[0]
