@@ -124,8 +124,9 @@ class Vocoder:
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
         """Decode the next frames of n streams, which may stand at different positions.
 
-        A stream's samples do not depend on its company: bitwise on a CPU (with MKL), up to rounding
-        on a GPU. How it was cut into chunks changes them by rounding only.
+        A stream's samples do not depend on its company: bitwise on a CPU (with MKL, on one thread,
+        where a row of every layer fills whole 16 bytes, as at released shapes), up to rounding
+        elsewhere. How it was cut into chunks changes them by rounding only.
 
         Args:
             codes: [n, num_frames, num_quantizers] integers. The check of their range waits for the

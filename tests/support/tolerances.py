@@ -111,7 +111,7 @@ COREML_HIDDEN_F32, COREML_HIDDEN_F16 = 2e-3, 2e-2
 # the last bit of some samples differs.
 MP3_F32 = 1e-7
 
-# int16 steps of samples whose chunks were cut alike or not: one where a float sum tips over.
+# int16 steps of a stream's samples, alone and in company: one where a float sum tips over.
 PCM_STEPS = 1
 
 # Sums of 88 losses, each of logits of order 10 in float32; and the mean of some, relative.
