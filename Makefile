@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean nvcc
+.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean nvcc ledger
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -20,11 +20,17 @@ demo: export DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into out.wav
 	$(BIN)/python demo_pipeline.py --model demo-voice --text="$$DEMO_TEXT" --output out.wav
 
+# What ran and what was skipped, for `ledger`.
+REPORTS := build/reports
+
 test: lint  ## linters and the default test suite
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak
-	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/ci.xml
+
+ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledger.md names
+	$(BIN)/python -m pytest -q tests/house/test_ledger.py --report $(REPORTS)/test.xml --report $(REPORTS)/ci.xml
 
 test-cpu: $(VENV)/.test-ready  ## the engine, the server and Pipecat on the decoder that CPUs take
 	$(BIN)/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile \

@@ -22,6 +22,12 @@ pytest_plugins = ["cpu_report"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
     parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
+    parser.addoption(
+        "--report",
+        action="append",
+        metavar="FILE",
+        help="JUnit report of a run, for tests/house/test_ledger.py; may be given several times",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """.ci/run: what it installs before it tests."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,16 @@ def test_an_nvcc_is_installed_where_none_is_found(
     assert (tmp_path / "calls").read_text() == calls
 
 
-def test_ci_has_an_nvcc_before_it_tests_and_ends_with_the_first_failure():
+def test_ci_has_an_nvcc_before_it_tests_reads_their_reports_and_ends_with_the_first_failure():
     assert "set -euo pipefail" in SCRIPT
-    lines = SCRIPT.splitlines()
-    assert lines.index("make nvcc") < lines.index("make test") < lines.index("make test-ci")
+    steps = [line for line in SCRIPT.splitlines() if line.startswith("make ")]
+    assert steps == ["make nvcc", "make test", "make test-ci", "make ledger"]
+
+
+def test_the_ledger_reads_the_reports_that_the_tests_write():
+    done = subprocess.run(
+        ["make", "--dry-run", "test", "test-ci", "ledger"], cwd=ROOT, capture_output=True, text=True
+    )
+    written = re.findall(r"--junit-xml (\S+)", done.stdout)
+    assert done.returncode == 0 and len(written) == 2
+    assert re.findall(r"--report (\S+)", done.stdout) == written

@@ -1,6 +1,10 @@
-"""docs/ledger.md: no row is missing, and the checks that it names are there."""
+"""docs/ledger.md: no row is missing, the checks that it names are there, and CI has run them."""
 
 import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from commands import ROOT
@@ -25,8 +29,53 @@ def files_of(check: str) -> list[str]:
     return names
 
 
-def found(name: str) -> list:
+def found(name: str) -> list[Path]:
     return [path for folder in FOLDERS for path in ROOT.glob(folder + name)]
+
+
+def named_tests(check: str) -> list[str]:
+    """The files of tests that a row names, from the root."""
+    paths = [path.relative_to(ROOT).as_posix() for name in files_of(check) for path in found(name)]
+    return [path for path in paths if re.match(r"tests/.*test_\w+\.py$", path)]
+
+
+def parts_of(check: str) -> list[str]:
+    """The tests that a row names by a part of their name."""
+    return ["".join(part) for part in re.findall(r"\(`(\w+)`|, `(\w+)`\)", check)]
+
+
+def missing(check: str, tests: set[tuple[str, str]]) -> list[str]:
+    """Files and parts that a row names and that no test is of, of `(file, name)`."""
+    files = named_tests(check)
+    names = [name for file, name in tests if file in files]
+    found_files = {file for file, _ in tests}
+    return [file for file in files if file not in found_files] + [
+        part for part in parts_of(check) if not any(part in name for name in names)
+    ]
+
+
+def finished(report: str) -> set[tuple[str, str]]:
+    """(file, name) of the tests of a JUnit report that were not skipped."""
+    return {
+        (case.get("classname").replace(".", "/") + ".py", case.get("name"))
+        for case in ElementTree.fromstring(report).iter("testcase")
+        if case.find("skipped") is None
+    }
+
+
+def never_run(rows: dict[str, list[str]], tests: set[tuple[str, str]]) -> dict[str, str]:
+    """Rows that no test ran of, or no test of a part that they name; those that wait for a GPU or
+    for the released weights may."""
+    wrong = {}
+    for row, (_, check, waits) in rows.items():
+        if row in OPEN or re.search(r"\b[GW]\b", waits):
+            continue
+        files = set(named_tests(check))
+        names = [name for file, name in tests if file in files]
+        lacking = [part for part in parts_of(check) if not any(part in name for name in names)]
+        if lacking or not names:
+            wrong[row] = ", ".join(lacking or sorted(files))
+    return wrong
 
 
 def test_every_row_of_the_seeds_is_there():
@@ -37,10 +86,51 @@ def test_every_row_of_the_seeds_is_there():
 def test_the_checks_that_a_row_names_are_there(row):
     _, check, *_ = ROWS[row]
     names = files_of(check)
-    assert bool(names) == (row not in OPEN), "a row without a check is open, and told at the top"
+    assert bool(named_tests(check)) == (row not in OPEN), "a row without a test is open, as it says"
     assert not [name for name in names if not found(name)]
     tests = "".join(
         path.read_text(encoding="utf-8") for name in names for path in found(name)
     ) + "".join(path.name for name in names for path in found(name))
-    for part in re.findall(r"\(`(\w+)`|, `(\w+)`\)", check):
-        assert "".join(part) in tests
+    assert not [part for part in parts_of(check) if part not in tests]
+
+
+@pytest.mark.ci  # collecting nearly every file takes some seconds
+def test_pytest_collects_what_the_rows_name():
+    files = sorted({file for _, check, *_ in ROWS.values() for file in named_tests(check)})
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    command = [sys.executable, "-m", "pytest", *words, "--import-mode=importlib", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = {tuple(line.split("::", 1)) for line in done.stdout.splitlines() if "::" in line}
+    lacking = {row: missing(check, tests) for row, (_, check, _) in ROWS.items()}
+    assert not {row: names for row, names in lacking.items() if names}
+
+
+def test_every_row_was_tested_in_the_run_of_the_reports(request):
+    """In .ci/run, behind all other tests."""
+    reports = request.config.getoption("--report")
+    if not reports:
+        pytest.skip("no --report of a run: it is .ci/run that has them")
+    tests = set().union(*(finished(Path(report).read_text("utf-8")) for report in reports))
+    assert not never_run(ROWS, tests)
+
+
+def test_a_row_whose_tests_were_all_skipped_is_found():
+    file, other = "tests/house/test_ledger.py", "tests/house/test_readme.py"
+    report = """<testsuites><testsuite>
+      <testcase classname="tests.house.test_ledger" name="test_one[a]"><skipped/></testcase>
+      <testcase classname="tests.house.test_ledger" name="test_two"/>
+      <testcase classname="tests.house.test_readme" name="test_three"><skipped/></testcase>
+    </testsuite></testsuites>"""
+    rows = {
+        "A1": ["", f"`{file}`", ""],
+        "A2": ["", f"`{file}` (`test_two`)", ""],
+        "A3": ["", f"`{file}` (`test_one`)", "by ear"],
+        "A4": ["", f"`{other}`", ""],
+        "A5": ["", f"`{other}`", "codec on a GPU: G"],
+        "A6": ["", f"`{other}`, `{file}`", ""],
+        "A7": ["", "`docs/pipecat.md`", ""],
+    }
+    assert set(never_run(rows, finished(report))) == {"A3", "A4", "A7"}
+    assert missing(rows["A2"][1], {(file, "test_three")}) == ["test_two"]
+    assert missing(rows["A6"][1], {(file, "test_three")}) == [other]
