@@ -9,6 +9,11 @@ import pytest
 # gave 7e-6; a wrong formula moves logits by 1e-2 and more.
 LOGITS_F32 = 2e-5
 
+# float32 logits of 400 frames behind a prompt of 300 positions, against the official code: each is
+# at most this far off, so two codes may only change places where their logits are twice as near.
+LONG_LOGITS_F32 = 5e-5
+TIE_F32 = 2 * LONG_LOGITS_F32
+
 # float32 prompt rows: one matrix product and one addition.
 PROMPT_F32 = 1e-6
 
