@@ -72,7 +72,6 @@ PTX_LOGITS_BF16 = 3 * 2**-8
 
 # int8 logits (RMS), the CPU decoder, whose activations have 16 bits, against the plain decoder.
 # 3e-4 was measured.
-CPU_INT8_LOGITS_RMS = 1e-3
 
 # float32 hidden states of size 1, the kernel against the plain decoder: some ten sums of at most
 # 448 products on the path of a toy; a prompt of 300 positions sums over all of them as well.
