@@ -70,9 +70,6 @@ RELEASED_LOGITS_BF16, RELEASED_RMS_SHARE, RELEASED_GRAPH_LOGITS_BF16 = 0.43, 0.2
 # standard deviation 3.
 PTX_LOGITS_BF16 = 3 * 2**-8
 
-# int8 logits (RMS), the CPU decoder, whose activations have 16 bits, against the plain decoder.
-# 3e-4 was measured.
-
 # float32 hidden states of size 1, the kernel against the plain decoder: some ten sums of at most
 # 448 products on the path of a toy; a prompt of 300 positions sums over all of them as well.
 KERNEL_HIDDEN_F32 = 1e-5
