@@ -2,6 +2,7 @@
 
 A result file is one JSON object (`SCHEMA`): what ran, where, from which commit, by which command,
 every run's figures and their mean, p50 and p95. Numbers in the documentation come from such files.
+A command that writes one runs in `run`, which looks at the machine before.
 """
 
 import argparse
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks import machine
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import MissingPackageError, OutputError
+from qwen_megakernel.native import cpu_library
 
 if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
     import torch
@@ -35,7 +38,7 @@ if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
 Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
 
-SCHEMA = 1
+SCHEMA = 2  # 1 did not record instruction sets, load before the run, stolen time and bandwidth
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
 CLIENT_BUFFER_MS = 100
 
@@ -60,8 +63,35 @@ METRICS = {
 
 
 def add_result_option(parser: argparse.ArgumentParser) -> None:
-    """--json FILE, which `write_json` takes."""
+    """--json FILE, which `write_json` takes, and --idle, which `run` takes."""
     parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument(
+        "--idle",
+        metavar="SECONDS",
+        type=options.at_least(0),
+        default=machine.IDLE_SECONDS,
+        help="with --json: wait so long at most, before the run, for the load average to fall",
+    )
+
+
+_conditions: machine.Conditions | None = None  # of the run whose result is written
+
+
+def run(main: Measurement, args: argparse.Namespace) -> int:
+    """`options.run` of a command; one that writes a result file is observed from here on."""
+
+    def observed(args: argparse.Namespace) -> int:
+        if args.json:
+            observe(args.idle)
+        return main(args)
+
+    return options.run(observed, args)
+
+
+def observe(idle_seconds: float = machine.IDLE_SECONDS) -> None:
+    """Look at the machine before a run whose result file `write_json` will write."""
+    global _conditions
+    _conditions = machine.Conditions(idle_seconds)
 
 
 def add_plain_options(parser: argparse.ArgumentParser) -> None:
@@ -196,14 +226,15 @@ def header() -> dict[str, Any]:
     """How any result object begins: when, from which commit, by which command, on what machine."""
     from qwen_megakernel.cli.doctor import report
 
-    facts = report()
+    told = report()
     return {
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "machine": {key: facts[key] for key in ("processor", "cores", "gpu", "platform", "python")}
-        | {"load_1min": os.getloadavg()[0], "torch": facts["packages"]["torch"]},
+        "machine": machine.facts()
+        | {key: told[key] for key in ("gpu", "platform", "python")}
+        | {"torch": told["packages"]["torch"]},
     }
 
 
@@ -216,7 +247,12 @@ def engine_header(tts: "TTSEngine") -> dict[str, Any]:
     """`model_header` with what decodes, where and in what precision."""
     return model_header(
         tts.files, backend=tts.backend, device=str(tts.device), dtype=name_of(tts.dtype)
-    )
+    ) | native_set(tts.backend)
+
+
+def native_set(backend: str) -> dict[str, str]:
+    """What the native code of the CPU decoder was compiled for; {} for other backends."""
+    return {"instruction_set": cpu_library.choose_set()} if backend == "cpu" else {}
 
 
 def name_of(dtype: "torch.dtype") -> str:
@@ -311,9 +347,11 @@ def tell_missed(missed: list[str]) -> int:
 
 
 def write_json(path: str | None, found: dict[str, Any]) -> None:
-    """Write a result file; None writes nothing."""
+    """Write a result file, with the conditions of the run until now; None writes nothing."""
     if path is None:
         return
+    assert _conditions, "a command that writes a result file runs in `common.run`"
+    found = found | {"machine": found["machine"] | _conditions.facts()}
     try:
         Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -322,9 +360,9 @@ def write_json(path: str | None, found: dict[str, Any]) -> None:
 
 def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
     """The summary as a person reads it."""
-    machine = found["machine"]
-    gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
-    print(f"{machine['processor']}, {machine['cores']} cores, {gpu}; torch {machine['torch']}")
+    where = found["machine"]
+    gpu = where["gpu"]["name"] if where["gpu"] else "no GPU"
+    print(f"{where['processor']}, {where['cores']} cores, {gpu}; torch {where['torch']}")
     print(
         f"{found['model']}{' (random weights)' if found['is_synthetic'] else ''}, "
         f"{found['backend']} on {found['device']} in {found['dtype']}; commit {found['commit']}; "

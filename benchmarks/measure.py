@@ -68,7 +68,7 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
 def run(command: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse, measure, and return the exit code."""
     args = command.parse_args(argv)
-    return options.run(args.measure, args)
+    return common.run(args.measure, args)
 
 
 def _complete(command: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -41,12 +43,42 @@ def load_results(pattern: str) -> list[dict[str, Any]]:
     return [load_result(path.name) for path in sorted(RESULTS.glob(pattern))]
 
 
+DISTURBED, UNKNOWN = "†", "‡"
+FOOTNOTES = {
+    DISTURBED: f"{DISTURBED} Taken at a load average above {MAX_LOAD_PER_CORE} per core, or while "
+    f"more than {100 * MAX_STOLEN_SHARE:.0f} % of the CPU time was stolen by the host.",
+    UNKNOWN: f"{UNKNOWN} The load before the run, or the time stolen in it, is not recorded.",
+}
+
+
 def machine_of(result: dict[str, Any]) -> str:
-    """What a result was measured on."""
+    """The machine of a result: its GPU and its CPU, cores used and instruction sets."""
     machine = result["machine"]
-    if machine["gpu"]:
-        return machine["gpu"]["name"]
-    return f"{machine['processor']}, {machine['cores']} threads"
+    if (sets := machine.get("instruction_sets")) is None:
+        told = "instruction sets not recorded"
+    else:  # the newer ones tell of the older
+        told = " ".join(s for s in sets if s not in ("avx2", "avx512f")) or " ".join(sets[-1:])
+    parts = [machine["processor"], f"{machine['cores']} cores", told]
+    if machine.get("gpu"):
+        parts.insert(0, machine["gpu"]["name"])
+    if "instruction_set" in result:
+        parts.append(f"decoder in {result['instruction_set']}")
+    return ", ".join(part for part in parts if part)
+
+
+def timed_on(result: dict[str, Any]) -> str:
+    """`machine_of`, with the mark of figures that it disturbed or may have disturbed."""
+    mark = mark_of(result["machine"])
+    return f"{machine_of(result)} {mark}" if mark else machine_of(result)
+
+
+def mark_of(machine: dict[str, Any]) -> str:
+    """The footnote of figures that were taken on a machine as a result file tells of it."""
+    load, stolen = machine.get("load_before_run"), machine.get("stolen_share")
+    cores = machine.get("online_cores") or machine["cores"]
+    if (load or 0) > MAX_LOAD_PER_CORE * cores or (stolen or 0) > MAX_STOLEN_SHARE:
+        return DISTURBED
+    return UNKNOWN if load is None or stolen is None else ""
 
 
 def model_of(result: dict[str, Any]) -> str:
@@ -64,19 +96,21 @@ def cell(value: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """The lines of a Markdown table, with the footnotes of the marks in it."""
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]
+    lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
+    return lines + footnotes(lines)
+
+
+def footnotes(lines: Sequence[str]) -> list[str]:
+    """What explains the marks in some lines, each after an empty line."""
+    notes = [note for mark, note in FOOTNOTES.items() if any(mark in line for line in lines)]
+    return [line for note in notes for line in ("", note)]
 
 
 def source_of(result: dict[str, Any]) -> list[str]:
     """The last two cells of a row: the commit that was measured, and the result file."""
     return [result["commit"], f"`{result['file']}`"]
-
-
-def busy_machine_of(result: dict[str, Any]) -> str:
-    """The machine, and how busy it was: what else ran counts in wall time."""
-    return f"{machine_of(result)}, load average {result['machine']['load_1min']:.1f}"
 
 
 # ---- tables between the markers of a page --------------------------------------------------------

@@ -6,11 +6,13 @@ from typing import Any
 from benchmarks import roofline
 from benchmarks.page_parts import (
     RESULTS,
+    UNKNOWN,
+    footnotes,
     load_results,
-    machine_of,
     model_of,
     source_of,
     spaced_table,
+    timed_on,
 )
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
@@ -123,7 +125,7 @@ def measured_cpu() -> list[str]:
         rows.append(
             [
                 model_of(result),
-                f"{machine_of(result)}, {result['dtype']}",
+                f"{result['dtype']}, {timed_on(result)}",
                 f"{result['weight_bytes_per_frame'] / 1e9:.2f} GB",
                 f"{result['read_bandwidth_gb_s']:.1f} GB/s",
                 f"{result['floor_ms_per_frame']:.1f} ms",
@@ -145,7 +147,7 @@ def streams_table() -> list[str]:
         rows.append(
             [
                 *(model_of(result), result["settings"]["streams"]),
-                f"{machine_of(result)}, {result['dtype']}",
+                f"{result['dtype']}, {timed_on(result)}",
                 f"{result['summary']['rtf']['p50']:.2f}",
                 *per_frame,
                 ", ".join(source_of(result)),
@@ -163,7 +165,7 @@ def threads_table() -> list[str]:
         for row in result["rows"]:
             rows.append(
                 [
-                    *(model_of(row), machine_of(result), row["busy"], row["threads"]),
+                    *(model_of(row), timed_on(result | row), row["busy"], row["threads"]),
                     row["waiting"] if row["threads"] > 1 else "",
                     *(f"{row['first_chunk_ms'][p]:.0f} ms" for p in ("p50", "p95")),
                     *(f"{row['rtf'][p]:.2f}" for p in ("p50", "p95")),
@@ -194,11 +196,12 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
     lines = [f"### {name}", ""]
     for result in results:
         device = result["device"] or {}
-        lines.append(
+        host = timed_on(result) if "machine" in result else f"not recorded {UNKNOWN}"
+        source = (
             f"`{result['file']}`: commit {result['commit']}, driver "
-            f"{device.get('driver_version', 'unknown')}, {result['created']}."
+            f"{device.get('driver_version', 'unknown')}, {result['created']}. Host: {host}"
         )
-        lines.append("")
+        lines += [source, *footnotes([source]), ""]
         steps = result["steps"]
         statuses = [f"{step} {told(found)}" for step, found in steps.items()]
         lines += [f"Steps: {', '.join(statuses)}.", ""]

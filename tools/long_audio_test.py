@@ -6,7 +6,6 @@ how much its entropy falls from the first half to the second. Repeats above 10 %
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,9 @@ def main(args: argparse.Namespace) -> int:
             examine(name, text, tts.synthesize(text, split="off", **speech_options))
             for name, text in TEXTS.items()
         ]
-        figures = {"model": tts.files.name, "backend": tts.backend, "rows": rows}
+        figures = common.engine_header(tts) | {"rows": rows}
     print(table(rows))
-    if args.json:
-        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    common.write_json(args.json, figures)
     if args.plot:
         plot(args.plot, figures)
     return 0
@@ -106,7 +104,7 @@ if __name__ == "__main__":
     options.add_model_options(parser)
     options.add_speech_options(parser)
     parser.set_defaults(max_frames=MAX_FRAMES)
-    parser.add_argument("--json", metavar="FILE", help="write the figures")
+    common.add_result_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw them (needs the [plots] extra)")
     args = parser.parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(common.run(main, args))

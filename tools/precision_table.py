@@ -208,6 +208,7 @@ def measure() -> dict[str, Any]:
 def main() -> int:
     """Measure, and write the result file and the page."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    common.observe()
     common.write_json(str(RESULT), measure())
     pages.write(PAGE, pages.precision())
     return 0

@@ -83,4 +83,4 @@ def main(args: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parsed = parser().parse_args()
-    sys.exit(options.run(main, parsed))
+    sys.exit(common.run(main, parsed))

@@ -45,7 +45,8 @@ def peers(args: argparse.Namespace) -> int:
 
     def add(system: str, measure: Callable[[], list[float]]) -> None:
         try:
-            rows.append({"system": system, "ms_per_frame": common.spread(measure())})
+            row = {"system": system} | common.native_set(system)
+            rows.append(row | {"ms_per_frame": common.spread(measure())})
         except EnvironmentError_ as error:
             rows.append({"system": system, "why_not": error.what})
         measured = [row for row in rows if "ms_per_frame" in row]

@@ -74,7 +74,7 @@ def speak(args: argparse.Namespace, model: str, num_threads: int, waiting: str) 
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         words = ["e2e", "--model", model, "--threads", num_threads, "--runs", args.runs]
-        words += ["--warmup", 1, "--quiet", "--json", result]
+        words += ["--warmup", 1, "--quiet", "--json", result, "--idle", 0]
         if args.max_frames:
             words += ["--max-frames", args.max_frames]
         done = subprocess.run(
@@ -86,6 +86,7 @@ def speak(args: argparse.Namespace, model: str, num_threads: int, waiting: str) 
         if done.returncode:
             raise QwenTTSError(f"measure.py e2e ended with {done.returncode}: {done.stderr}")
         case = json.loads(result.read_text(encoding="utf-8"))
-    return {"is_synthetic": case["is_synthetic"], "dtype": case["dtype"]} | {
+    facts = ("is_synthetic", "dtype", "backend", "instruction_set")
+    return {name: case[name] for name in facts if name in case} | {
         name: case["summary"][name] for name in FIGURES
     }

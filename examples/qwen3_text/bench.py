@@ -64,10 +64,12 @@ def main() -> int:
     parser.add_argument("--runs", type=at_least(1), default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     args = parser.parse_args()
     if (args.model is None) != args.random:
         parser.error("give --model or --random")
+    if args.json:
+        common.observe(args.idle)
     options = {"device": args.device, "dtype": getattr(torch, args.dtype), "end_ids": {-1}}
     if args.random:
         decoder = Decoder(QWEN3_06B, random_weights(QWEN3_06B), **options)

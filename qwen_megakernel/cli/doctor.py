@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.decoders.kernel import build
@@ -48,7 +49,7 @@ def report() -> dict[str, Any]:
         "qwen_megakernel": qwen_megakernel.__version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "instruction_sets": cpu_library.supported_sets(),
         "cores": cpu_threads.available_cores(),
         "cpu_quota": cpu_threads.quota(),
@@ -82,15 +83,22 @@ def _tool(find: Callable[[], str]) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor(root: Path = Path("/")) -> str:
+    """The CPU's name, and its numbers: a virtual machine may hide which of a family it is.
+
+    Args:
+        root: folder that has `proc`.
+    """
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    # Of the first core; ARM has no name there, only the numbers of its designer.
+    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in reversed(lines))}
+    name = found.get("model name") or platform.processor() or platform.machine()
+    keys = ("cpu family", "model") if "model" in found else ("CPU implementer", "CPU part")
+    numbers = ", ".join(f"{key.split()[-1]} {found[key]}" for key in keys if key in found)
+    return f"{name} ({numbers})" if numbers else name
 
 
 def _gpu(torch: Any) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from benchmarks import common
 from benchmarks.load_test import __main__ as load_test
 from benchmarks.load_test import workload
 from benchmarks.load_test.speech_client import Heard, played_at_ms
-from qwen_megakernel.cli import options
 from qwen_megakernel.errors import EngineBusy
 
 
@@ -26,7 +25,7 @@ def run(capsys):
     """run(*words): the command, in this process."""
 
     def run_(*words):
-        code = options.run(load_test.main, load_test.parser().parse_args(words))
+        code = common.run(load_test.main, load_test.parser().parse_args(words))
         return CompletedProcess(words, code, *capsys.readouterr())
 
     return run_

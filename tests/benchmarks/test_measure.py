@@ -2,12 +2,15 @@
 
 import argparse
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 from commands import ROOT
 
-from benchmarks import common, measure
+from benchmarks import common, machine, measure
 from qwen_megakernel.cli import options
+from qwen_megakernel.native import cpu_library
 
 PUBLIC = ("ttfc", "rtf", "tok_s", "e2e")
 
@@ -63,3 +66,44 @@ def test_benchmarks_speak_with_an_engine_that_is_warm(monkeypatch):
     monkeypatch.setattr(options, "engine_from_args", load_engine)
     with pytest.raises(Loaded):
         common.measure(argparse.Namespace())
+
+
+def test_the_machine_is_looked_at_before_the_run_and_only_for_a_result_file(monkeypatch):
+    events = []
+    monkeypatch.setattr(common, "_conditions", None)
+    monkeypatch.setattr(machine, "Conditions", lambda idle: events.append(f"idle {idle}"))
+    main = lambda args: events.append("run") or 0  # noqa: E731
+    for file in (None, "result.json"):
+        args = argparse.Namespace(json=file, idle=7, debug=False, quiet=True)
+        assert common.run(main, args) == 0
+    assert events == ["run", "idle 7", "run"]
+
+
+def test_a_result_file_of_a_run_that_was_not_observed_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(common, "_conditions", None)
+    with pytest.raises(AssertionError, match=r"common\.run"):
+        common.write_json(str(tmp_path / "result.json"), {"machine": {}})
+
+
+def test_the_instruction_set_of_native_decoding_is_kept(monkeypatch):
+    monkeypatch.setenv(cpu_library.FORCED, "plain")
+    engine = SimpleNamespace(
+        files=SimpleNamespace(name="m", is_synthetic=True), device="cpu", dtype=torch.float32
+    )
+    engine.backend = "cpu"
+    assert common.engine_header(engine)["instruction_set"] == "plain"
+    engine.backend = "torch"
+    assert "instruction_set" not in common.engine_header(engine)
+
+
+def test_every_program_that_writes_a_result_file_looks_at_the_machine():
+    folders = ("benchmarks", "tools", "examples")
+    files = [*ROOT.glob("*.py"), *(path for f in folders for path in ROOT.glob(f"{f}/**/*.py"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    writers = [
+        text
+        for text in texts.values()
+        if 'if __name__ == "__main__"' in text and "common.write_json(" in text
+    ]
+    assert len(writers) >= 6
+    assert all("common.run(" in text or "common.observe(" in text for text in writers)

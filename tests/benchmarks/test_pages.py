@@ -116,3 +116,62 @@ def test_the_plot_is_drawn(results, tmp_path):
     path = tmp_path / "floors.png"
     pages.plot(str(path))
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+# ---- machines ----------------------------------------------------------------------------------
+
+CALM = {
+    "processor": "AMD EPYC (family 26, model 2)",
+    "instruction_sets": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"],
+    **{"cores": 2, "online_cores": 4, "gpu": None, "torch": "2.13.0"},
+    **{"load_before_run": 1.9, "stolen_share": 0.04, "read_bandwidth_gb_s": 40.0},
+}
+OLD = {"processor": "AMD EPYC", "cores": 2, "gpu": None, "load_1min": 0.1}
+DISTURBED, UNKNOWN = page_parts.FOOTNOTES.values()
+
+
+@pytest.fixture
+def voices(tmp_path, monkeypatch):
+    """voices(machine, **facts): the table of one result file of `measure.py voices`."""
+    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
+
+    def voices(machine, **facts):
+        names = ("x_vector_ms", "codec_ms", "cached_voice_ms")
+        found = {"model": "m", "is_synthetic": False, "commit": "abc", "machine": machine}
+        found["summary"] = {name: {"p50": 1.0} for name in names}
+        (tmp_path / "voices_x.json").write_text(json.dumps(found | facts))
+        return pages.voices_table()
+
+    return voices
+
+
+def test_figures_of_a_calm_machine_are_not_marked(voices):
+    row = voices(CALM)[-1]
+    assert "| AMD EPYC (family 26, model 2), 2 cores, avx512_vnni avx512_bf16 |" in row
+    assert "decoder in avx2 |" in voices(CALM, instruction_set="avx2")[-1]
+    assert ", avx2 |" in voices(CALM | {"instruction_sets": ["avx2"]})[-1]
+
+
+@pytest.mark.parametrize(
+    "disturbed", [{"load_before_run": 2.1}, {"stolen_share": 0.06}, {"online_cores": 2}]
+)
+def test_figures_of_a_busy_machine_are_marked_and_the_mark_is_explained(voices, disturbed):
+    *_, row, empty, note = voices(CALM | disturbed)
+    assert "bf16 † |" in row and (empty, note) == ("", DISTURBED)
+    assert "load average above 0.5 per core" in note and "5 %" in note
+
+
+def test_what_older_files_lack_is_not_recorded(voices):
+    *_, row, empty, note = voices(OLD)
+    assert "| AMD EPYC, 2 cores, instruction sets not recorded ‡ |" in row
+    assert (empty, note) == ("", UNKNOWN)
+    assert voices(CALM | {"stolen_share": None})[-1] == UNKNOWN
+    assert voices(OLD | {"load_before_run": 1.1})[-1] == DISTURBED
+
+
+def test_a_gpus_host_is_named_and_marked_too(results):
+    lines = performance_page.measured_gpu("NVIDIA H200", [RESULT | {"file": "f"}])
+    assert "Host: not recorded ‡" in lines[2] and lines[4] == UNKNOWN
+    busy = RESULT | {"file": "f", "machine": CALM | {"load_before_run": 9}}
+    lines = performance_page.measured_gpu("NVIDIA H200", [busy])
+    assert "Host: AMD EPYC" in lines[2] and lines[4] == DISTURBED

@@ -17,6 +17,7 @@ import torch
 from commands import ROOT, run
 from huggingface_hub import constants
 
+from benchmarks import common
 from qwen_megakernel import families
 from qwen_megakernel.cli import options
 from qwen_megakernel.cli.main import main
@@ -316,7 +317,8 @@ def test_each_measure_script_writes_the_common_schema(run_here, tmp_path, name):
     done = run_here(script, "--runs", 1, "--warmup", 0, "--json", result, *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
-    assert found["schema"] == 1 and found["runs"][0]["frames"] <= 6
+    assert found["schema"] == common.SCHEMA and found["runs"][0]["frames"] <= 6
+    assert found["machine"]["load_before_run"] >= 0 and 0 <= found["machine"]["stolen_share"] <= 1
 
 
 @pytest.mark.parametrize("mode", [(), ("--token",)])
@@ -328,7 +330,9 @@ def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits
     done = run_here("benchmarks/measure.py", "pipecat", *amount, *mode, "--json", result)
     found = json.loads(result.read_text())
     summary, limits = found["summary"], found["limits"]
-    assert found["schema"] == 1 and summary["overhead_ms"]["count"] >= 14  # 7 chunks each
+    assert (
+        found["schema"] == common.SCHEMA and summary["overhead_ms"]["count"] >= 14
+    )  # 7 chunks each
     missed = [name for name, most in limits.items() if summary[name]["p95"] > most]
     assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)
 

@@ -82,6 +82,7 @@ def test_one_failing_and_one_hanging_step_leave_the_others(gpu_check, run, monke
     assert code == 1 and statuses == dict(zip(names, expected, strict=True))
     assert time.monotonic() - started < 20
     assert result["steps"]["benchmark"]["result"] == {"step": "benchmark"}
+    assert result["machine"]["cores"] >= 1 and 0 <= result["machine"]["stolen_share"] <= 1
     assert result["steps"]["endurance"]["result"] == {"so far": 1}
     assert "planted failure" in capsys.readouterr().out
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

@@ -9,6 +9,7 @@ import pytest
 from commands import run
 from tolerances import nearly
 
+from benchmarks import common
 from tools import long_audio_test as tool
 
 
@@ -45,10 +46,23 @@ def test_the_texts_grow_past_the_seeds_longest():
 def test_it_runs_and_draws(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "figures.png"
     plot = ("--plot", picture) if importlib.util.find_spec("matplotlib") else ()
-    options = ("--model", "tiny-random", "--seed", 3, "--max-frames", 8, "--json", figures)
+    options = (
+        "--model",
+        "tiny-random",
+        "--seed",
+        3,
+        "--max-frames",
+        8,
+        "--json",
+        figures,
+        "--idle",
+        0,
+    )
     done = run("tools/long_audio_test.py", *options, *plot)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(figures.read_text())["rows"]
+    found = json.loads(figures.read_text())
+    rows = found["rows"]
+    assert found["schema"] == common.SCHEMA and found["machine"]["load_before_run"] is not None
     assert len(rows) == 5 and done.stdout.count("\n|") == 6
     for row in rows:
         assert 0 < row["steps"] <= 8 and row["duration_s"] == nearly(row["steps"] * 0.08)

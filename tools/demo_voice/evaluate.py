@@ -178,6 +178,8 @@ def _read_part(job: tuple[str, str, list[tuple[int, Utterance]]]) -> list[Readin
 
 def main(args: argparse.Namespace) -> int:
     """Measure; print and keep the figures."""
+    if args.json:
+        common.observe(args.idle)
     found = measure(args)
     for name, figures in found["sets"].items():
         print(name, " ".join(f"{key} {value:.4g}" for key, value in figures.items()))
@@ -193,7 +195,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", default="demo-voice", help="name or folder")
     parser.add_argument("--workers", type=int, default=1, help="processes that read sentences")
     parser.add_argument("--every", type=int, default=1, help="take each n-th sentence only")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    common.add_result_option(parser)
     parser.add_argument(
         "--recogniser", type=int, default=60, help="sentences for the recogniser; 0: none"
     )

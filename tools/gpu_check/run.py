@@ -24,6 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
+
+from benchmarks import machine
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = Path(__file__).with_name("steps")  # a program; registry.py there has every step
 NO_GPU = 77
@@ -92,6 +96,7 @@ def main() -> int:
     folder = Path(args.out or results / f"gpu_{name}")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    conditions = machine.Conditions(idle_seconds=0)  # a GPU's time is dear
     budgets = SETS[args.set]
     result: dict[str, Any] = {
         "set": args.set,
@@ -99,6 +104,7 @@ def main() -> int:
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "emulation": size is not None,
         "device": None if args.emulation else query(DEVICE),
+        "machine": machine.facts(),
         "nvcc": version("nvcc"),
         "steps": {},
     }
@@ -110,6 +116,7 @@ def main() -> int:
             result["steps"][step] = found
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
+            result["machine"] |= conditions.facts()
             # After every step: what was measured stays if this process is stopped.
             (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     report(result, folder)

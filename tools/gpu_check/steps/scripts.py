@@ -110,7 +110,7 @@ def _run(command: list[str], seconds: float | None = None) -> tuple[int | None, 
     """A script's exit code, None after `seconds`, and its result: {} for none or half of one."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
-        command = [sys.executable, *command, "--json", str(file)]
+        command = [sys.executable, *command, "--json", str(file), "--idle", "0"]
         try:
             code = subprocess.run(command, cwd=ROOT, check=False, timeout=seconds).returncode
         except subprocess.TimeoutExpired:

@@ -1,0 +1,146 @@
+"""The machine of a result file: its CPU, and what else kept it busy before and during the run.
+
+Everything is read from files of Linux; where there is none, a fact is None: not recorded.
+"""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path("/")
+# Name in result files -> what /proc/cpuinfo calls it.
+INSTRUCTION_SETS = {
+    "avx2": "avx2",
+    "avx512f": "avx512f",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "amx": "amx_tile",
+    "neon": "asimd",
+}
+# Above one of these a figure is marked on the pages.
+MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE = 0.5, 0.05
+IDLE_SECONDS = 60  # in which a load average of 1.3 falls to 0.5
+READ_BYTES = 512 * 2**20  # more than caches hold
+NUM_READS, READ_SECONDS = 9, 1.5
+
+
+def facts(root: Path = HERE) -> dict[str, Any]:
+    """The CPU, its instruction sets, the cores that this process may use, and all that run."""
+    from qwen_megakernel.cli import doctor
+    from qwen_megakernel.native import cpu_threads
+
+    return {
+        "processor": doctor.processor(root),
+        "instruction_sets": instruction_sets(root),
+        "cores": cpu_threads.available_cores(root),
+        "online_cores": online_cores(root),
+    }
+
+
+def instruction_sets(root: Path = HERE) -> list[str] | None:
+    """Those of `INSTRUCTION_SETS` that the CPU has."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    flags = [line.split() for line in lines if line.startswith(("flags", "Features"))]
+    return [name for name, flag in INSTRUCTION_SETS.items() if flag in flags[0]] if flags else None
+
+
+def online_cores(root: Path = HERE) -> int | None:
+    """Cores of the whole machine, which its load average is about, in a container too."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    return sum(line.startswith("processor") for line in lines) or None
+
+
+def load_average(root: Path = HERE) -> float | None:
+    """The load average of the last minute."""
+    words = _read(root / "proc/loadavg").split()
+    return float(words[0]) if words else None
+
+
+class Conditions:
+    """What a run is measured under: made before it, asked for when its result is written.
+
+    Args:
+        idle_seconds: how long to wait at most for the load average to fall to what is not marked.
+        root: folder that has `proc` and `sys`.
+    """
+
+    def __init__(self, idle_seconds: float = IDLE_SECONDS, root: Path = HERE):
+        calm = MAX_LOAD_PER_CORE * (online_cores(root) or 1)
+        end = time.monotonic() + idle_seconds
+        if idle_seconds and (load := load_average(root) or 0) > calm:
+            wait = f"waiting {idle_seconds} s at most for it to fall (--idle)"
+            print(f"The load average is {load}; {wait}.", file=sys.stderr)
+        while (load_average(root) or 0) > calm and time.monotonic() < end:
+            time.sleep(0.5)
+        self._root, self._load = root, load_average(root)
+        self._bandwidth = read_bandwidth(facts(root)["cores"])
+        self._stolen, self._wanted = _ticks(root) or (0, 0)
+
+    def facts(self) -> dict[str, float | None]:
+        """The load average before the run, the share of the CPU time that a host withheld since,
+        and the speed at which all cores read memory together."""
+        found = _ticks(self._root)
+        stolen = None
+        if found:
+            stolen = (found[0] - self._stolen) / max(1, found[1] - self._wanted)
+        return {
+            "load_before_run": self._load,
+            "stolen_share": stolen,
+            "read_bandwidth_gb_s": self._bandwidth,
+        }
+
+
+def read_bandwidth(num_threads: int) -> float | None:
+    """GB/s at which threads read memory together; None: there was no room, or no time.
+
+    It is measured in a process of its own, whose buffer is not counted as the run's memory.
+    """
+    command = [sys.executable, __file__, str(num_threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return float(done.stdout)
+
+
+def _read_bandwidth(num_threads: int) -> float:
+    """The median of some readings of all of a buffer by numpy.
+
+    The largest of 64-bit integers costs less arithmetic than a sum: it comes within some percent of
+    the best that native code reads on two cores with AVX-512, and needs no compiler.
+    """
+    parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), num_threads)
+    seconds: list[float] = []
+    with ThreadPoolExecutor(num_threads) as threads:
+        end = time.monotonic() + READ_SECONDS
+        while len(seconds) < NUM_READS and time.monotonic() < end:
+            started = time.perf_counter()
+            list(threads.map(np.max, parts))
+            seconds.append(time.perf_counter() - started)
+    return READ_BYTES / float(np.median(seconds)) / 1e9
+
+
+def _ticks(root: Path) -> tuple[int, int] | None:
+    """CPU time since boot: stolen, and all that was wanted, which is neither idle nor waiting."""
+    words = _read(root / "proc/stat").splitlines()[:1]
+    if not words:
+        return None
+    user, nice, system, _, _, irq, soft_irq, stolen = map(int, words[0].split()[1:9])
+    return stolen, user + nice + system + irq + soft_irq + stolen
+
+
+def _read(path: Path) -> str:
+    """A file's text, "" where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    print(_read_bandwidth(int(sys.argv[1])))
