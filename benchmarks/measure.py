@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
     "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),
     "cpu-decode": ("cpu_decode.cpu_decode", "Compare the CPU decoder with memory and PyTorch."),
+    "cpu-speech": ("cpu_decode.cpu_speech", "Compare whole speeches of the CPU's two backends."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),

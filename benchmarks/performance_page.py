@@ -136,7 +136,65 @@ def measured_cpu() -> list[str]:
         )
     columns = ["model", "machine", "weights a frame", "memory reads", "floor", "measured, p50"]
     table = spaced_table([*columns, "times the floor", "commit, file"], rows)
-    return table + streams_table() + threads_table()
+    note = "PyTorch's decoder alone, as it was before there was another one:"
+    return [*cpu_decode_table(), *cpu_speech_table(), note, "", *table] + (
+        streams_table() + threads_table()
+    )
+
+
+def cpu_decode_table() -> list[str]:
+    """The CPU decoder against the memory and PyTorch, from `measure.py cpu-decode`."""
+    rows = []
+    for result in load_results("decode_cpu_*.json"):
+        for row in result["rows"]:
+            figures = [f"{row['ms_per_frame'][p]:.2f}" for p in ("p50", "p95")]
+            once = [
+                f"{row[f'prompt_{length}_ms']['p50']:.0f} ms" if "load_s" in row else ""
+                for length in (10, 110)
+            ]
+            load = [f"{row['load_s']:.1f} s" if "load_s" in row else ""]
+            is_cpu = row["backend"] == "cpu" and "load_s" in row
+            private = [f"{row['private_mb']:.0f} MB" if is_cpu else ""]
+            rows.append(
+                [
+                    *(model_of(row), row["weights"], row["backend"], row["streams"], *figures),
+                    f"{row['floor_ms_per_frame']:.2f}",
+                    *(f"{row['times_the_floor']:.2f}", *once, *load, *private),
+                    *(timed_on(result | row), ", ".join(source_of(result))),
+                ]
+            )
+    note = (
+        "The native decoder (`cpu`) and PyTorch's (`torch`), by turns in one process with readings "
+        "of memory, which set the floor: weights of a frame over the bandwidth of the same run. "
+        "Milliseconds a frame of all streams together; prompts of 10 and 110 positions; loading, "
+        "quantising included; private memory beyond the packed weights:"
+    )
+    columns = ["model", "weights", "backend", "streams", "frame, p50", "p95", "floor"]
+    columns += ["times the floor", "prompt 10", "prompt 110", "load", "private"]
+    return [note, "", *spaced_table([*columns, "machine", "commit, file"], rows)]
+
+
+def cpu_speech_table() -> list[str]:
+    """Whole speeches of both backends by turns, from `measure.py cpu-speech`."""
+    rows = []
+    for result in load_results("speech_cpu_*.json"):
+        for row in result["rows"]:
+            rows.append(
+                [
+                    *(model_of(row), result["settings"]["weights"], row["backend"], row["threads"]),
+                    *(
+                        f"{row[name]['p50']:.1f} ms"
+                        for name in ("first_frame_ms", "first_chunk_ms")
+                    ),
+                    f"{row['rtf']['p50']:.3f}",
+                    *(f"{row[f'{part}_ms_per_frame']['p50']:.2f}" for part in PARTS[:2]),
+                    *(timed_on(result | row), ", ".join(source_of(result))),
+                ]
+            )
+    note = "Whole speeches through the engine, both backends by turns in one process, p50:"
+    columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
+    columns += ["decode, ms a frame", "vocoder, ms a frame", "machine", "commit, file"]
+    return [note, "", *spaced_table(columns, rows)]
 
 
 def streams_table() -> list[str]:

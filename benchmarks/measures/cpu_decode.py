@@ -5,9 +5,11 @@ measured between the frames that are compared with it.
 """
 
 import argparse
+import contextlib
 import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.measures.load import endless
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.cli import options
@@ -94,7 +97,11 @@ def compare(
         floor = 1e3 * made["cpu"].decoder.weight_bytes / (best["p50"] * 1e9)
         row = {"model": model, "is_synthetic": loaded.files.is_synthetic, "weights": weights}
         row |= {"backend": name, "streams": num_streams, "threads": each.num_threads}
-        row |= {"dtype": common.name_of(each.decoder.dtype), "ms_per_frame": ms}
+        row |= common.native_set(name) | {
+            "dtype": common.name_of(each.decoder.dtype),
+            "ms_per_frame": ms,
+        }
+        row |= {"weight_bytes_per_frame": made["cpu"].decoder.weight_bytes}
         row |= {"read_bandwidth_gb_s": best, "floor_ms_per_frame": floor}
         row |= {"times_the_floor": ms["p50"] / floor}
         if num_streams == 1:
@@ -103,6 +110,36 @@ def compare(
                 row[f"prompt_{length}_ms"] = common.spread(prompts[name, length][1:])
         rows.append(row)
     return rows
+
+
+SPEECH = ("first_frame_ms", "first_chunk_ms", "rtf", "decode_ms_per_frame", "vocoder_ms_per_frame")
+
+
+@common.takes(partial(common.add_arguments, runs=5, warmup=1))
+def cpu_speech(args: argparse.Namespace) -> int:
+    """Speak by turns with an engine for each backend of a CPU."""
+    loaded = endless(loading.load(loading.resolve(args.model or "demo-voice")))
+    settings = {"text": args.text, "runs": args.runs, "weights": args.weights or AS_STORED}
+    with contextlib.ExitStack() as stack:
+        how = {"weights": args.weights, "num_threads": args.threads}
+        engines = [
+            stack.enter_context(TTSEngine(loaded, backend=name, **how)) for name in ("cpu", "torch")
+        ]
+        runs: list[list[dict[str, Any]]] = [[], []]
+        for index in range(args.warmup + args.runs):
+            for engine, its_runs in zip(engines, runs, strict=True):
+                its_runs.append(common.run_once(engine, args, index))
+        rows = [
+            common.engine_header(engine)
+            | {"threads": engine.num_threads}
+            | {name: common.spread([run[name] for run in its[args.warmup :]]) for name in SPEECH}
+            for engine, its in zip(engines, runs, strict=True)
+        ]
+    for row in rows:
+        figures = ", ".join(f"{name} {row[name]['p50']:.2f}" for name in SPEECH)
+        print(f"{row['backend']:>5}: {figures}")
+    common.write_json(args.json, common.header() | {"settings": settings, "rows": rows})
+    return 0
 
 
 class Made:
@@ -137,7 +174,7 @@ class Made:
 
     def prompt_ms(self, length: int, turn: int) -> float:
         """Milliseconds of a prompt that begins as none before it did."""
-        prefill = self._prefill(length, turn)
+        prefill = self._prefill(length, length + 1000 * (turn + 1))
         started = time.perf_counter()
         self.decoder.prefill(0, prefill, Sampling(), seed=turn, part=0)
         return 1000 * (time.perf_counter() - started)

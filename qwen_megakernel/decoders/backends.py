@@ -230,7 +230,13 @@ def make_decoder(
         f"The model and {sizes.num_slots} slots of {sizes.max_positions} positions",
         cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
     ):
-        return Decoder(checkpoint, sizes, **options)
+        decoder = Decoder(checkpoint, sizes, **options)
+    if backend.name == "cpu":
+        from qwen_megakernel.native.cpu_library import return_free_memory
+
+        checkpoint = talker = None  # the packed weights are a copy
+        return_free_memory()
+    return decoder
 
 
 @contextlib.contextmanager

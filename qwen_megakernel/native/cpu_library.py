@@ -143,6 +143,13 @@ def open_library() -> ctypes.CDLL:
     return library
 
 
+def return_free_memory() -> None:
+    """Give what was freed back to the system; glibc keeps blocks of up to 32 MB for itself."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
 class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 

@@ -1,0 +1,57 @@
+"""benchmarks/measures/cpu_decode.py at toy size: every row, and what its figures are made of."""
+
+import json
+
+import pytest
+
+from benchmarks import measure
+from benchmarks.measures import cpu_decode
+
+
+def test_every_decoder_and_number_of_streams_has_a_row(tmp_path, capsys):
+    file = tmp_path / "result.json"
+    words = ["--models", "tiny-random", "--weights", "stored", "int8", "--rounds", "2"]
+    measure.main(["cpu-decode", *words, "--json", str(file), "--idle", "0"])
+    rows = json.loads(file.read_text())["rows"]
+    told = [(row["weights"], row["backend"], row["streams"]) for row in rows]
+    ours = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cpu", 8), ("torch", 1)]
+    assert told == [(form, *each) for form in ("stored", "int8") for each in ours]
+    assert len(capsys.readouterr().out.splitlines()) == 10
+    for row in rows:
+        speed, floor = row["read_bandwidth_gb_s"]["p50"], row["floor_ms_per_frame"]
+        assert 0 < floor == 1e3 * row["weight_bytes_per_frame"] / (speed * 1e9)
+        assert row["times_the_floor"] == row["ms_per_frame"]["p50"] / floor
+        if row["streams"] == 1:
+            assert 0 < row["prompt_10_ms"]["p50"] < row["prompt_110_ms"]["p50"]
+            assert row["load_s"] > 0
+    stored, int8 = rows[0], rows[5]
+    assert (
+        int8["weight_bytes_per_frame"] < 0.7 * stored["weight_bytes_per_frame"]
+    )  # heads stay float32
+
+
+def test_no_prompt_begins_as_one_before_it_did(load_checkpoint):
+    made = cpu_decode.Made("cpu", load_checkpoint("tiny-random"), None, 2, 1)
+    kept = []
+    inner = made.decoder._longest_prefix
+    made.decoder._longest_prefix = lambda *given: kept.append(inner(*given)[1]) or inner(*given)
+    for turn in range(2):
+        for length in cpu_decode.PROMPTS:
+            made.prompt_ms(length, turn)
+    assert kept == [0, 0, 0, 0]
+
+
+def test_both_backends_of_a_cpu_speak_by_turns(tmp_path):
+    file = tmp_path / "result.json"
+    words = ["--model", "tiny-random", "--max-frames", "3", "--runs", "2", "--idle", "0"]
+    measure.main(["cpu-speech", *words, "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["backend"] for row in rows] == ["cpu", "torch"]
+    assert all(row[name]["p50"] > 0 for row in rows for name in cpu_decode.SPEECH)
+
+
+def test_a_stream_that_ends_is_no_measurement(load_checkpoint):
+    made = cpu_decode.Made("torch", load_checkpoint("tiny-random"), None, 1, 1)
+    made.decoder.step = lambda *given: type("Ended", (), {"ended": (True,)})
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        made.frame_ms(1)
