@@ -33,6 +33,7 @@ from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.tokenizer import TextTokenizer, validate
 from qwen_megakernel.text.tokenizer import split as split_text
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
@@ -106,9 +107,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
                 cure="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
-                vocoder = (GraphVocoder if on_gpu else Vocoder)(
-                    loaded.codec_config, loaded.codec_decoder, chosen.device
-                )
+                codec = loaded.codec_config, loaded.codec_decoder
+                if running.name == "cpu":
+                    # Torch's own threads spin for milliseconds, on the cores of the pool's.
+                    cpu_threads.limit_this_thread(1)
+                    vocoder = CpuVocoder(*codec, decoder.pool)
+                else:
+                    vocoder = (GraphVocoder if on_gpu else Vocoder)(*codec, chosen.device)
                 if on_gpu and warmup:
                     vocoder.record(num_slots)
             prompts = PromptBuilder(loaded.config, decoder.embeddings)

@@ -6,27 +6,12 @@
 #include "cpu_decoder.h"
 
 #include "frame.h"
+#include "status.h"
 
 using qwen_tts::Model;
 using qwen_tts::Pool;
 using qwen_tts::Slot;
-
-namespace {
-
-// What a call returns: its Status, never an exception.
-template <class Call>
-int32_t status_of(Call call) {
-  try {
-    call();
-    return kDone;
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  } catch (const std::system_error&) {
-    return kNoThreads;
-  }
-}
-
-}  // namespace
+using qwen_tts::status_of;
 
 extern "C" {
 

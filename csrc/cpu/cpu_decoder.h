@@ -10,7 +10,7 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kNoThreads = 2 };
+enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kNoThreads = 2, kBadCode = 3 };
 
 // How a matrix is stored by the caller.
 enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };

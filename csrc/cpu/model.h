@@ -116,15 +116,6 @@ void each_matrix(Model& model, Visit visit) {
   for (Matrix& head : model.lm_heads) visit(head);
 }
 
-// The part of `count` things that a worker does.
-struct Share {
-  int first, end;
-};
-inline Share share_of(int count, int worker, int num_workers) {
-  return {int(int64_t(count) * worker / num_workers),
-          int(int64_t(count) * (worker + 1) / num_workers)};
-}
-
 inline Layer make_layer(const StackSource& source, int index) {
   const MatrixSource* m = source.matrices + index * 7;
   const float* const* v = source.vectors + index * 7;

@@ -81,6 +81,15 @@ class Event {
   std::condition_variable changed_;
 };
 
+// The part of `count` things that a worker does.
+struct Share {
+  int first, end;
+};
+inline Share share_of(int count, int worker, int num_workers) {
+  return {int(int64_t(count) * worker / num_workers),
+          int(int64_t(count) * (worker + 1) / num_workers)};
+}
+
 class Pool {
  public:
   explicit Pool(int num_threads) : num_threads_(num_threads), num_workers_(num_threads) {

@@ -2,8 +2,8 @@
 // product needs a sum across lanes and one layout of weights serves every width.
 //
 // Each header defines: kInstructionSet, kLanes, Floats and Words (kLanes of 32 bits),
-// vectors_of(rows) (how many vectors of a block are summed at once for so many inputs), and the
-// functions that products are made of.
+// vectors_of(rows) (how many vectors of a block are summed at once for so many inputs), kTallRows
+// (inputs whose sums registers hold for two vectors), and the functions that products are made of.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -7,6 +7,7 @@ namespace qwen_tts {
 constexpr const char* kInstructionSet = "avx2";
 constexpr int kLanes = 8;
 constexpr int vectors_of(int rows) { return rows == 1 ? 4 : 2; }
+constexpr int kTallRows = 6;
 
 using Floats = __m256;
 using Words = __m256i;

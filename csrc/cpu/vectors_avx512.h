@@ -6,6 +6,7 @@ namespace qwen_tts {
 
 constexpr int kLanes = 16;
 constexpr int vectors_of(int) { return 2; }
+constexpr int kTallRows = 12;
 
 using Floats = __m512;
 using Words = __m512i;

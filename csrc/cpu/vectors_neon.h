@@ -7,6 +7,7 @@ namespace qwen_tts {
 constexpr const char* kInstructionSet = "neon";
 constexpr int kLanes = 4;
 constexpr int vectors_of(int rows) { return rows == 1 ? 8 : 4; }
+constexpr int kTallRows = 12;
 
 using Floats = float32x4_t;
 using Words = int32x4_t;

@@ -6,6 +6,7 @@ namespace qwen_tts {
 constexpr const char* kInstructionSet = "plain";
 constexpr int kLanes = 4;
 constexpr int vectors_of(int rows) { return rows == 1 ? 8 : 2; }
+constexpr int kTallRows = 4;
 
 typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Words __attribute__((vector_size(16)));

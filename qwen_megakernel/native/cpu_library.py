@@ -4,9 +4,10 @@ import ctypes
 import os
 import platform
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
-from qwen_megakernel.errors import BuildError, EnvironmentError_
+from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
 from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
@@ -40,6 +41,7 @@ FLAGS = (
     *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 LIBRARY = "libqwen_cpu.so"
+DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE = range(4)  # Status
 COMPILE_SECONDS = 600  # g++ needs 5 s, zig 45 s the first time
 FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
 
@@ -117,7 +119,7 @@ def recipe(instruction_set: str) -> Recipe:
         library=LIBRARY,
         compiler=find_compiler(),
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
-        units=(folder / "cpu_decoder.cpp",),
+        units=(folder / "cpu_decoder.cpp", folder / "cpu_vocoder.cpp"),
         sources=sources_below(folder),
         source_root=folder,
         limit_seconds=COMPILE_SECONDS,
@@ -134,13 +136,50 @@ def open_library() -> ctypes.CDLL:
     library = load(compiled(recipe(choose_set())))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
-    for name in ("pool_workers", "pool_destroy", "decoder_destroy"):
+    for name in ("pool_workers", "pool_destroy"):
         getattr(library, f"qwen_cpu_{name}").argtypes = [ctypes.c_void_p]
-    library.qwen_cpu_pool_destroy.restype = library.qwen_cpu_decoder_destroy.restype = None
-    for name in ("decoder_weight_bytes", "decoder_packed_bytes"):
+    library.qwen_cpu_pool_destroy.restype = None
+    for name in ("decoder", "vocoder"):
+        destroy = getattr(library, f"qwen_cpu_{name}_destroy")
+        destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
+    for name in ("decoder_weight_bytes", "decoder_packed_bytes", "vocoder_weight_bytes"):
         function = getattr(library, f"qwen_cpu_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
+
+
+def check_status(status: int, what: str, cure: str) -> None:
+    """Raise what a native function's Status means.
+
+    Args:
+        what: was being done, or made.
+        cure: where there is no memory for it.
+    Raises:
+        OutOfMemory, GenerationError
+    """
+    if status == NO_THREADS:
+        raise GenerationError(f"{what}: the system refuses a thread.")
+    if status != DONE:
+        raise OutOfMemory(f"{what} does not fit into memory.", cure=cure)
+
+
+def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> None:
+    """Compare our mirrors of structs with the library's own.
+
+    Args:
+        name: of the library's function that tells their sizes.
+    Raises:
+        BuildError: the library was built from other sources.
+    """
+    theirs = (ctypes.c_int32 * len(structs))()
+    getattr(library, name)(theirs)
+    ours = [ctypes.sizeof(each) for each in structs]
+    if list(theirs) != ours:
+        raise BuildError(
+            f"The native library has structs of {list(theirs)} bytes, not {ours}.",
+            "It was built from other sources.",
+            "Remove the build cache; it is built anew.",
+        )
 
 
 def return_free_memory() -> None:

@@ -23,9 +23,15 @@ from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel, UsageError
+from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.native.cpu_library import CpuPool, open_library
+from qwen_megakernel.native.cpu_library import (
+    DONE,
+    CpuPool,
+    check_status,
+    check_structs,
+    open_library,
+)
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
@@ -69,7 +75,7 @@ class CpuDecoder(FrameDecoder):
         super().__init__(checkpoint.config, sizes)
         check_config(self.config)
         self._library = open_library()
-        native.check_structs(self._library)
+        check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
         weights = frame_weights(self.config).total
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
         self.pool = CpuPool(self._library, self.num_threads)
@@ -107,13 +113,8 @@ class CpuDecoder(FrameDecoder):
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
-        if status == native.NO_THREADS:
-            raise GenerationError(f"{what}: the system refuses a thread.")
-        if status != native.DONE:
-            raise OutOfMemory(
-                f"{what} does not fit into memory.",
-                cure="Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames.",
-            )
+        cure = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
+        check_status(status, what, cure)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
@@ -188,7 +189,7 @@ class CpuDecoder(FrameDecoder):
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
-        if status != native.DONE or (bad >= 0).any():
+        if status != DONE or (bad >= 0).any():
             self._lose(slots)
             self._check(status, "A step")
             row = int((bad >= 0).argmax())

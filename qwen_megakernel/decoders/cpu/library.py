@@ -3,12 +3,8 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
-from qwen_megakernel.errors import BuildError
-
 # SourceFormat
 FLOAT32, BF16, INT8 = range(3)
-# Status
-DONE, OUT_OF_MEMORY, NO_THREADS = range(3)
 
 MATRICES_OF_LAYER = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -76,19 +72,4 @@ class StepRequest(ctypes.Structure):
     ]
 
 
-def check_structs(library: ctypes.CDLL) -> None:
-    """Compare our structs with the library's own.
-
-    Raises:
-        BuildError: the library was built from other sources.
-    """
-    structs = (MatrixSource, StackSource, ModelSource, StreamOptions, StepRequest)
-    theirs = (c_int32 * len(structs))()
-    library.qwen_cpu_struct_bytes(theirs)
-    ours = [ctypes.sizeof(each) for each in structs]
-    if list(theirs) != ours:
-        raise BuildError(
-            f"The CPU decoder's library has structs of {list(theirs)} bytes, not {ours}.",
-            "It was built from other sources.",
-            "Remove the build cache; it is built anew.",
-        )
+STRUCTS = (MatrixSource, StackSource, ModelSource, StreamOptions, StepRequest)

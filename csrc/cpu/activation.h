@@ -1,0 +1,37 @@
+// Elementwise functions of the vocoder.
+#pragma once
+#include <cmath>
+
+#include "attention.h"
+#include "vectors.h"
+
+namespace qwen_tts {
+
+// sin(r)^2 = u * Q(u), u = r^2, |r| <= pi / 2, to 6e-9 (a minimax fit).
+constexpr float kSineSquared[] = {0.999999849f,    -0.333332138f,  0.044441287f,
+                                  -0.00317075938f, 0.00013871417f, -3.54044613e-06f};
+
+// x + sin(x * frequency)^2 * amplitude, for |x * frequency| < 10^7.
+inline Floats snake(Floats x, Floats frequency, Floats amplitude) {
+  const Floats z = x * frequency, shift = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to integers
+  const Floats k = fma(z, broadcast(0.318309886f), shift) - shift;
+  // pi in two parts: the first has 24 bits.
+  const Floats r = fma(k, broadcast(8.74227766e-8f), fma(k, broadcast(-3.14159274f), z));
+  const Floats u = r * r;
+  Floats q = broadcast(kSineSquared[5]);
+#pragma GCC unroll 5
+  for (int i = 4; i >= 0; --i) q = fma(q, u, broadcast(kSineSquared[i]));
+  return fma(q * u, amplitude, x);
+}
+
+inline float gelu(float x) { return 0.5f * x * (1 + std::erf(x * 0.707106781f)); }
+
+// norm(x) * weight + bias of n channels, in place.
+inline void layer_norm(float* x, const float* weight, const float* bias, int n, float eps) {
+  const float mean = sum_of(n, [&](int i) { return x[i]; }) / n;
+  const float variance = sum_of(n, [&](int i) { return (x[i] - mean) * (x[i] - mean); }) / n;
+  const float scale = 1 / std::sqrt(variance + eps);
+  for (int i = 0; i < n; ++i) x[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
+}  // namespace qwen_tts

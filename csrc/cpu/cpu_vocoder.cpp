@@ -1,0 +1,38 @@
+// The CPU vocoder's entry points. The stages of a piece are listed in vocoder.h.
+#include "cpu_vocoder.h"
+
+#include "status.h"
+#include "vocoder.h"
+
+using qwen_tts::Pool;
+using qwen_tts::status_of;
+using qwen_tts::VocoderModel;
+
+extern "C" {
+
+void qwen_cpu_vocoder_struct_bytes(int32_t* sizes) {
+  const size_t bytes[] = {sizeof(ConvolutionSource), sizeof(VocoderSource), sizeof(VocoderRequest)};
+  for (size_t each : bytes) *sizes++ = int32_t(each);
+}
+
+int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder) {
+  return status_of(
+      [&] { *vocoder = qwen_tts::make_vocoder(static_cast<Pool*>(pool), *source).release(); });
+}
+
+void qwen_cpu_vocoder_destroy(void* vocoder) { delete static_cast<VocoderModel*>(vocoder); }
+
+int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder) {
+  size_t count = 0;
+  for (const auto& each : static_cast<VocoderModel*>(vocoder)->convolutions)
+    count += each.num_weights();
+  return int64_t(count) * 4;
+}
+
+int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request) {
+  auto& model = *static_cast<VocoderModel*>(vocoder);
+  if (!qwen_tts::are_codes(model, *request)) return kBadCode;
+  return status_of([&] { qwen_tts::run_request(model, *request); });
+}
+
+}  // extern "C"

@@ -1,0 +1,63 @@
+// The C interface of the CPU vocoder. vocoder/cpu/library.py mirrors it with ctypes.
+//
+// It is part of the decoder's library, works in the same pool, and reports errors as it does.
+#pragma once
+#include "cpu_decoder.h"
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// A causal convolution: step t of the output has the steps t - i * dilation of the input, the
+// oldest tap first. With a stride it is a transposed one, whose outputs of a step are `stride`
+// steps. A matrix is a convolution of one tap; a depthwise one has out_channels 0 and taps
+// [num_taps, in_channels].
+struct ConvolutionSource {
+  const float* taps;       // [num_taps, in_channels, stride * out_channels]
+  const float* bias;       // [out_channels], or null
+  const float* frequency;  // [in_channels] of the snake activation in front, or null
+  const float* amplitude;
+  int32_t num_taps, in_channels, out_channels, stride, dilation;
+  int32_t history;  // where a state has the last (num_taps - 1) * dilation inputs, activated
+};
+
+struct VocoderSource {
+  int32_t num_codebooks, codebook_size, codebook_dim, samples_per_frame;
+  const float* tables;  // [num_codebooks * codebook_size, codebook_dim]; the caller's for good
+  // The transformer; a state has num_past rows of keys, not rotated, and values for each layer.
+  int32_t num_layers, num_heads, num_kv_heads, head_dim, num_past, max_frames;
+  float rms_norm_eps, layer_norm_eps;
+  const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
+  int32_t num_keys;                         // where a state has the number of valid keys
+  int32_t num_upsamplings, num_blocks, units_per_block;
+  // In the order of the network: codebooks' projection (of the first table beside the sum of the
+  // others), pre_conv, input_proj; for each layer qkv (its history: that of keys and values), o,
+  // gate beside up (as stride 2), down; output_proj; for each upsampling the transposed
+  // convolution, the depthwise one and two matrices; decoder.0; for each block the transposed
+  // convolution and two convolutions a residual unit; the last one.
+  const ConvolutionSource* convolutions;
+  // For each layer: norm, scale of attention, norm, scale of the mlp; the last norm; for each
+  // upsampling: weight and bias of the norm, gamma.
+  const float* const* vectors;
+};
+
+struct VocoderRequest {
+  const int32_t* codes;  // [num_streams, num_frames, num_codebooks]
+  float* const* states;  // [num_streams]
+  int32_t num_streams, num_frames;
+  int32_t num_silent;  // frames, the first ones, that go no further than the transformer
+  float* pcm;  // [num_streams, (num_frames - num_silent) * samples_per_frame], or null; may be NaN
+};
+
+// Sizes of the structs above, in order, for the mirror to compare with its own.
+void qwen_cpu_vocoder_struct_bytes(int32_t* sizes);
+
+// Packs the weights; `vocoder` receives the handle. The pool must outlive the vocoder.
+int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder);
+void qwen_cpu_vocoder_destroy(void* vocoder);
+int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder);  // that one pass reads
+
+// kBadCode leaves the states as they are.
+int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request);
+
+}  // extern "C"
+#pragma GCC visibility pop

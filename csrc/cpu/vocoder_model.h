@@ -1,0 +1,158 @@
+// A loaded vocoder: packed convolutions, small vectors, and the buffers of a pass.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "convolution.h"
+#include "matrix.h"
+
+namespace qwen_tts {
+
+constexpr int kPieceFrames =
+    8;  // of a stream in one pass; longer chunks are cut, whatever the company
+constexpr int kPassFrames = 16;  // of all its streams
+
+struct TransformerLayer {
+  Convolution *qkv, *o, *gate_up, *down;
+  std::vector<float> input_norm, attention_scale, mlp_norm, mlp_scale;
+};
+
+struct Upsampling {
+  Convolution *up, *depthwise, *wide, *narrow;
+  std::vector<float> taps, norm_weight, norm_bias, gamma;  // taps: of the depthwise one
+};
+
+struct Unit {
+  Convolution *conv7, *conv1;
+};
+
+struct Block {
+  Convolution* up;
+  std::vector<Unit> units;
+};
+
+// What one worker alone writes.
+struct VocoderScratch {
+  std::vector<float> sums, normed, keys, scores, query;
+};
+
+struct VocoderModel {
+  Pool* pool;
+  VocoderSource sizes;  // its pointers are null, but for the tables
+  std::vector<float> rope_cos, rope_sin;
+  std::vector<Convolution> convolutions;
+  Convolution *codebook_proj, *pre_conv, *input_proj, *output_proj, *first, *last;
+  std::vector<TransformerLayer> layers;
+  std::vector<float> final_norm;
+  std::vector<Upsampling> upsamplings;
+  std::vector<Block> blocks;
+  std::unique_ptr<Arena> weights;
+
+  // Shared by the workers of a pass; written in one stage, read behind the next barrier.
+  std::unique_ptr<Arena> memory;
+  size_t buffer_floats = 0;
+  float *in, *out, *x, *mid;            // in and out: inputs of a convolution behind their history
+  std::vector<VocoderScratch> scratch;  // by worker
+};
+
+// Calls visit(convolution, source) for all that are packed.
+template <class Visit>
+void each_packed(VocoderModel& model, const ConvolutionSource* sources, Visit visit) {
+  for (size_t i = 0; i < model.convolutions.size(); ++i)
+    if (model.convolutions[i].out_channels) visit(model.convolutions[i], sources[i]);
+}
+
+inline void pack(VocoderModel& model, const ConvolutionSource* sources) {
+  size_t count = 0;
+  each_packed(model, sources, [&](Convolution& c, auto&) { count += c.num_weights(); });
+  model.weights = std::make_unique<Arena>(count * 4);
+  auto* next = reinterpret_cast<float*>(model.weights->data());
+  each_packed(model, sources, [&](Convolution& c, auto&) {
+    c.packed = next;
+    next += c.num_weights();
+  });
+  model.pool->run([&](int worker, int num_workers) {
+    each_packed(model, sources, [&](Convolution& c, const ConvolutionSource& source) {
+      const Share share = share_of(c.num_blocks(), worker, num_workers);
+      for (int i = share.first; i < share.end; ++i)
+        pack_block(c, source.taps, i, const_cast<float*>(c.block(i)));
+    });
+  });
+}
+
+inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSource& source) {
+  auto model = std::make_unique<VocoderModel>();
+  const int num_convolutions = 5 + 4 * (source.num_layers + source.num_upsamplings) +
+                               source.num_blocks * (1 + 2 * source.units_per_block) + 1;
+  for (int i = 0; i < num_convolutions; ++i)
+    model->convolutions.push_back(make_convolution(source.convolutions[i]));
+  Convolution* c = model->convolutions.data();
+  const float* const* v = source.vectors;
+  const auto vector = [&](int channels) { return padded_copy(*v++, channels); };
+
+  model->pool = pool, model->sizes = source;
+  const size_t num_angles = size_t(source.num_past + source.max_frames) * source.head_dim;
+  model->rope_cos.assign(source.rope_cos, source.rope_cos + num_angles);
+  model->rope_sin.assign(source.rope_signed_sin, source.rope_signed_sin + num_angles);
+  model->codebook_proj = c++, model->pre_conv = c++, model->input_proj = c++;
+  const int hidden_size = model->input_proj->out_channels;
+  for (int i = 0; i < source.num_layers; ++i, c += 4) {
+    c[2].is_gated = true;
+    TransformerLayer layer{c, c + 1, c + 2, c + 3, {}, {}, {}, {}};
+    for (auto* each :
+         {&layer.input_norm, &layer.attention_scale, &layer.mlp_norm, &layer.mlp_scale})
+      *each = vector(hidden_size);
+    model->layers.push_back(layer);
+  }
+  model->final_norm = vector(hidden_size);
+  model->output_proj = c++;
+  for (int i = 0; i < source.num_upsamplings; ++i, c += 4) {
+    Upsampling stage{c, c + 1, c + 2, c + 3, {}, {}, {}, {}};
+    const int channels = stage.depthwise->in_channels;
+    stage.taps = padded_copy(source.convolutions[c + 1 - model->convolutions.data()].taps, channels,
+                             stage.depthwise->num_taps);
+    for (auto* each : {&stage.norm_weight, &stage.norm_bias, &stage.gamma})
+      *each = vector(channels);
+    model->upsamplings.push_back(stage);
+  }
+  model->first = c++;
+  for (int i = 0; i < source.num_blocks; ++i) {
+    Block block{c++, {}};
+    for (int j = 0; j < source.units_per_block; ++j, c += 2) block.units.push_back({c, c + 1});
+    model->blocks.push_back(block);
+  }
+  model->last = c;
+
+  pack(*model, source.convolutions);
+  model->sizes.convolutions = nullptr, model->sizes.vectors = nullptr;
+  model->scratch.resize(pool->num_threads());
+  const size_t positions = source.num_past + kPieceFrames;
+  for (VocoderScratch& scratch : model->scratch) {
+    scratch.sums.resize(kPanelRows * kWidth);
+    scratch.normed.resize(size_t(kPassFrames) * padded(hidden_size));
+    scratch.keys.resize(positions * source.head_dim);
+    scratch.scores.resize(positions), scratch.query.resize(source.head_dim);
+  }
+  return model;
+}
+
+// Room for passes of so many frames of all streams and so many streams.
+inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
+  size_t most = 0, steps = num_frames;
+  const auto needs = [&](const Convolution& c) {
+    const size_t in_rows = size_t(c.history_rows()) * num_streams + steps;
+    most = std::max(most, in_rows * c.in_size());
+    steps *= c.is_gated ? 1 : c.stride;
+    most = std::max(most, steps * std::max(c.out_size(), size_t(c.is_gated ? 0 : c.num_columns())));
+  };
+  for (const Convolution& c : model.convolutions) needs(c);
+  most = (most + 1023) / 1024 * 1024;
+  if (most <= model.buffer_floats) return;
+  model.memory.reset(), model.buffer_floats = 0;
+  model.memory = std::make_unique<Arena>(4 * most * sizeof(float));
+  model.buffer_floats = most;
+  auto* next = reinterpret_cast<float*>(model.memory->data());
+  for (float** each : {&model.in, &model.out, &model.x, &model.mid}) *each = next, next += most;
+}
+
+}  // namespace qwen_tts

@@ -1,0 +1,184 @@
+"""The vocoder on a CPU's own instructions: codes to samples in one native call.
+
+Arithmetic is float32. A stream's samples depend neither on the number of threads nor on the streams
+beside it; how it was cut into chunks changes them by rounding only. States are those of the vocoder
+in PyTorch, value by value.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs
+from qwen_megakernel.vocoder.cpu import library as native
+from qwen_megakernel.vocoder.layers import (
+    LAYER_NORM_EPS,
+    Conv,
+    ConvNeXt,
+    ResidualUnit,
+    TransposedConv,
+)
+from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
+
+
+class CpuVocoder(Vocoder):
+    """`Vocoder` in native code.
+
+    Args:
+        codec_config, tensors: as `Vocoder` takes them.
+        pool: whose threads compute; the decoder's, so that never two pools want the same cores.
+    Raises:
+        OutOfMemory: before anything runs.
+    """
+
+    def __init__(self, codec_config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool):
+        super().__init__(codec_config, tensors)
+        self._library = pool.library
+        check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
+        handle = ctypes.c_void_p()
+        source, tables = _Source(self), self._codebooks.tables
+        status = self._library.qwen_cpu_vocoder_create(
+            ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
+        )
+        self._check(status, "The vocoder")
+        self._handle = handle
+        # The tables stay ours, and the pool must outlive the vocoder. All else was copied.
+        weakref.finalize(self, _destroy, self._library, handle, pool, tables)
+        del self._codebooks, self._pre_conv, self._transformer, self._tail
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one chunk reads."""
+        return self._library.qwen_cpu_vocoder_weight_bytes(self._handle)
+
+    def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+        """As `Vocoder.step`."""
+        codes = self._checked(codes)
+        assert len(states) == len(codes) == len({id(state) for state in states})
+        pcm = torch.empty(len(codes), codes.shape[1] * self.samples_per_frame)
+        self._run(codes, states, 0, pcm)
+        return pcm
+
+    def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
+        """As `Vocoder.warm`."""
+        codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
+        self._run(codes, [state], max(0, codes.shape[1] - self._tail_context), None)
+
+    def _run(
+        self, codes: Tensor, states: Sequence[VocoderState], num_silent: int, pcm: Tensor | None
+    ) -> None:
+        codes = codes.to(torch.int32).contiguous()
+        addresses = (ctypes.c_void_p * len(states))(*(each.values.data_ptr() for each in states))
+        request = native.VocoderRequest(
+            codes=codes.data_ptr(),
+            states=ctypes.addressof(addresses),
+            num_streams=len(states),
+            num_frames=codes.shape[1],
+            num_silent=num_silent,
+            pcm=None if pcm is None else pcm.data_ptr(),
+        )
+        status = self._library.qwen_cpu_vocoder_step(self._handle, ctypes.byref(request))
+        self._check(status, f"A chunk of {codes.shape[1]} frames of {len(states)} streams")
+
+    def _check(self, status: int, what: str) -> None:
+        check_status(status, what, "Use fewer slots.")
+
+
+class _Source:
+    """A `VocoderSource` and the tensors behind its addresses, which native code reads once."""
+
+    def __init__(self, vocoder: Vocoder):
+        self._alive: list[Tensor] = []
+        config, transformer = vocoder.config, vocoder._transformer
+        books = vocoder._codebooks
+        projections = torch.cat([books.first_proj.T, books.rest_proj.T])
+        convolutions = [
+            self._matrix(projections.T),
+            self._conv(vocoder._pre_conv),
+            self._matrix(*transformer.input_proj),
+        ]
+        vectors = []
+        for layer in transformer.layers:
+            convolutions += [
+                self._matrix(layer.qkv_proj, history=layer.history.start),
+                self._matrix(layer.o_proj),
+                self._matrix(layer.gate_up_proj, stride=2),
+                self._matrix(layer.down_proj),
+            ]
+            vectors += [layer.input_norm, layer.attention_scale, layer.mlp_norm, layer.mlp_scale]
+        convolutions.append(self._matrix(*transformer.output_proj))
+        vectors.append(transformer.norm)
+        for each in vocoder._tail:
+            if isinstance(each, Conv):
+                convolutions.append(self._conv(each))
+            elif isinstance(each, TransposedConv):
+                convolutions.append(self._conv(each, each.out_channels, stride=each.stride))
+            elif isinstance(each, ResidualUnit):
+                convolutions += [self._conv(each.conv1), self._conv(each.conv2)]
+            else:
+                assert isinstance(each, ConvNeXt)
+                convolutions += [
+                    self._depthwise(each),
+                    self._matrix(*each.pwconv1),
+                    self._matrix(*each.pwconv2),
+                ]
+                vectors += [*each.norm, each.gamma]
+        self._convolutions = (native.ConvolutionSource * len(convolutions))(*convolutions)
+        addresses = [self._address(each) for each in vectors]
+        self._vectors = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.vocoder = native.VocoderSource(
+            *(config.num_quantizers, config.codebook_size, books.tables.shape[1]),
+            vocoder.samples_per_frame,
+            self._address(books.tables),
+            *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
+            *(transformer.num_past, MAX_FRAMES_PER_PASS, config.rms_norm_eps, LAYER_NORM_EPS),
+            *(self._address(transformer.cos), self._address(transformer.signed_sin)),
+            vocoder._num_keys.start,
+            *(len(config.upsampling_ratios), len(config.upsample_rates), len(DILATIONS)),
+            self._convolutions,
+            self._vectors,
+        )
+
+    def _address(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._alive.append(tensor.contiguous())
+        return self._alive[-1].data_ptr()
+
+    def _matrix(
+        self, weight: Tensor, bias: Tensor | None = None, stride: int = 1, history: int = 0
+    ) -> native.ConvolutionSource:
+        """A weight [stride * out_channels, in_channels] for every step by itself."""
+        rows, columns = weight.shape
+        return native.ConvolutionSource(
+            *(self._address(weight.T), self._address(bias), None, None),
+            *(1, columns, rows // stride, stride, 1, history),
+        )
+
+    def _conv(
+        self, conv: Conv | TransposedConv, out_channels: int | None = None, stride: int = 1
+    ) -> native.ConvolutionSource:
+        snake = conv.snake
+        return native.ConvolutionSource(
+            *(self._address(conv.taps), self._address(conv.bias)),
+            self._address(snake.frequency if snake else None),
+            self._address(snake.amplitude if snake else None),
+            *conv.taps.shape[:2],
+            *(out_channels or conv.taps.shape[2], stride),
+            *(getattr(conv, "dilation", 1), conv.history.start),
+        )
+
+    def _depthwise(self, layer: ConvNeXt) -> native.ConvolutionSource:
+        return native.ConvolutionSource(
+            *(self._address(layer.taps), self._address(layer.bias), None, None),
+            *(*layer.taps.shape, 0, 1, 1, layer.history.start),
+        )
+
+
+def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, *_held: object) -> None:
+    library.qwen_cpu_vocoder_destroy(handle)
