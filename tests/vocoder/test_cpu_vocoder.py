@@ -1,0 +1,234 @@
+"""The native vocoder against the vocoder in PyTorch."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tolerances import AUDIO_F32, CPU_VOCODER_ERROR, STATE_F32
+from torch import Tensor
+from vocoder_toys import (
+    TOY,
+    TOY_SAMPLES,
+    codec_config,
+    decode_in_chunks,
+    random_codes,
+    random_split,
+    toy_tensors,
+)
+
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.native import cpu_library
+from qwen_megakernel.native.cpu_library import BAD_CODE, CpuPool, open_library
+from qwen_megakernel.vocoder.cpu import library as native
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
+
+Model = tuple[CodecConfig, dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def model(load_checkpoint: Callable[[str], Any]) -> Callable[[str], Model]:
+    """model(name): config and tensors of the toy or of a checkpoint."""
+
+    def find(name: str) -> Model:
+        if name == "toy":
+            config = codec_config(TOY)
+            return config, toy_tensors(config)
+        loaded = load_checkpoint(name)
+        return loaded.codec_config, loaded.codec_decoder
+
+    return find
+
+
+def fast(model: Model, num_threads: int = 2) -> CpuVocoder:
+    return CpuVocoder(*model, CpuPool(open_library(), num_threads))
+
+
+@pytest.fixture(scope="module")
+def vocoder(model) -> CpuVocoder:
+    return fast(model("toy"))
+
+
+def rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("name", ["toy", "tiny-random", "demo-voice"])
+def test_samples_and_states_are_as_exact_as_those_of_torch(model, name):
+    ours, theirs = fast(model(name)), Vocoder(*model(name))
+    exact = Vocoder(*model(name), dtype=torch.float64)
+    codes = random_codes(ours, 2, 24)
+    for sizes in ([24], [1] * 24, [1, 2, 4, 8, 9]):
+        found = []
+        for each in (ours, theirs, exact):
+            states = [each.new_state() for _ in codes]
+            parts = [each.step(part, states) for part in codes.split(sizes, dim=1)]
+            found.append((torch.cat(parts, dim=1), torch.stack([s.values for s in states])))
+        (pcm, values), (torch_pcm, torch_values), (exact_pcm, exact_values) = found
+        assert pcm.shape == exact_pcm.shape and exact_pcm.std() > 0.02
+        assert rms(pcm - exact_pcm) <= CPU_VOCODER_ERROR * rms(torch_pcm - exact_pcm)
+        assert (pcm - torch_pcm).abs().max() <= AUDIO_F32
+        assert rms(values - exact_values) <= CPU_VOCODER_ERROR * rms(torch_values - exact_values)
+        assert (values - torch_values).abs().max() <= STATE_F32 * exact_values.abs().max()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_split_gives_the_samples_of_the_whole(model, vocoder, seed):
+    codes = random_codes(vocoder, 1, 90, seed=seed)
+    whole = Vocoder(*model("toy")).decode(codes[0])
+    sizes = random_split(90, (1, 5, 12, 60)[seed], seed)
+    pcm = decode_in_chunks(vocoder, codes, sizes)[0]
+    assert (pcm - torch.from_numpy(whole)).abs().max() <= AUDIO_F32
+
+
+# More streams than one pass takes, pieces of a chunk, and what both leave over.
+@pytest.mark.parametrize(
+    ("num_streams", "num_frames"), [(5, 1), (19, 1), (3, 3), (6, 4), (3, 10), (2, 17)]
+)
+@pytest.mark.parametrize("name", ["toy", "demo-voice"])
+def test_neither_threads_nor_company_change_a_bit(model, name, num_streams, num_frames):
+    given = model(name)
+    alone = fast(given, 1)
+    codes = random_codes(alone, num_streams, 2 * num_frames)
+    sizes = [num_frames] * 2
+    expected = [decode_in_chunks(alone, codes[row : row + 1], sizes)[0] for row in range(2)]
+    for num_threads in (1, 2, 3, os.cpu_count() + 2):
+        pcm = decode_in_chunks(fast(given, num_threads), codes, sizes)
+        for row, samples in enumerate(expected):
+            assert torch.equal(pcm[row], samples)
+
+
+def test_streams_at_different_positions_share_a_pass(vocoder):
+    codes = random_codes(vocoder, 3, 30)
+    expected = decode_in_chunks(vocoder, codes, [1] * 30)
+    states = [vocoder.new_state() for _ in codes]
+    positions = [0, 4, 23]  # inside and past the attention window
+    for row, position in enumerate(positions):
+        for frame in range(position):
+            vocoder.step(codes[row : row + 1, frame : frame + 1], [states[row]])
+    for _ in range(5):
+        chunk = torch.stack([codes[row, at : at + 1] for row, at in enumerate(positions)])
+        pcm = vocoder.step(chunk, states)
+        for row, at in enumerate(positions):
+            assert torch.equal(pcm[row], expected[row, at * TOY_SAMPLES : (at + 1) * TOY_SAMPLES])
+        positions = [at + 1 for at in positions]
+
+
+# The toy sees 41 past frames, 15 of them through its convolutions.
+@pytest.mark.parametrize("num_reference", [1, 5, 15, 17, 40, 41, 150])
+def test_warm_equals_decoding_the_reference(model, vocoder, num_reference):
+    codes = random_codes(vocoder, num_reference + 20)
+    reference, new = codes[:num_reference], codes[num_reference:]
+    stepped, warmed = vocoder.new_state(), vocoder.new_state()
+    vocoder.step(reference[None], [stepped])
+    vocoder.warm(reference.numpy(), warmed)
+    scale = stepped.values.abs().max()
+    assert (warmed.values - stepped.values).abs().max() <= STATE_F32 * scale
+    of_torch = Vocoder(*model("toy"))
+    state = of_torch.new_state()
+    of_torch.warm(reference, state)
+    pcm = vocoder.step(new[None], [warmed])
+    assert (pcm - of_torch.step(new[None], [state])).abs().max() <= AUDIO_F32
+
+
+def test_a_stream_may_change_to_torch_and_back(model, vocoder):
+    of_torch = Vocoder(*model("toy"))
+    codes = random_codes(vocoder, 1, 24)
+    state, samples = vocoder.new_state(), []
+    for index, chunk in enumerate(codes.split(4, dim=1)):
+        samples.append((vocoder, of_torch)[index % 2].step(chunk, [state]))
+    whole = torch.from_numpy(of_torch.decode(codes[0]))
+    assert (torch.cat(samples, dim=1)[0] - whole).abs().max() <= AUDIO_F32
+
+
+def test_loud_audio_is_clipped(model):
+    config, tensors = model("toy")
+    loud = tensors | {"decoder.4.conv.weight": tensors["decoder.4.conv.weight"] * 30}
+    codes = random_codes(Vocoder(config, loud), 10)
+    pcm = fast((config, loud)).decode(codes)
+    assert pcm.min() == -1 and pcm.max() == 1
+    assert np.abs(pcm - Vocoder(config, loud).decode(codes)).max() <= 30 * AUDIO_F32
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decoder.0.conv.weight",
+        "decoder.2.block.1.conv.bias",
+        "decoder.1.block.3.act1.alpha",
+        "upsample.0.1.gamma",
+        "pre_transformer.layers.1.self_attn.q_proj.weight",
+        "pre_transformer.layers.2.mlp.gate_proj.weight",
+    ],
+)
+def test_nan_in_a_weight_is_heard_as_nan(model, name):
+    config, tensors = model("toy")
+    broken = fast((config, tensors | {name: tensors[name] * torch.nan}))
+    pcm = broken.decode(random_codes(broken, 3))
+    assert np.isnan(pcm).all()
+
+
+def test_nan_in_a_stream_stays_its_own(vocoder):
+    codes = random_codes(vocoder, 3, 8)
+    expected = decode_in_chunks(vocoder, codes, [4, 4])
+    states = [vocoder.new_state() for _ in codes]
+    vocoder.step(codes[:, :4], states)
+    states[1].values[1:].fill_(torch.nan)
+    pcm = vocoder.step(codes[:, 4:], states)
+    assert torch.isnan(pcm[1]).all()
+    for row in (0, 2):
+        assert torch.equal(pcm[row], expected[row, 4 * TOY_SAMPLES :])
+
+
+@pytest.mark.parametrize("code", [-1, 24])
+def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
+    codes = random_codes(vocoder, 2, 6)
+    codes[1, 4, 2] = code
+    states = [vocoder.new_state(), vocoder.new_state()]
+    with pytest.raises(UsageError, match=rf"Code {code} is outside 0 \.\. 23"):
+        vocoder.step(codes, states)
+    with pytest.raises(UsageError, match=rf"Code {code} "):
+        vocoder.warm(codes[1], states[0])
+    # Native code does not rely on that.
+    pcm = torch.zeros(2, 6 * TOY_SAMPLES)
+    addresses = (ctypes.c_void_p * 2)(*(state.values.data_ptr() for state in states))
+    request = native.VocoderRequest(
+        codes.data_ptr(), ctypes.addressof(addresses), 2, 6, 0, pcm.data_ptr()
+    )
+    step = vocoder._library.qwen_cpu_vocoder_step
+    assert step(vocoder._handle, ctypes.byref(request)) == BAD_CODE
+    assert not pcm.any()
+    assert not any(state.values.any() for state in states)
+
+
+def test_a_forked_child_decodes_and_so_does_its_parent(model):
+    vocoder = fast(model("toy"))
+    codes = random_codes(vocoder, 2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, vocoder.decode(codes).tobytes())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert vocoder.decode(codes).tobytes() == os.read(reader, 4096)
+
+
+@pytest.mark.ci  # compiles each library once
+@pytest.mark.parametrize("name", cpu_library.sets_of_machine())
+def test_every_instruction_set_computes_the_same(model, monkeypatch, name):
+    if name not in cpu_library.supported_sets():
+        pytest.skip(f"this CPU has no {name}")
+    best = fast(model("demo-voice"))
+    codes = random_codes(best, 12)
+    expected = best.decode(codes)
+    monkeypatch.setenv(cpu_library.FORCED, name)
+    pcm = fast(model("demo-voice")).decode(codes)
+    if name == "plain":  # which rounds products before it adds them
+        assert np.abs(pcm - expected).max() <= AUDIO_F32
+    else:
+        np.testing.assert_array_equal(pcm, expected)
