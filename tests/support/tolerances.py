@@ -29,8 +29,8 @@ AUDIO_SAME_CPU_F32 = 1e-6
 CPU_VOCODER_ERROR = 1.5
 
 # float32 vocoder states relative to their largest value, two correct implementations: inputs of the
-# deepest layers went through some sixty layers, and where snakes have frequency 1 each nearly doubles
-# a rounding error; 1.2e-5 was seen. A history that is a step too old is off by a tenth and more.
+# deepest layers went through some sixty layers, and where snakes have frequency 1 each nearly
+# doubles a rounding error; 1.2e-5 was seen. A history that is a step too old is off by a tenth.
 STATE_F32 = 5e-5
 
 # float32 samples, GPU against CPU: as AUDIO_F32, but in products whose terms are summed in blocks,
