@@ -127,7 +127,7 @@ def server_table() -> list[str]:
 VARIANTS = {
     "fp32": "plain decoder, float32",
     "bf16": "plain decoder, bf16, rounded as the official code rounds",
-    "mixed": "plain decoder, bf16 talker, float32 predictor",
+    "mixed": "plain decoder, its `--dtype talker=bfloat16,predictor=float32`",
     "int8_talker": "plain decoder, float32 arithmetic, int8 weights in the talker's layers",
     "int8": "plain decoder, float32 arithmetic, int8 weights in all layers",
     "int8_bf16": "plain decoder, bf16 arithmetic, int8 weights in all layers: its `--weights int8`",

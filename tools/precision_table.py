@@ -43,20 +43,6 @@ WIDTH, MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS = 256, 768, 4, 2
 BRANCH_GAIN, LOGIT_STD, EMBEDDING_STD = 0.5, 3.0, 0.3  # as in the built-in random checkpoints
 
 
-class MixedDecoder(PlainDecoder):
-    """The talker in bf16 and the code predictor in float32."""
-
-    def __init__(self, checkpoint: Any, sizes: DecoderSizes):
-        super().__init__(checkpoint, sizes)
-        self._full = PlainDecoder(checkpoint, replace(sizes, dtype=FULL))
-        self.predictor = self._full.predictor
-
-    def _draw_residual_codes(self, state: Any, *options: Any) -> Tensor:
-        return self._full._draw_residual_codes(
-            replace(state, hidden=state.hidden.float()), *options
-        )
-
-
 def narrow_config() -> ModelConfig:
     """The 0.6B model at full depth and a quarter of its width."""
     config = parse_model_config(model_config("random-0.6b"))
@@ -153,7 +139,7 @@ def measure() -> dict[str, Any]:
     decoders = {
         "fp32": PlainDecoder(checkpoint, sizes[FULL]),
         "bf16": PlainDecoder(checkpoint, sizes[HALF]),
-        "mixed": MixedDecoder(checkpoint, sizes[HALF]),
+        "mixed": PlainDecoder(checkpoint, replace(sizes[HALF], predictor_dtype=FULL)),
         "int8_talker": PlainDecoder(int8["int8-talker"], sizes[FULL]),
         "int8": PlainDecoder(int8["int8"], sizes[FULL]),
         "int8_bf16": PlainDecoder(int8["int8"], sizes[HALF]),
