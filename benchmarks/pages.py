@@ -185,9 +185,12 @@ def precision() -> list[str]:
         for stage in stages:
             rms = [each["relative_rms_error"].get(stage) for each in found]
             errors[-1].append(repeating(rms, "{:.1e}", "{:.0e}"))
-        kept = [(*each["best_code_agrees"].values(), each["drawn_code_agrees"]) for each in found]
+        kept = [
+            [100 * s for s in (*each["best_code_agrees"].values(), each["drawn_code_agrees"])]
+            for each in found
+        ]
         shares.append(
-            [name, *(repeating(each, "{:.1%}", "{:.0%}") for each in zip(*kept, strict=True))]
+            [name, *(repeating(each, "{:.1f} %", "{:.0f} %") for each in zip(*kept, strict=True))]
         )
     tables = [config.talker for config in configs().values()]
     text = {talker.text_vocab_size * talker.text_hidden_size for talker in tables}
@@ -223,9 +226,9 @@ def precision() -> list[str]:
         "",
         "| | code 0, best | codes 1.., best | all, drawn |",
         *spaced_table([""] * 4, shares)[1:],
-        "`--weights` makes 8 bits of the talker's layers, with `int8` of the code predictor's, too, "
-        "and with `-heads` of",
-        "the heads. Norms, embeddings and projections stay as they are stored. So does the text "
+        "`--weights` makes 8 bits of the talker's layers, with `int8` of the code predictor's too, "
+        "and with `-heads`",
+        "of the heads. Norms, embeddings and projections stay as they are stored. So does the text "
         f"embedding, whose {' or '.join(f'{count / 1e6:.0f}' for count in sorted(text))}",
         "million values are outside of every form: no frame reads it, and a prompt reads some rows "
         "of its file.",

@@ -1,4 +1,4 @@
-"""tools/precision_table.py: the committed result is whole, and its variants stand in their order."""
+"""tools/precision_table.py: the committed result is whole, and its variants stand in order."""
 
 import json
 
