@@ -366,6 +366,23 @@ def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
 
 
 PTXAS, MUTATIONS = "docs/kernel_ptxas.md", "docs/kernel_mutations.md"
+
+
+def coreml() -> list[str]:
+    """The noise of a 16-bit speech decoder, from tests/support/speech_decoder_noise.py."""
+    result = load_result("coreml_speech_decoder.json")
+    rows = [
+        [name, *(f"{found[precision]:.0f} dB" for precision in ("float32", "float16"))]
+        for name, found in result["signal_to_noise_db"].items()
+    ]
+    return [
+        f"{result['frames']} frames of random codes, commit {result['commit']}; each operation's "
+        "result is rounded to its type:",
+        "",
+        *table(["codec of", "float32", "float16"], rows),
+    ]
+
+
 PAGES: dict[str, Callable[[], list[str]]] = {
     "README.md": speech_table,
     "docs/voices.md": voices_table,
@@ -374,6 +391,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/serving.md": server_table,
     "docs/performance.md": performance,
     "docs/precision.md": precision,
+    "docs/coreml.md": coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,
     MUTATIONS: kernel_mutations,

@@ -25,6 +25,13 @@ AUDIO_F64 = 1e-13
 # 16-bit samples: half a step of rounding on each side, and one step where a float sum tips over.
 PCM16 = 1.5 / 32768
 
+# Core ML's models at the released shapes, of the largest of what is expected: every result is
+# rounded to float16; the speech decoder's samples are float32, for AUDIO_GPU_F32's reasons.
+COREML_RELEASED_F16, COREML_RELEASED_AUDIO = 2e-2, 1e-4
+
+# Decibels of a float16 speech decoder's noise, which another CPU's roundings move a little.
+COREML_NOISE_DB = 0.5
+
 # float32 x-vector: seven layers of some 1500 terms, pooled over frames. The official code against
 # ours gives 2e-7; a window one sample too short (symmetric, not periodic) moves it by 1e-4.
 X_VECTOR_F32 = 1e-5
