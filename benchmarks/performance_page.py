@@ -172,7 +172,7 @@ def texts_table() -> list[str]:
                     f"{result['backend']}, {result['dtype']}" if is_ours else None,
                     *(loaded if is_ours else (None, None)),
                     row["text"],
-                    row["first_frames"] or "whole",
+                    row["first_frames"],
                     *(value(row, f"{name}.p50") for name in TEXT_FIGURES),
                     *(machine_of(result), ", ".join(source_of(result))),
                 ]

@@ -166,11 +166,12 @@ def texts(args: argparse.Namespace) -> int:
             "rows": rows,
         }
 
-        def add(system: str, text: str, first: int | None, figures: dict[str, Any]) -> None:
+        def add(system: str, text: str, first: Any, figures: dict[str, Any]) -> None:
+            first = first or "whole"
             rows.append({"system": system, "text": text, "first_frames": first} | figures)
             common.write_json(args.json, found)
             print(
-                f"{system:10}{text:8}{first or 'whole':>6}  first chunk p50 "
+                f"{system:10}{text:8}{first:>6}  first chunk p50 "
                 f"{figures['first_chunk_ms']['p50']:.1f} ms, whole "
                 f"{figures['total_ms']['p50']:.1f} ms",
                 flush=True,
