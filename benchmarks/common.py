@@ -246,7 +246,7 @@ def model_header(files: "Files", **facts: Any) -> dict[str, Any]:
 def engine_header(tts: "TTSEngine") -> dict[str, Any]:
     """`model_header` with what decodes, where and in what precision."""
     return model_header(
-        tts.files, backend=tts.backend, device=str(tts.device), dtype=name_of(tts.dtype)
+        tts.files, backend=tts.backend, device=str(tts.device), dtype=tts.dtype_name
     ) | native_set(tts.backend)
 
 

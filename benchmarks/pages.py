@@ -31,6 +31,7 @@ from benchmarks.page_parts import (
     write,
 )
 from benchmarks.performance_page import configs, performance, plot
+from qwen_megakernel.choices import WEIGHTS
 
 
 def speech_table() -> list[str]:
@@ -137,18 +138,26 @@ def what_is_left() -> list[str]:
 # ---- docs/precision.md ---------------------------------------------------------------------------
 
 
+# The forms of int8, each by the one name that says all of it.
+INT8_FORMS = [weights for weights in WEIGHTS if "rows" in weights or "groups" in weights]
+
 # What tools/precision_table.py compares, and how this page calls the widths of roofline.py.
 VARIANTS = {
     "fp32": "plain decoder, float32",
     "bf16": "plain decoder, bf16, rounded as the official code rounds",
-    "mixed": "plain decoder, bf16 talker, float32 predictor",
-    "int8_talker": "plain decoder, float32 arithmetic, int8 weights in the talker's layers",
-    "int8": "plain decoder, float32 arithmetic, int8 weights in all layers",
-    "int8_bf16": "plain decoder, bf16 arithmetic, int8 weights in all layers: its `--weights int8`",
-    "kernel_fp32": "kernel (emulated), float32 weights",
-    "kernel_bf16": "kernel (emulated), bf16 weights, activations near float32",
-    "kernel_int8_talker": "the same, int8 weights in the talker's layers",
-    "kernel_int8": "the same, int8 weights in all layers: its `--weights int8`",
+    "mixed": "plain decoder, its `--dtype talker=bfloat16,predictor=float32`",
+    **{
+        weights: f"plain decoder, float32 arithmetic, `--weights {weights}`"
+        for weights in INT8_FORMS
+    },
+    "int8-rows, bf16": "plain decoder, bf16 arithmetic: its `--weights int8 --dtype bfloat16`",
+    "cpu fp32": "native code, `--backend cpu`",
+    "cpu int8-groups": "the same, int8 weights in all layers: its `--weights int8`",
+    "cpu int8-groups-heads": "the same, int8 weights in all layers and heads",
+    "kernel fp32": "kernel (emulated), float32 weights",
+    "kernel bf16": "kernel (emulated), bf16 weights, activations near float32",
+    "kernel int8-talker-rows": "the same, int8 weights in the talker's layers",
+    "kernel int8-rows": "the same, int8 weights in all layers: its `--weights int8`",
 }
 WIDTHS = {
     "bf16": "bf16",
@@ -156,25 +165,49 @@ WIDTHS = {
     "mixed": "bf16 talker, fp32 predictor",
     "int8-talker": "int8 talker, bf16 predictor",
     "int8": "int8, bf16 heads",
+    "int8-rows-heads": "int8 heads, too",
+    "int8-groups": "int8 in groups, bf16 heads",
+    "int8-groups-heads": "in groups, heads, too",
 }
+
+
+def repeating(values: Sequence[float | None], *forms: str) -> str | None:
+    """The first form, of the precise one to the coarse, that tells all values alike; else the least
+    and the largest, coarsely."""
+    if None in values:
+        return None
+    for form in forms:
+        if len(told := {form.format(value) for value in values}) == 1:
+            return told.pop()
+    return " to ".join(forms[-1].format(value) for value in (min(values), max(values)))
 
 
 def precision() -> list[str]:
     """docs/precision.md, from the result of tools/precision_table.py."""
     result = load_result("precision.json")
-    model, variants = result["model"], result["variants"]
-    names = [name for name in VARIANTS if name in variants and name != "fp32"]
+    model = result["model"]
+    runs = [run["variants"] for run in result["runs"]]
+    sets = [f"`{run['torch_instruction_set']}`" for run in result["runs"]]
+    names = [name for name in VARIANTS if name != "fp32"]
     stages = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
     stages += ["talker hidden", "talker logits", "code_predictor after layer 1"]
     stages += [f"code_predictor after layer {model['layers'][1]}", "predictor logits"]
     errors, shares, sizes = [], [], []
-    for stage in stages:
-        found = (variants[name]["relative_rms_error"].get(stage) for name in names)
-        errors.append([stage, *(None if rms is None else f"{rms:.1e}" for rms in found)])
     for name in names:
-        best, drawn = variants[name]["best_code_agrees"], variants[name]["drawn_code_agrees"]
-        found = (best["talker logits"], best["predictor logits"], drawn)
-        shares.append([name, *(f"{100 * share:.1f} %" for share in found)])
+        found = [run[name] for run in runs]
+        errors.append([name])
+        for stage in stages:
+            rms = [each["relative_rms_error"].get(stage) for each in found]
+            errors[-1].append(repeating(rms, "{:.1e}", "{:.0e}"))
+        kept = [
+            [100 * s for s in (*each["best_code_agrees"].values(), each["drawn_code_agrees"])]
+            for each in found
+        ]
+        shares.append(
+            [name, *(repeating(each, "{:.1f} %", "{:.0f} %") for each in zip(*kept, strict=True))]
+        )
+    tables = [config.talker for config in configs().values()]
+    text = {talker.text_vocab_size * talker.text_hidden_size for talker in tables}
     for size, config in configs().items():
         found = (roofline.weight_bytes(config, width) for width in WIDTHS)
         sizes.append([size, *(f"{num_bytes / 1e9:.2f} GB" for num_bytes in found)])
@@ -183,6 +216,9 @@ def precision() -> list[str]:
         "",
         "Generated by `benchmarks/pages.py` from `benchmarks/results/precision.json`",
         f"(commit {result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}).",
+        "Measured once with each",
+        f"of PyTorch's instruction sets {' and '.join(sets)}: what stands here are the digits that "
+        "repeat, or both ends.",
         "",
         f"{result['frames']} frames, teacher-forced, of a model with {model['weights']} weights: "
         f"{model['layers'][0]} + {model['layers'][1]} layers,",
@@ -197,13 +233,20 @@ def precision() -> list[str]:
         "",
         "Relative RMS error against the plain decoder in float32, by stage:",
         "",
-        *spaced_table(["stage", *names], errors),
+        *spaced_table(["variant", *stages], errors),
         "Codes that stay the same: code 0 and the other codes by best logit, and all codes as "
         "drawn with the",
         "default sampling and the same random numbers:",
         "",
         "| | code 0, best | codes 1.., best | all, drawn |",
         *spaced_table([""] * 4, shares)[1:],
+        "`--weights` makes 8 bits of the talker's layers, with `int8` of the code predictor's too, "
+        "and with `-heads`",
+        "of the heads. Norms, embeddings and projections stay as they are stored. So does the text "
+        f"embedding, whose {' or '.join(f'{count / 1e6:.0f}' for count in sorted(text))}",
+        "million values are outside of every form: no frame reads it, and a prompt reads some rows "
+        "of its file.",
+        "",
         "Bytes of weights a frame reads, computed from the released shapes:",
         "",
         f"| | {' | '.join(WIDTHS.values())} |",
@@ -337,6 +380,23 @@ def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
 
 
 PTXAS, MUTATIONS = "docs/kernel_ptxas.md", "docs/kernel_mutations.md"
+
+
+def coreml() -> list[str]:
+    """The noise of a 16-bit speech decoder, from tests/support/speech_decoder_noise.py."""
+    result = load_result("coreml_speech_decoder.json")
+    rows = [
+        [name, *(f"{found[precision]:.0f} dB" for precision in ("float32", "float16"))]
+        for name, found in result["signal_to_noise_db"].items()
+    ]
+    return [
+        f"{result['frames']} frames of random codes, commit {result['commit']}; each operation's "
+        "result is rounded to its type:",
+        "",
+        *table(["codec of", "float32", "float16"], rows),
+    ]
+
+
 PAGES: dict[str, Callable[[], list[str]]] = {
     "README.md": speech_table,
     "docs/voices.md": voices_table,
@@ -346,6 +406,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/performance.md": performance,
     "docs/performance-journey.md": what_is_left,
     "docs/precision.md": precision,
+    "docs/coreml.md": coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,
     MUTATIONS: kernel_mutations,

@@ -60,8 +60,17 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "texts": (
-        "Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice",
-        ("model", "system", "text", "first_chunk_ms.p50", "total_ms.p50"),
+        "Short, medium and long texts; first packets of 1 and 3 frames, or whole; the system's own "
+        "voice",
+        (
+            "model",
+            "system",
+            "text",
+            "first_frames",
+            "first_chunk_ms.p50",
+            "total_ms.p50",
+            "rtf.p50",
+        ),
     ),
 }
 
@@ -138,7 +147,7 @@ def measured_cpu() -> list[str]:
     table = spaced_table([*columns, "times the floor", "commit, file"], rows)
     note = "PyTorch's decoder alone, as it was before there was another one:"
     return [*cpu_decode_table(), *cpu_speech_table(), note, "", *table] + (
-        streams_table() + threads_table()
+        streams_table() + threads_table() + texts_table()
     )
 
 
@@ -195,6 +204,65 @@ def cpu_speech_table() -> list[str]:
     columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
     columns += ["decode, ms a frame", "vocoder, ms a frame", "machine", "commit, file"]
     return [note, "", *spaced_table(columns, rows)]
+
+
+TEXTS_OF = {  # result file -> how it is made, in place of what is still missing
+    f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend}"
+    for size in ("0.6b", "1.7b")
+    for name, backend in (
+        ("native", "cpu"),
+        ("float32", "torch --dtype float32"),
+        ("bfloat16", "torch --dtype bfloat16"),
+        ("by_part", "torch --dtype talker=bfloat16,predictor=float32"),
+    )
+}
+
+
+def texts_table() -> list[str]:
+    """Texts of three lengths by precision, from `measure.py texts`; or the commands to run."""
+    results = load_results("texts_cpu_*.json")
+    rows = []
+    for result in results:
+        loaded = f"{result['load_s']:.1f} s", f"{result['peak_memory_mb']['host']:.0f} MB"
+        for row in result["rows"]:
+            is_ours = row["system"] == result["backend"]
+            rows.append(
+                [
+                    model_of(result) if is_ours else row["system"],
+                    f"{result['backend']}, {result['dtype']}" if is_ours else None,
+                    *(loaded if is_ours else (None, None)),
+                    row["text"],
+                    row["first_frames"],
+                    *(value(row, f"{name}.p50") for name in TEXT_FIGURES),
+                    *(timed_on(result), ", ".join(source_of(result))),
+                ]
+            )
+    lines = ["Texts of three lengths, by precision, beside the system's own voice (p50):", ""]
+    if rows:
+        columns = ["model", "backend", "loaded in", "memory", "text", "first frames"]
+        columns += [*TEXT_FIGURES.values(), "machine", "commit, file"]
+        lines += spaced_table(columns, rows)
+    missing = {
+        name: how for name, how in TEXTS_OF.items() if name not in {r["file"] for r in results}
+    }
+    if missing:
+        lines += ["Not measured yet; each takes minutes of an idle machine:", "", "```"]
+        lines += [
+            f"python benchmarks/measure.py texts {how} --json benchmarks/results/{name}"
+            for name, how in missing.items()
+        ]
+        lines += ["```", ""]
+    return lines
+
+
+TEXT_FIGURES = {
+    "first_chunk_ms": "first chunk, ms",
+    "total_ms": "whole, ms",
+    "audio_s": "speech, s",
+    "rtf": "RTF",
+    "step_ms": "a step, ms",
+    "vocoder_ms_per_frame": "vocoder, ms a frame",
+}
 
 
 def streams_table() -> list[str]:

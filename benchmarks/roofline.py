@@ -8,7 +8,7 @@ longer; kernels, barriers and the host come on top of it.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights, layer_weight
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
 from qwen_megakernel.cli import options
+from qwen_megakernel.decoders.int8 import GROUP
 
 RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
 
@@ -46,13 +47,19 @@ GPUS = (
 )
 
 
-# Bytes of a weight of the talker's layers, of the predictor's, and of heads and projection.
+_GROUPED = 1 + 2 / GROUP  # a byte, and its part of a bf16 scale
+
+# Bytes of a weight, in the order of `FrameWeights`: the talker's layers, codec head, projection,
+# the predictor's layers, its heads.
 WIDTHS = {
-    "fp32": (4, 4, 4),
-    "bf16": (2, 2, 2),
-    "mixed": (2, 4, 4),  # the codec head is the talker's
-    "int8-talker": (1, 2, 2),
-    "int8": (1, 1, 2),
+    "fp32": (4, 4, 4, 4, 4),
+    "bf16": (2, 2, 2, 2, 2),
+    "mixed": (2, 2, 4, 4, 4),
+    "int8-talker": (1, 2, 2, 2, 2),
+    "int8": (1, 2, 2, 1, 2),
+    "int8-rows-heads": (1, 1, 2, 1, 1),
+    "int8-groups": (_GROUPED, 2, 2, _GROUPED, 2),
+    "int8-groups-heads": (_GROUPED, _GROUPED, 2, _GROUPED, _GROUPED),
 }
 
 
@@ -62,15 +69,8 @@ def weight_bytes(config: ModelConfig, precision: str) -> int:
     Args:
         precision: one of `WIDTHS`; the scales of int8 rows, one in a thousand, are not counted.
     """
-    w = frame_weights(config)
-    talker, predictor, heads = WIDTHS[precision]
-    codec_head = w.codec_head * (talker if precision == "mixed" else heads)
-    return (
-        talker * w.talker
-        + codec_head
-        + predictor * w.predictor
-        + heads * (w.lm_heads + w.projection)
-    )
+    counts = astuple(frame_weights(config))
+    return round(sum(n * width for n, width in zip(counts, WIDTHS[precision], strict=True)))
 
 
 def cache_bytes(config: ModelConfig, itemsize: int, streams: int, position: float) -> float:

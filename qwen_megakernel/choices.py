@@ -1,11 +1,17 @@
 """What users choose from by name. It is here, without torch, for the command line to offer."""
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
+
+DTYPES = ("float32", "bfloat16")
+# What `dtype=` accepts beside these: talker and code predictor each in its own.
+DTYPES_BY_PART = tuple(
+    f"talker={talker},predictor={predictor}" for talker, predictor in permutations(DTYPES, 2)
+)
 
 # What `weights=` begins with, and the stacks whose layers each makes int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}

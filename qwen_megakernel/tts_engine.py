@@ -24,7 +24,7 @@ from qwen_megakernel.decoders.backends import (
     memory_for,
 )
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
+from qwen_megakernel.engine.speech_engine import SpeechEngine, dtypes_of
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.native import cpu_threads
@@ -50,7 +50,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             `backend`, and why it was chosen `why`.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
         dtype: "float32" or "bfloat16", or torch's own of these; None: bf16 on a GPU, the faster
-            one on a CPU.
+            one on a CPU. "talker=bfloat16,predictor=float32", or the reverse, is for the backends
+            "torch" and "graph".
         weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
             at the cost docs/precision.md tells; None: as they are stored.
         num_threads: threads that compute on a CPU; None: as many as the model's size makes use of,
@@ -77,8 +78,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
         voices: str | Path | None = None,
         warmup: bool = True,
     ):
-        asked_dtype = dtype_of(dtype)
-        chosen = choose_backend(backend, device, weights)
+        asked_dtype, predictor_dtype = dtypes_of(dtype)
+        self.predictor_dtype = predictor_dtype
+        chosen = choose_backend(backend, device, weights, dtype)
         self.config, self.ignores_instruct = loaded.config, loaded.config.drops_instruct
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
@@ -86,7 +88,10 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
         width = (asked_dtype or default_dtype(loaded, chosen)).itemsize
-        threads = cpu_threads.choose(frame_weights(loaded.config).total * width, num_threads)
+        num_bytes = frame_weights(loaded.config).num_bytes(
+            width, predictor_dtype.itemsize if predictor_dtype else width
+        )
+        threads = cpu_threads.choose(num_bytes, num_threads)
         backends: list[Backend] = []  # `build` must not hold on to `self`, which closes the loop
 
         def build() -> Stages:
@@ -98,6 +103,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 num_slots=num_slots,
                 max_frames=max_frames,
                 dtype=asked_dtype,
+                predictor_dtype=predictor_dtype,
                 weights=weights,
                 num_threads=num_threads,
             )
@@ -129,7 +135,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         (running,) = backends
         self.num_threads = decoder.num_threads or self.num_threads
         self.backend, self.why, self.device = running.name, running.why, running.device
-        logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
+        logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
             with self._codes_dump.paused():
                 rtf = self._warm_up()
@@ -155,15 +161,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
-            options: backend ("auto", "kernel", "graph", "cpu", "torch", "emulation",
-                "coreml"), device,
-                dtype ("float32", "bfloat16"), weights ("int8-talker", "int8"), num_threads,
-                num_slots, max_frames (per part of a text), voices (a folder), warmup.
+            options: backend, device, dtype, weights, num_threads, num_slots, max_frames (per part
+                of a text), voices (a folder), warmup: as `TTSEngine` has them.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             EnvironmentError_: the backend that was asked for cannot run here.
         """
-        chosen = (options.get(name) for name in ("device", "weights"))
+        chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # before any file
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         return cls(loading.load(files), **options)

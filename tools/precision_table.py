@@ -2,13 +2,17 @@
 """Measure what half precision costs, by part of the decoder, and write docs/precision.md.
 
 Teacher-forced: every variant is led along the same codes, so that one flipped code does not count
-again in all that follows. The measure is the plain decoder in float32 on the same bf16 weights.
+again in all that follows. The measure is the plain decoder in float32 on the same bf16 weights. Two
+processes do it side by side, with PyTorch's best instruction set and with its plainest; the page
+has the digits that repeat. It takes minutes.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +29,8 @@ from benchmarks import common, page_parts, pages
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
-from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders import int8 as int8_weights
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -37,24 +41,13 @@ PAGE = "docs/precision.md"
 CPU = torch.device("cpu")
 HALF, FULL = torch.bfloat16, torch.float32
 
+# What PyTorch finds, and none of the CPU's vector instructions.
+INSTRUCTION_SETS = ({}, {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"})
+
 NUM_PROMPTS, NUM_POSITIONS, NUM_FRAMES = 3, 24, 16
 # Depth, heads of 128 and code groups of the 0.6B model; its width is cut to a quarter.
 WIDTH, MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS = 256, 768, 4, 2
 BRANCH_GAIN, LOGIT_STD, EMBEDDING_STD = 0.5, 3.0, 0.3  # as in the built-in random checkpoints
-
-
-class MixedDecoder(PlainDecoder):
-    """The talker in bf16 and the code predictor in float32."""
-
-    def __init__(self, checkpoint: Any, sizes: DecoderSizes):
-        super().__init__(checkpoint, sizes)
-        self._full = PlainDecoder(checkpoint, replace(sizes, dtype=FULL))
-        self.predictor = self._full.predictor
-
-    def _draw_residual_codes(self, state: Any, *options: Any) -> Tensor:
-        return self._full._draw_residual_codes(
-            replace(state, hidden=state.hidden.float()), *options
-        )
 
 
 def narrow_config() -> ModelConfig:
@@ -95,17 +88,18 @@ def random_checkpoint(config: ModelConfig) -> Any:
     return SimpleNamespace(config=config, talker=weights)
 
 
-def begin(decoder: Any, prompt: int, sampling: Sampling) -> None:
+def begin(decoder: Any, prompt: int) -> None:
     """The same prompt for every decoder; its pad row stands for the text of every frame."""
     generator = torch.Generator().manual_seed(100 + prompt)
     rows = EMBEDDING_STD * torch.randn(NUM_POSITIONS + 1, WIDTH, generator=generator)
     rows = rows.bfloat16().to(decoder.embeddings.dtype)
     prefill = Prefill(rows[:-1], rows[:0], rows[-1])
-    decoder.prefill(0, prefill, sampling, seed=prompt, part=0)
+    decoder.prefill(0, prefill, Sampling(), seed=prompt, part=0)
 
 
-def stages(decoder: Any, prompt: int, forced: Tensor) -> dict[str, Tensor]:
-    """Every stage of a teacher-forced utterance, stacked over frames, float32."""
+def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A teacher-forced utterance: every stage, stacked over frames, float32; and the codes
+    [NUM_FRAMES, groups] that the default sampling draws on the way."""
     seen: dict[str, list[Tensor]] = {}
 
     def tap(name: str, value: Tensor) -> None:
@@ -122,76 +116,110 @@ def stages(decoder: Any, prompt: int, forced: Tensor) -> dict[str, Tensor]:
     taps: dict[str, Tensor] = {}
     if isinstance(decoder, PlainDecoder):
         decoder.talker.tap = tap_hidden
-    begin(decoder, prompt, Sampling.greedy())
+    begin(decoder, prompt)
     if isinstance(decoder, PlainDecoder):
         decoder.talker.tap = decoder.predictor.tap = tap
-    decoder.step([0], NUM_FRAMES, forced[None], taps)
+    drawn = torch.from_numpy(decoder.step([0], NUM_FRAMES, forced[None], taps).codes[0])
     if isinstance(decoder, PlainDecoder):
         decoder.talker.tap = decoder.predictor.tap = None
     seen.pop("code_predictor hidden", None)
     stacked = {name: torch.stack(values) for name, values in seen.items()}
-    return stacked | {f"{name} logits": logits[0] for name, logits in taps.items()}
+    return stacked | {f"{name} logits": logits[0] for name, logits in taps.items()}, drawn
 
 
-def sampled(decoder: Any, prompt: int, forced: Tensor) -> Tensor:
-    """[NUM_FRAMES, groups] codes drawn with the default sampling along the forced ones."""
-    begin(decoder, prompt, Sampling())
-    return torch.from_numpy(decoder.step([0], NUM_FRAMES, forced[None]).codes[0])
-
-
-def measure() -> dict[str, Any]:
-    """Decode with every variant and compare with the first."""
-    config = narrow_config()
+def make_variants(config: ModelConfig) -> dict[str, Any]:
+    """One decoder for each of `pages.VARIANTS`, on the same weights; the first is the measure."""
     checkpoint = random_checkpoint(config)
     int8 = {
         weights: SimpleNamespace(
             config=config, talker=int8_weights.quantize(checkpoint.talker, weights)
         )
-        for weights in INT8_STACKS
+        for weights in pages.INT8_FORMS
     }
-    sizes = {dtype: DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF)}
-    decoders = {
-        "fp32": PlainDecoder(checkpoint, sizes[FULL]),
-        "bf16": PlainDecoder(checkpoint, sizes[HALF]),
-        "mixed": MixedDecoder(checkpoint, sizes[HALF]),
-        "int8_talker": PlainDecoder(int8["int8-talker"], sizes[FULL]),
-        "int8": PlainDecoder(int8["int8"], sizes[FULL]),
-        "int8_bf16": PlainDecoder(int8["int8"], sizes[HALF]),
-        "kernel_fp32": KernelDecoder(checkpoint, sizes[FULL]),
-        "kernel_bf16": KernelDecoder(checkpoint, sizes[HALF]),
-        "kernel_int8_talker": KernelDecoder(int8["int8-talker"], sizes[HALF]),
-        "kernel_int8": KernelDecoder(int8["int8"], sizes[HALF]),
+    full, half = (DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF))
+    return {
+        "fp32": PlainDecoder(checkpoint, full),
+        "bf16": PlainDecoder(checkpoint, half),
+        "mixed": PlainDecoder(checkpoint, replace(half, predictor_dtype=FULL)),
+        **{weights: PlainDecoder(quantized, full) for weights, quantized in int8.items()},
+        "int8-rows, bf16": PlainDecoder(int8["int8-rows"], half),
+        "cpu fp32": CpuDecoder(checkpoint, full),
+        "cpu int8-groups": CpuDecoder(int8["int8-groups"], full),
+        "cpu int8-groups-heads": CpuDecoder(int8["int8-groups-heads"], full),
+        "kernel fp32": KernelDecoder(checkpoint, full),
+        "kernel bf16": KernelDecoder(checkpoint, half),
+        "kernel int8-talker-rows": KernelDecoder(int8["int8-talker-rows"], half),
+        "kernel int8-rows": KernelDecoder(int8["int8-rows"], half),
     }
+
+
+def compare(decoders: dict[str, Any]) -> dict[str, Any]:
+    """Decode with every variant and compare with the first."""
+    measure = next(iter(decoders.values()))
     exact: dict[int, tuple[Tensor, dict[str, Tensor], Tensor]] = {}
     for prompt in range(NUM_PROMPTS):
-        begin(decoders["fp32"], prompt, Sampling())
-        codes = torch.from_numpy(decoders["fp32"].step([0], NUM_FRAMES).codes[0])
-        exact[prompt] = (
-            codes,
-            stages(decoders["fp32"], prompt, codes),
-            sampled(decoders["fp32"], prompt, codes),
-        )
+        begin(measure, prompt)
+        codes = torch.from_numpy(measure.step([0], NUM_FRAMES).codes[0])
+        exact[prompt] = (codes, *stages(measure, prompt, codes))
     found = {}
     for name, decoder in decoders.items():
         errors: dict[str, list[float]] = {}
         best = {"talker logits": [], "predictor logits": []}
-        drawn = []
+        kept = []
         for prompt, (codes, expected, expected_codes) in exact.items():
-            actual = stages(decoder, prompt, codes)
+            actual, drawn = stages(decoder, prompt, codes)
             for stage, value in actual.items():
                 target = expected[stage].view(value.shape)
                 rms = ((value - target).square().mean() / target.square().mean()).sqrt()
                 errors.setdefault(stage, []).append(rms.item())
                 if stage in best:
                     best[stage].append((value.argmax(-1) == target.argmax(-1)).flatten())
-            drawn.append((sampled(decoder, prompt, codes) == expected_codes).flatten())
+            kept.append((drawn == expected_codes).flatten())
         found[name] = {
             "relative_rms_error": {s: sum(e) / len(e) for s, e in errors.items()},
             "best_code_agrees": {s: torch.cat(v).float().mean().item() for s, v in best.items()},
-            "drawn_code_agrees": torch.cat(drawn).float().mean().item(),
+            "drawn_code_agrees": torch.cat(kept).float().mean().item(),
         }
-        print(name, json.dumps(found[name], indent=1), flush=True)
-    return common.header() | {
+        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    return found
+
+
+def one_run() -> dict[str, Any]:
+    """The figures with the instruction set that PyTorch takes in this process."""
+    return {
+        "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "variants": compare(make_variants(narrow_config())),
+    }
+
+
+def all_runs() -> list[dict[str, Any]]:
+    """`one_run` of a process for each of `INSTRUCTION_SETS`, side by side.
+
+    Raises:
+        subprocess.CalledProcessError: one of them failed.
+    """
+
+    def run(environment: dict[str, str]) -> dict[str, Any]:
+        command = [sys.executable, __file__, "--one"]
+        done = subprocess.run(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, check=True
+        )
+        return json.loads(done.stdout)
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(run, INSTRUCTION_SETS))
+
+
+def main() -> int:
+    """Measure, and write the result file and the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--one", action="store_true", help="measure here, once, and print it")
+    if parser.parse_args().one:
+        print(json.dumps(one_run()))
+        return 0
+    common.observe()
+    config = narrow_config()
+    found = common.header() | {
         "model": {
             "weights": "random, exactly representable in bf16",
             "layers": [config.talker.stack.num_layers, config.predictor.stack.num_layers],
@@ -201,15 +229,9 @@ def measure() -> dict[str, Any]:
             "code_groups": config.talker.num_code_groups,
         },
         "frames": NUM_PROMPTS * NUM_FRAMES,
-        "variants": found,
+        "runs": all_runs(),
     }
-
-
-def main() -> int:
-    """Measure, and write the result file and the page."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    common.observe()
-    common.write_json(str(RESULT), measure())
+    common.write_json(str(RESULT), found)
     pages.write(PAGE, pages.precision())
     return 0
 

@@ -6,6 +6,7 @@ time is up.
 
 import argparse
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +23,16 @@ from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = workload.PROMPTS[0]
+# As seed A's table has them (docs/ledger.md, row A18): its short and its medium text, and of its
+# long one, a quotation from a novel, the length.
 TEXTS = {
-    "short": "Hello, how are you today?",
-    "medium": "The doctor can see you on Monday morning. Please bring your card and be there at 9.",
+    "short": "Hello world.",
+    "medium": "The quick brown fox jumps over the lazy dog near the riverbank.",
     "long": "It is cold today, and we are late. Turn left after the bridge. The station is on your "
     "right. We will meet you at the hotel on Friday. Please call me back when you have time, and "
-    "tell me whether the train leaves at half past nine or at ten.",
+    "tell me whether the train leaves at half past nine or at ten. Bring a map too.",
 }
-FIRST_PACKETS = (1, 3)
+FIRST_PACKETS = (1, 3, None)  # frames; None: the whole speech in one piece
 
 
 # ---- the first sound -----------------------------------------------------------------------------
@@ -149,10 +152,11 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 )
 def texts(args: argparse.Namespace) -> int:
     """Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3
-    frames.
+    frames, and the whole in one piece.
 
     The tables that the systems of docs/ledger.md publish of themselves, on one machine; with
-    `espeak-ng` installed, what the system's own voice takes for the same texts.
+    `espeak-ng` installed, what the system's own voice takes for the same texts. Half precision by
+    part is a run of its own, with --dtype, for its memory is its own.
     """
     with common.timed_engine(args) as (tts, load_s):
         rows: list[dict[str, Any]] = []
@@ -162,11 +166,12 @@ def texts(args: argparse.Namespace) -> int:
             "rows": rows,
         }
 
-        def add(system: str, text: str, first: int | None, figures: dict[str, Any]) -> None:
+        def add(system: str, text: str, first: Any, figures: dict[str, Any]) -> None:
+            first = first or "whole"
             rows.append({"system": system, "text": text, "first_frames": first} | figures)
             common.write_json(args.json, found)
             print(
-                f"{system:10}{text:8}{first or '-':>3}  first chunk p50 "
+                f"{system:10}{text:8}{first:>6}  first chunk p50 "
                 f"{figures['first_chunk_ms']['p50']:.1f} ms, whole "
                 f"{figures['total_ms']['p50']:.1f} ms",
                 flush=True,
@@ -184,14 +189,17 @@ def texts(args: argparse.Namespace) -> int:
     return 0
 
 
-def speak(tts: TTSEngine, args: argparse.Namespace, text: str, first: int, index: int) -> dict:
-    """One utterance, read as it comes."""
+def speak(
+    tts: TTSEngine, args: argparse.Namespace, text: str, first: int | None, index: int
+) -> dict[str, float]:
+    """One utterance, read as it comes: after `first` frames, or in one piece."""
+    chunks_of = {"first_chunk_frames": args.max_frames, "chunk_frames": args.max_frames}
     stream = tts.stream(
         text,
         voice=tts.default_voice,
         seed=index,
         max_frames=args.max_frames,
-        first_chunk_frames=first,
+        **({"first_chunk_frames": first} if first else chunks_of),
     )
     chunks = [chunk for chunk in stream if chunk.num_frames]
     audio_ms = 1000 * sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate
@@ -201,6 +209,9 @@ def speak(tts: TTSEngine, args: argparse.Namespace, text: str, first: int, index
         "total_ms": timings["total"],
         "audio_s": audio_ms / 1000,
         "rtf": timings["total"] / audio_ms,
+        "frames": frames,
+        "decode_ms": timings["decode"],
+        "vocoder_ms": timings["vocoder"],
         "step_ms": timings["decode"] / frames,
         "vocoder_ms_per_frame": timings["vocoder"] / frames,
     }
@@ -211,12 +222,20 @@ def system_voice(text: str, runs: int) -> dict[str, Any] | None:
     program = shutil.which("espeak-ng")
     if program is None:
         return None
-    first, total = [], []
+    first, total, audio = [], [], []
     for _ in range(runs):
         started = time.perf_counter()
         with subprocess.Popen([program, "--stdout", text], stdout=subprocess.PIPE) as process:
-            process.stdout.read(1024)  # behind the header there is sound
+            head = process.stdout.read(1024)  # behind the header there is sound
             first.append(1000 * (time.perf_counter() - started))
-            process.stdout.read()
+            num_bytes = len(head) + len(process.stdout.read())
         total.append(1000 * (time.perf_counter() - started))
-    return {"first_chunk_ms": common.spread(first), "total_ms": common.spread(total)}
+        (rate,) = struct.unpack_from("<I", head, 24)  # of 16-bit mono behind 44 bytes
+        audio.append((num_bytes - 44) / 2 / rate)
+    found = {
+        "first_chunk_ms": first,
+        "total_ms": total,
+        "audio_s": audio,
+        "rtf": [ms / 1000 / s for ms, s in zip(total, audio, strict=True)],
+    }
+    return {name: common.spread(values) for name, values in found.items()}

@@ -120,7 +120,8 @@ def bandwidth(args: argparse.Namespace) -> int:
         measured = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
     with options.engine_from_args(args) as tts:
         runs = common.repeat(args, lambda index: common.run_once(tts, args, index))
-        size = frame_weights(tts.config).total * tts.dtype.itemsize
+        widths = (each.itemsize for each in (tts.dtype, tts.predictor_dtype or tts.dtype))
+        size = frame_weights(tts.config).num_bytes(*widths)
         found = common.result(tts, runs, {"text": args.text, "warmup": args.warmup})
     floor_ms = 1000 * size / (measured * 1e9)
     decode_ms = found["summary"]["decode_ms_per_frame"]["p50"]

@@ -19,7 +19,12 @@ class FrameWeights:
     @property
     def total(self) -> int:
         """All parts."""
-        return self.talker + self.codec_head + self.projection + self.predictor + self.lm_heads
+        return self.num_bytes(1, 1)
+
+    def num_bytes(self, width: int, predictor_width: int) -> int:
+        """Bytes of all parts, where a weight of the talker has `width` of them."""
+        predictor = self.projection + self.predictor + self.lm_heads
+        return width * (self.talker + self.codec_head) + predictor_width * predictor
 
 
 def layer_weights(stack: StackConfig) -> int:

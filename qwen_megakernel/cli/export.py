@@ -18,7 +18,13 @@ def export_coreml(args: argparse.Namespace) -> int:
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
     logging.getLogger("qwen_megakernel.decoders.coreml").setLevel(level)
-    chosen = ExportOptions(args.positions, args.precision, args.weights, args.chunk_frames)
+    chosen = ExportOptions(
+        args.positions,
+        args.precision,
+        args.weights,
+        args.chunk_frames,
+        speech_precision=args.speech_precision,
+    )
     files = loading.resolve(
         args.model, local_files_only=args.local_files_only, progress=not args.quiet
     )
@@ -47,7 +53,13 @@ def add_command(commands: Any) -> None:
         "--precision",
         choices=PRECISIONS,
         default="float16",
-        help="of all but the speech decoder, which is float32 (default: float16)",
+        help="of all models but the speech decoder (default: float16)",
+    )
+    command.add_argument(
+        "--speech-precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of the speech decoder: float32; why not float16, docs/coreml.md tells",
     )
     command.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     command.add_argument(

@@ -12,7 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from qwen_megakernel.choices import BACKENDS, DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP
+from qwen_megakernel.choices import (
+    BACKENDS,
+    DEFAULT_MODEL,
+    DTYPES,
+    DTYPES_BY_PART,
+    WEIGHTS,
+    WEIGHTS_HELP,
+)
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.signals import GracefulExit
 
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
 
 BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, native code on a CPU)"
-DTYPE_HELP = "to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
+DTYPE_HELP = "float32 or bfloat16, to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
 
 KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -135,7 +142,12 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         type=at_least(1),
         help="threads that compute on the CPU (default: by the model's size, one for demo-voice)",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=DTYPE_HELP)
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES + DTYPES_BY_PART,
+        metavar="DTYPE",
+        help=f"{DTYPE_HELP}; by part on backends torch and graph: {' or '.join(DTYPES_BY_PART)}",
+    )
     parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
     add_verbosity(parser)
@@ -290,8 +302,7 @@ def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
     if not args.quiet:
         from qwen_megakernel.native.cpu_threads import available_cores
 
-        dtype = str(engine.dtype).removeprefix("torch.")
-        facts = f"backend {engine.backend} ({engine.why}), {engine.device}, {dtype}"
+        facts = f"backend {engine.backend} ({engine.why}), {engine.device}, {engine.dtype_name}"
         if engine.device.type == "cpu":
             facts += f", threads: {engine.num_threads} (cores: {available_cores()})"
         print(facts, file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.choices import BACKENDS, DTYPES_BY_PART, WEIGHTS
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
@@ -34,6 +34,14 @@ MAX_PROMPT_POSITIONS = 1024
 
 MIN_MACOS = 15  # of coreml, whose models have states
 
+# Why talker and code predictor have one dtype there.
+_ONE_DTYPE = {
+    "kernel": "is one program, compiled for one kind of weights",
+    "emulation": "runs the kernel, which is compiled for one kind of weights",
+    "cpu": "computes in float32, whatever the weights are stored in",
+    "coreml": "computes in float16",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -46,7 +54,10 @@ class Backend:
 
 
 def choose_backend(
-    requested: str, device: str | torch.device | None = None, weights: str | None = None
+    requested: str,
+    device: str | torch.device | None = None,
+    weights: str | None = None,
+    dtype: str | torch.dtype | None = None,
 ) -> Backend:
     """Pick the decoder before any weight is read.
 
@@ -54,8 +65,9 @@ def choose_backend(
         requested: one of `BACKENDS`; an explicit name never falls back to another.
         device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
+        dtype: as `TTSEngine` takes it; one of `DTYPES_BY_PART` limits the choice.
     Raises:
-        UsageError: unknown backend or weights, or a device the backend cannot use.
+        UsageError: unknown backend or weights, or a device or dtype the backend cannot use.
         NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
     """
     if requested not in BACKENDS:
@@ -74,6 +86,15 @@ def choose_backend(
     wanted = find_device("cpu" if is_of_cpu and device is None else device)
     if (requested, wanted.type) == ("kernel", "cpu") or (is_of_cpu and wanted.type == "cuda"):
         raise UsageError(f"backend {requested} does not run on device {wanted}.")
+    by_part = dtype in DTYPES_BY_PART
+    if by_part and requested in _ONE_DTYPE:
+        raise UsageError(
+            f"dtype is {dtype!r}; backend {requested} {_ONE_DTYPE[requested]}.",
+            cure="Use backend torch or graph.",
+        )
+    if requested == "auto" and by_part:
+        name = "graph" if wanted.type == "cuda" else "torch"
+        return Backend(name, wanted, "talker and code predictor have dtypes of their own")
     if requested != "auto":
         int8.check_weights(weights, requested)
         return Backend(requested, wanted, "asked for")
@@ -141,6 +162,7 @@ def load_decoder(
     num_slots: int = 1,
     max_frames: int = 1000,
     dtype: torch.dtype | None = None,
+    predictor_dtype: torch.dtype | None = None,
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[FrameDecoder, Backend]:
@@ -152,6 +174,7 @@ def load_decoder(
         num_slots: streams that can be open at once.
         max_frames: frames one part of an utterance may have.
         dtype: None picks `default_dtype`, or what suits Core ML.
+        predictor_dtype: of the code predictor; None: dtype.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
         num_threads: of the native CPU decoder; None: by the model's size and the cores.
     Returns:
@@ -181,6 +204,7 @@ def load_decoder(
         device=backend.device,
         dtype=dtype or default_dtype(checkpoint, backend),
         max_frames=max_frames,
+        predictor_dtype=predictor_dtype,
     )
     try:
         decoder = make_decoder(checkpoint, backend, sizes, weights, num_threads)

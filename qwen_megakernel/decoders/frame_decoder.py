@@ -32,10 +32,10 @@ class FrameDecoder(ABC):
     embeddings: Embeddings  # what prompts are built from; set by the backend
 
     def __init__(self, config: ModelConfig, sizes: DecoderSizes):
-        if sizes.dtype not in (torch.float32, torch.bfloat16):
-            raise UsageError(
-                f"dtype is {sizes.dtype}; this decoder computes in bfloat16 or float32."
-            )
+        self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
+        for dtype in (sizes.dtype, self.predictor_dtype):
+            if dtype not in (torch.float32, torch.bfloat16):
+                raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
         self.config, self.sizes = config, sizes
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self.max_frames = sizes.max_frames or sizes.max_positions

@@ -1,8 +1,9 @@
 """Weight-only int8: a matrix as bytes, with a scale for each output row or for 64 columns of it.
 
-Decoding is bound by reading weights, so bytes are time. Activations, norms, embeddings and the
-projection between talker and predictor keep their precision, and so do heads unless they are asked
-for; docs/precision.md tells the cost. This file owns the format: every backend takes its numbers.
+Decoding is bound by reading weights, so bytes are time. Activations, norms, the projections and the
+embeddings keep their precision, the text embedding's 311 million values, too, which no frame reads;
+and so do heads unless they are asked for. docs/precision.md tells the cost. This file owns the
+format: every backend takes its numbers.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ class _Switch:
 
 
 @contextmanager
-def without_onednn(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Without oneDNN where that helps: in bf16 on a CPU.
+def without_onednn(device: torch.device, *dtypes: torch.dtype) -> Iterator[None]:
+    """Without oneDNN where that helps: on a CPU, if one of the dtypes is bf16.
 
     Threads may overlap. If it was off before, it stays off.
     """
-    if device.type != "cpu" or dtype != torch.bfloat16:
+    if device.type != "cpu" or torch.bfloat16 not in dtypes:
         yield
         return
     # The public torch.backends.mkldnn.flags also sets TF32 and warns about it on every CPU build.

@@ -189,32 +189,33 @@ class PlainDecoder(FrameDecoder):
     def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
         super().__init__(checkpoint.config, sizes)
         self.embeddings = Embeddings(checkpoint, sizes.device, sizes.dtype)
-        self.codec_head = self._load(checkpoint, "codec_head.weight")
+        self.codec_head = self._load(checkpoint, "codec_head.weight", self.dtype)
         self._load_stacks(checkpoint)
         self.caches = [self.talker.new_cache(sizes.max_positions) for _ in range(sizes.num_slots)]
         self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
         self._cancelled = False
 
-    def _load(self, checkpoint: Checkpoint, name: str) -> Tensor | Int8Matrix:
-        return checkpoint.talker[name].to(device=self.device, dtype=self.dtype)
+    def _load(self, checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor | Int8Matrix:
+        return checkpoint.talker[name].to(device=self.device, dtype=dtype)
 
     def _load_stacks(self, checkpoint: Checkpoint) -> None:
         """Talker, code predictor, and what belongs to the latter."""
-        config, weights = self.config, checkpoint.talker
-        placement = self.device, self.dtype
-        self.talker = DecoderStack(config.talker.stack, weights, "model.", *placement)
+        config, weights, dtype = self.config, checkpoint.talker, self.predictor_dtype
+        self.talker = DecoderStack(config.talker.stack, weights, "model.", self.device, self.dtype)
         self.talker.name = "talker"
         self.predictor = DecoderStack(
-            config.predictor.stack, weights, "code_predictor.model.", *placement
+            config.predictor.stack, weights, "code_predictor.model.", self.device, dtype
         )
         self.lm_heads = [
-            self._load(checkpoint, f"code_predictor.lm_head.{group}.weight")
+            self._load(checkpoint, f"code_predictor.lm_head.{group}.weight", dtype)
             for group in range(config.talker.num_code_groups - 1)
         ]
         self.projection: tuple[Tensor, Tensor] | None = None
         if config.has_projection:
             name = "code_predictor.small_to_mtp_projection."
-            self.projection = tuple(self._load(checkpoint, name + p) for p in ("weight", "bias"))
+            self.projection = tuple(
+                self._load(checkpoint, name + part, dtype) for part in ("weight", "bias")
+            )
 
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame."""
@@ -245,7 +246,7 @@ class PlainDecoder(FrameDecoder):
         counts, ended = [0] * len(slots), [False] * len(slots)
         if taps is not None:
             taps |= self._empty_taps(len(slots), num_frames)
-        with without_onednn(self.device, self.dtype):
+        with without_onednn(self.device, self.dtype, self.predictor_dtype):
             for index in range(num_frames):
                 if self._cancelled:
                     break
@@ -350,6 +351,7 @@ class PlainDecoder(FrameDecoder):
     def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
         """Logits of code `group`, float32, behind the predictor's inputs x [n, hidden_size] at
         positions `start` .."""
+        x = x.to(self.predictor_dtype)
         if self.projection:
             weight, bias = self.projection
             x = linear(x, weight) + bias

@@ -15,8 +15,11 @@ class DecoderSizes:
     max_positions: int  # prompt positions plus frames of one stream
     max_text_rows: int  # trailing text rows that may wait for their frame
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the talker, and of everything that is not said to be another
     max_frames: int | None = None  # of one part of an utterance; None: as many as positions
+    # Of the code predictor's layers, heads and projection; None: dtype. The tables of codes, which
+    # both parts read, keep dtype.
+    predictor_dtype: torch.dtype | None = None
 
     @property
     def max_prompt(self) -> int:

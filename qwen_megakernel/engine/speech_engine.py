@@ -10,7 +10,7 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel import choices
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 # Names the file that the codes of every utterance go to, one row a frame.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
 class Files(Protocol):
@@ -60,6 +61,7 @@ class SpeechEngine(ABC):
     why: str
     device: torch.device
     dtype: torch.dtype
+    predictor_dtype: torch.dtype | None = None  # where it is not dtype
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests that say nothing else
@@ -78,6 +80,14 @@ class SpeechEngine(ABC):
         self.num_threads: int = self._loop.run(torch.get_num_threads)
         # Also runs when the engine is dropped, and before the interpreter takes its threads down.
         self._close = weakref.finalize(self, self._loop.close)
+
+    @property
+    def dtype_name(self) -> str:
+        """What computes, as `dtype=` takes it: "bfloat16", "talker=bfloat16,predictor=float32"."""
+        name = str(self.dtype).removeprefix("torch.")
+        if self.predictor_dtype is None:
+            return name
+        return f"talker={name},predictor={str(self.predictor_dtype).removeprefix('torch.')}"
 
     # ---- what a family defines -------------------------------------------------------------------
 
@@ -249,17 +259,32 @@ class SpeechEngine(ABC):
         self.close()
 
 
-def dtype_of(name: str | torch.dtype | None) -> torch.dtype | None:
+def dtype_of(
+    name: str | torch.dtype | None, known: Iterable[str] = choices.DTYPES
+) -> torch.dtype | None:
     """The dtype a caller asks for, by its name or itself; None: the engine's choice.
 
+    Args:
+        known: the names that an error tells.
     Raises:
         UsageError: no engine computes in it.
     """
     if name is None or name in DTYPES.values():
         return name
     if name not in DTYPES:
-        raise UsageError(f"dtype is {name!r}; known: {', '.join(DTYPES)}.")
+        raise UsageError(f"dtype is {name!r}; known: {', '.join(known)}.")
     return DTYPES[name]
+
+
+def dtypes_of(name: str | torch.dtype | None) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The dtypes of talker and code predictor that a caller asks for, as `dtype_of` reads them.
+
+    The second is None where it is the first.
+    """
+    if name in choices.DTYPES_BY_PART:
+        talker, predictor = (DTYPES[part.partition("=")[2]] for part in name.split(","))
+        return talker, predictor
+    return dtype_of(name, (*choices.DTYPES, *choices.DTYPES_BY_PART)), None
 
 
 class _CodesDump:

@@ -32,6 +32,8 @@ from qwen_megakernel.server.responses import (
     buffered,
     error_event,
     events,
+    phase_of_error,
+    phases,
 )
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server.service import Service
@@ -104,10 +106,13 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         """Speak: audio while it is made, events, or one answer (`stream` false)."""
         arrived = time.perf_counter()
         check_length(len(body.input), settings)
+        body.check_events()
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
         rate = service.engine.sample_rate
         encoder = new_encoder(response_format, rate, settings.opus_kbits)
+        if body.event_format:  # a step is told when its frame is drawn
+            options |= {"first_chunk_frames": 1, "chunk_frames": 1}
         speaking = service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
@@ -120,7 +125,13 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         is_superset = bool(body.stream) and body.stream_format is None
         if not is_superset and body.stream_format != "sse":
             return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])
-        max_steps = options["max_frames"] or service.engine.max_frames
+        max_steps = options["max_frames"]
+        if max_steps is None:  # as many as each part of the text may have
+            max_steps = service.engine.max_frames * (speaking.stream.planned_parts or 1)
+        if body.event_format:
+            return respond(
+                phases(speaking, max_steps), media_type=EVENT_STREAM, on_error=phase_of_error
+            )
         body_of_events = events(
             speaking,
             encoder,

@@ -21,6 +21,7 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 
 EVENT_STREAM = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
 ABORT = "abort_connection"  # key of scope["state"], put there by `serving`
 
 
@@ -80,7 +81,32 @@ async def events(
     yield out + _progress(phase="vocoder")
     wav = await encoded_whole("wav", np.concatenate(whole), rate)
     done = {"phase": "done"} | done | {"audio": _base64(wav)}
-    yield _event(type="speech.audio.done", **done) + b"data: [DONE]\n\n"
+    yield _event(type="speech.audio.done", **done) + DONE
+
+
+async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]:
+    """The speech as events of phases alone: each step as its frame comes, the audio once, at the
+    end.
+
+    Args:
+        speaking: a speech whose chunks are single frames.
+        max_steps: that the request can have.
+    """
+    whole: list[np.ndarray] = []
+    async for chunk in speaking.chunks():
+        whole.append(chunk.samples)
+        for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
+            yield _event(phase="decoding", step=step, max_steps=max_steps)
+    yield _event(phase="vocoder")
+    wav = await encoded_whole("wav", np.concatenate(whole), speaking.record.sample_rate)
+    facts = speaking.facts()
+    done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
+    yield _event(phase="done", **done, audio=_base64(wav)) + DONE
+
+
+def phase_of_error(error: Exception) -> bytes:
+    """How an error reaches a client that reads `phases`."""
+    return _event(phase="error", error=error_facts(error)[1])
 
 
 def error_event(error: Exception) -> bytes:

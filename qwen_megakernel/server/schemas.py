@@ -93,7 +93,29 @@ class SpeechBody(SpeechSettings):
     stream: bool | None = Field(
         None, description="true: all events; false: one answer with its length."
     )
+    event_format: Literal["phases"] | None = Field(
+        None, description="With stream true: events of phases alone, and the audio at the end."
+    )
     include_codes: bool = Field(False, description="Deltas of events carry their codec frames.")
+
+    def check_events(self) -> None:
+        """Refuse what cannot go with events of phases.
+
+        Raises:
+            ApiError: 400; names the field.
+        """
+        if self.event_format is None:
+            return
+        for name, is_bad, hint in (
+            ("stream", self.stream is not True, "These events need true."),
+            ("stream_format", self.stream_format is not None, "Leave it out."),
+            ("response_format", self.response_format not in (None, "wav"), "The audio is WAV."),
+            ("include_codes", self.include_codes, "These events carry no codes."),
+        ):
+            if is_bad:
+                value = json.dumps(getattr(self, name))
+                error = UsageError(f'{name} is {value} and event_format is "phases".', hint)
+                raise ApiError.about(name, error)
 
 
 class SessionConfig(SpeechSettings):

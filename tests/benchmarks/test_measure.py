@@ -5,7 +5,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 from commands import ROOT
 
 from benchmarks import common, machine, measure
@@ -88,7 +87,7 @@ def test_a_result_file_of_a_run_that_was_not_observed_is_refused(monkeypatch, tm
 def test_the_instruction_set_of_native_decoding_is_kept(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "plain")
     engine = SimpleNamespace(
-        files=SimpleNamespace(name="m", is_synthetic=True), device="cpu", dtype=torch.float32
+        files=SimpleNamespace(name="m", is_synthetic=True), device="cpu", dtype_name="float32"
     )
     engine.backend = "cpu"
     assert common.engine_header(engine)["instruction_set"] == "plain"

@@ -75,3 +75,16 @@ def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main.main(["serve", "--threads", "0"])
     assert "0 is less than 1" in capsys.readouterr().err
+
+
+def test_half_precision_by_part_is_an_option_of_speak_and_refused_where_it_cannot_be(
+    run_here, tmp_path
+):
+    dtype = "talker=bfloat16,predictor=float32"
+    words = ("speak", "Hi.", "--model", "tiny-random", "--max-frames", 2, "--dtype", dtype)
+    words = ("-m", "qwen_megakernel", *words, "--output", tmp_path / "a.wav", "--backend")
+    done = run_here(*words, "graph", "--device", "cpu")
+    assert done.returncode == 0 and f", cpu, {dtype}, " in done.stderr
+    done = run_here(*words, "cpu")
+    assert done.returncode == 2
+    assert f"dtype is '{dtype}'; backend cpu computes in float32" in done.stderr

@@ -277,12 +277,21 @@ def test_codes_compare_prints_figures_and_overlaps(run_here, tmp_path):
 
 def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
     result = tmp_path / "result.json"
-    done = run_here("benchmark.py", "--runs", 2, "--warmup", 0, "--json", result, *TINY, *SHORT)
+    done = run_here("benchmark.py", "--runs", 5, "--warmup", 0, "--json", result, *TINY, *SHORT)
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
-    assert len(found["runs"]) == 2 and found["model"] == "tiny-random" and found["is_synthetic"]
-    for name in ("first_frame_ms", "first_chunk_ms", "rtf"):
-        assert found["summary"][name]["p50"] > 0 and name in done.stdout
+    assert len(found["runs"]) == 5 and found["model"] == "tiny-random" and found["is_synthetic"]
+    assert set(found["summary"]) == set(common.METRICS)
+    for name, figures in found["summary"].items():
+        values = sorted(run[name] for run in found["runs"])
+        assert (figures["p50"], figures["p95"]) == (values[2], values[4])
+        assert f"\n{name} " in f"\n{done.stdout}"
+    for each in found["runs"]:
+        assert min(each[name] for name in ("first_frame_ms", "decode_ms_per_frame", "rtf")) > 0
+        assert each["first_frame_ms"] <= each["first_chunk_ms"] <= each["total_ms"]
+        assert each["first_audible_ms"] == each["first_chunk_ms"] + each["leading_silence_ms"]
+        assert round(each["rtf"] * each["audio_s"] * 1000 / each["total_ms"], 6) == 1
+        assert each["codes_per_s"] == 16 * each["frames_per_s"]
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", found["commit"])
     assert found["summary"]["first_frame_ms"]["mean"] <= found["summary"]["first_chunk_ms"]["mean"]
 

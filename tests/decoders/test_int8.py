@@ -117,7 +117,7 @@ def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoi
     assert not np.array_equal(codes, drawn(loaded, "torch", None))
 
 
-@pytest.mark.parametrize("weights", ["int8", "int8-groups", "int8-talker-groups-heads"])
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_they_are_the_codes_of_the_widened_weights(load_checkpoint, weights):
     """int8 changes what the weights are, not what is computed from them."""
     loaded = load_checkpoint("tiny-random")

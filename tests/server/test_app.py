@@ -2,15 +2,18 @@
 
 import base64
 import io
+import json
 import socket
+import threading
 import wave
+from collections.abc import Callable
 
 import numpy as np
 import openai
 import pytest
 import soundfile
 from fake_engine import FakeEngine
-from live_server import SPEECH, LiveServer, serving, sse
+from live_server import SPEECH, LiveServer, assert_error, http_post, serving, sse
 from tiny_speech import tiny_engine
 
 TEXT = "Hello there, how are you today?"
@@ -209,17 +212,19 @@ def test_openai_events_carry_the_file_and_its_usage(live, tts):
     assert 0 < usage["input_tokens"] <= len(TEXT)
 
 
-def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
+def curl(server: LiveServer, body: bytes) -> tuple[bytes, list[bytes]]:
     """Byte for byte what `curl -N -X POST .../v1/audio/speech -H ... -d ...` sends."""
-    body = b'{"input":"Hello world","voice":"alloy","stream":true}'
     request = (
         b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost:8090\r\nUser-Agent: curl/8.5.0\r\n"
-        b"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: 53\r\n\r\n" + body
+        b"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
-    assert len(body) == 53
-    with socket.create_connection(base.address, timeout=60) as connection:
-        connection.sendall(request)
-        head, chunks = read_response(connection)
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(request + body)
+        return read_response(connection)
+
+
+def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
+    head, chunks = curl(base, b'{"input":"Hello world","voice":"alloy","stream":true}')
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-type: text/event-stream" in head
     assert b'x-warning: voice "alloy" means no speaker on this model' in head
@@ -240,6 +245,73 @@ def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
     deltas = [event for event in facts if event["type"] == "speech.audio.delta"]
     streamed = b"".join(base64.b64decode(event["audio"]) for event in deltas)
     assert streamed[44:] == whole
+
+
+def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypatch):
+    """Its example, with the figures of this speech; each step leaves before the next is drawn."""
+    asked = {"input": TEXT, "voice": "vivian", "seed": 4, "max_new_tokens": 6}
+    body = json.dumps(asked | {"stream": True, "event_format": "phases"}).encode()
+    told = threading.Semaphore(1)  # how many frames may be drawn
+    step = tts._loop._decoder.step
+
+    def one_by_one(slots, num_frames):
+        assert num_frames == 1 and told.acquire(timeout=20)
+        return step(slots, num_frames)
+
+    with monkeypatch.context() as patch, serving(tts) as server:
+        patch.setattr(tts._loop._decoder, "step", one_by_one)
+        with socket.create_connection(server.address, timeout=60) as connection:
+            connection.sendall(http_post(body))
+            head, chunks = read_response(connection, after_each=told.release)
+    assert b"content-type: text/event-stream" in head
+    lines = b"".join(chunks).decode("ascii").split("\n\n")
+    speech = spoken(tts, 4, voice="vivian", max_frames=5)  # in longer chunks
+    *decoding, vocoder, done, end, nothing = lines
+    assert decoding == [
+        f'data: {{"phase":"decoding","step":{step},"max_steps":5}}' for step in range(1, 6)
+    ]
+    assert (vocoder, end, nothing) == ('data: {"phase":"vocoder"}', "data: [DONE]", "")
+    facts = json.loads(done.removeprefix("data: "))
+    assert list(facts) == ["phase", "n_steps", "n_samples", "elapsed_ms", "audio"]
+    assert (facts["phase"], facts["n_steps"], facts["n_samples"]) == ("done", 5, 5 * 1920)
+    samples, rate = read_wav(base64.b64decode(facts["audio"]))
+    assert rate == 24000 and np.abs(samples.astype(int) - speech).max() <= 1
+
+
+@pytest.mark.parametrize("event_format", [None, "phases"])
+def test_max_steps_is_what_the_request_can_have(live, event_format):
+    text = "This is a sentence that goes on for a while. " * 12
+    body = {"voice": "vivian", "stream": True, "event_format": event_format}
+    parts = int(live.speak(text, voice="vivian", max_new_tokens=3).headers["x-parts"])
+    assert parts > 1
+    for limit, most in ((4, 3), (None, parts * live.engine.max_frames)):
+        with live.client.stream(
+            "POST", SPEECH, json={"input": text, "max_new_tokens": limit} | body
+        ) as answer:
+            first = next(line for line in answer.iter_lines() if '"decoding"' in line)
+        assert json.loads(first.removeprefix("data: "))["max_steps"] == most
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("stream", {}),
+        ("stream", {"stream": False}),
+        ("stream_format", {"stream": True, "stream_format": "sse"}),
+        ("response_format", {"stream": True, "response_format": "mp3"}),
+        ("include_codes", {"stream": True, "include_codes": True}),
+    ],
+)
+def test_what_phases_have_no_room_for_is_refused(live, param, body):
+    answer = live.speak(TEXT, voice="vivian", event_format="phases", **body)
+    assert assert_error(answer, 400)["param"] == param
+
+
+def test_phases_tell_of_a_speech_that_fails_in_the_middle():
+    with serving(FakeEngine(fail_after=3)) as server:
+        facts = sse(text := server.speak(stream=True, event_format="phases").text)
+    assert [event["phase"] for event in facts] == ["decoding"] * 3 + ["error"]
+    assert facts[-1]["error"]["message"] == "planted" and "[DONE]" not in text
 
 
 # ---- voices and models ---------------------------------------------------------------------------
@@ -283,8 +355,14 @@ def num_samples_in(data: bytes) -> int:
         return sum(frame.samples for frame in container.decode(audio=0)) * 24000 // rate
 
 
-def read_response(connection: socket.socket) -> tuple[bytes, list[bytes]]:
-    """Head and chunks of a chunked answer."""
+def read_response(
+    connection: socket.socket, after_each: Callable[[], None] = lambda: None
+) -> tuple[bytes, list[bytes]]:
+    """Head and chunks of a chunked answer.
+
+    Args:
+        after_each: called when a chunk has come, before the next is awaited.
+    """
     file = connection.makefile("rb")
     head = b""
     while not head.endswith(b"\r\n\r\n"):
@@ -293,4 +371,5 @@ def read_response(connection: socket.socket) -> tuple[bytes, list[bytes]]:
     while size := int(file.readline(), 16):
         chunks.append(file.read(size))
         assert file.read(2) == b"\r\n"
+        after_each()
     return head, chunks

@@ -254,3 +254,14 @@ OPERATIONS = {
 def load(folder: Path, name: str) -> EmulatedModel:
     """One of the models that an export left in `folder`."""
     return EmulatedModel(str(folder / f"{name}.mlpackage"))
+
+
+def decode_speech(decoder: EmulatedModel, codes: Tensor, chunk_frames: int) -> np.ndarray:
+    """[num_samples] that a SpeechDecoder makes of codes [num_frames, num_quantizers] int32."""
+    (shape,) = (e.type.multiArrayType.shape for e in decoder.description.input if e.name == "past")
+    past, pieces = np.zeros(tuple(shape), dtype=np.float32), []
+    for chunk in codes.split(chunk_frames):
+        found = decoder.predict({"codes": chunk.T[None].contiguous().numpy(), "past": past})
+        past = found["new_past"]
+        pieces.append(found["pcm"][0])
+    return np.concatenate(pieces)

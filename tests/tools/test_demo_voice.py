@@ -1,6 +1,8 @@
 """The demonstration voice says what it is given: words, end, length, on every way through."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from pipecat.frames.frames import TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
 from tiny_speech import feed_and_end, tiny_engine
-from tolerances import LOGITS_F32, PCM16
+from tolerances import LOGITS_F32, PCM16, WORD_ERROR_RATE, WORD_ERROR_RATE_OF_FEW
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
@@ -18,7 +20,7 @@ from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation import official
 from tools.demo_voice import samples, shards
-from tools.demo_voice.evaluate import FEEDS, REFERENCES, Reader, summary
+from tools.demo_voice.evaluate import FEEDS, REFERENCES, Reader, recognised, summary
 from tools.demo_voice.package import MAX_BYTES
 
 # Bars somewhat under the measured figures (benchmarks/results/demo_voice.json); the few sentences
@@ -26,6 +28,8 @@ from tools.demo_voice.package import MAX_BYTES
 MIN_WORD_ACCURACY, MIN_WORD_ACCURACY_OF_FEW = 0.92, 0.85
 MIN_ENDED = 0.99
 MIN_LENGTH_RIGHT = 0.98
+MIN_TOLD_APART = 0.98
+HEARD = 60  # sentences that the recogniser hears
 
 ROOT = Path(__file__).parents[2]
 TEXT = "Your table for two is ready."
@@ -69,6 +73,50 @@ def test_unseen_sentences_end_in_time_with_their_words_said(reader, references, 
 def test_all_unseen_sentences_end_in_time_with_their_words_said(reader, references, feed):
     assert len(references) == 300
     check(reader, references, feed, MIN_WORD_ACCURACY)
+
+
+@pytest.fixture(scope="module")
+def written(references) -> list[tuple[int, shards.Utterance]]:
+    """The sentences that the recogniser hears, with the seeds of evaluate.py."""
+    return [(i, u) for i, u in enumerate(references) if u.kind == "written"][:HEARD]
+
+
+@pytest.mark.parametrize(
+    ("feed", "every", "bar"),
+    [
+        ("stepwise", 15, WORD_ERROR_RATE_OF_FEW),
+        pytest.param("stepwise", 1, WORD_ERROR_RATE, marks=pytest.mark.ci),
+        pytest.param("full", 1, WORD_ERROR_RATE, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(1200)
+def test_a_recogniser_hears_the_words_of_unseen_sentences(reader, written, feed, every, bar):
+    pytest.importorskip("tools.demo_voice.recogniser")
+    some = written[::every]
+    found = recognised(reader, [reader.read(u, text_feed=feed, seed=i) for i, u in some])
+    assert found["sentences"] == len(some)
+    assert found["word_error_rate"] <= bar, found
+    assert found["sentence_told_apart"] >= MIN_TOLD_APART, found
+
+
+@pytest.mark.ci
+def test_the_recogniser_fails_a_voice_that_says_something_else(reader, written):
+    pytest.importorskip("tools.demo_voice.recogniser")
+    some = [u for _, u in written[::15]]
+    mute = [replace(u, codes=np.zeros_like(u.codes)) for u in some]
+    wrong = [replace(u, codes=v.codes) for u, v in zip(some, some[1:] + some[:1], strict=True)]
+    for voice in (mute, wrong):
+        found = recognised(reader, voice)
+        assert found["word_error_rate"] > 0.8 and found["sentence_told_apart"] == 0, found
+
+
+def test_the_committed_figures_of_the_recogniser_meet_the_bar():
+    result = json.loads((ROOT / "benchmarks" / "results" / "demo_voice.json").read_text())
+    for feed in FEEDS:
+        found = result["recogniser"][feed]
+        assert found["sentences"] == HEARD
+        assert found["word_error_rate"] <= WORD_ERROR_RATE
+        assert found["sentence_told_apart"] >= MIN_TOLD_APART
 
 
 def test_another_sentence_is_told_apart(reader, references):

@@ -371,7 +371,7 @@ def check_rows(found: dict) -> None:
         assert found["two_engines"]["outcomes"] == {"same": 4}
     if "peers" in found:
         systems = {row["system"]: "why_not" in row for row in found["peers"]["rows"]}
-        assert systems == {"graph": False, "torch": False, "qwen-tts": True}
+        assert systems == {"cpu": False, "graph": False, "torch": False, "qwen-tts": True}
 
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):

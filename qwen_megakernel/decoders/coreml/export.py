@@ -54,21 +54,29 @@ class ExportOptions:
 
     Attributes:
         num_positions: of the talker's cache: prompt and frames.
-        precision: of activations and weights. The speech decoder is float32 whatever this says: its
-            activation loses the waveform in 16 bits.
+        precision: of activations and weights, but for the speech decoder's.
         weights: None, or one of `choices.WEIGHTS`: whose layers have 8-bit weights.
         chunk_frames: frames that the speech decoder takes at once.
+        speech_precision: of the speech decoder; float32 alone, in 16 bits there is noise in the
+            waveform (docs/coreml.md).
     """
 
     num_positions: int
     precision: str = "float16"
     weights: str | None = None
     chunk_frames: int = 4
+    speech_precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise UsageError(
                 f"precision is {self.precision!r}; Core ML computes in {' or '.join(PRECISIONS)}."
+            )
+        if self.speech_precision != "float32":
+            raise UsageError(
+                f"speech_precision is {self.speech_precision!r}; the speech decoder is float32.",
+                "In 16 bits each layer rounds the waveform, and the noise adds up.",
+                "Use float32; docs/coreml.md has what the noise was.",
             )
         if self.weights not in (None, *INT8_FORMS):
             raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_FORMS)}.")
@@ -128,7 +136,9 @@ def export(
         logger.info("Converting %s.", name)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             written = Path(work) / f"{name}.mlpackage"
-            _convert(checkpoint, name, options).save(str(written))
+            is_speech = name == "SpeechDecoder"
+            precision = options.speech_precision if is_speech else options.precision
+            _convert(checkpoint, name, options, precision).save(str(written))
             target = folder / written.name
             if target.exists():
                 shutil.rmtree(target)
@@ -157,11 +167,10 @@ def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str
     return folder
 
 
-def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions) -> Any:
-    """One model, as coremltools has it."""
+def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precision: str) -> Any:
+    """One model in "float16" or "float32", as coremltools has it."""
     ct = coremltools()
     module, inputs, outputs = _module(checkpoint, name, options)
-    precision = "float32" if name == "SpeechDecoder" else options.precision
     states = [
         ct.StateType(ct.TensorType(shape=tuple(buffer.shape), dtype=np.float16), name=path)
         for path, buffer in module.named_buffers()

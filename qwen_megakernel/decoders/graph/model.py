@@ -73,16 +73,16 @@ class GraphModel:
 
     def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
         self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
+        self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self._load(checkpoint)
         self._allocate(sizes.max_text_rows)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         weights, talker = checkpoint.talker, self.config.talker
-        where = {"device": self.device, "dtype": self.dtype}
 
         def load(name: str) -> Tensor:
-            return weights[name].to(**where)
+            return weights[name].to(device=self.device, dtype=self.predictor_dtype)
 
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
         tables = self.embeddings.codec_table, *self.embeddings.code_tables
@@ -97,7 +97,8 @@ class GraphModel:
             "model.",
             num_slots=self.num_slots,
             num_positions=self.max_positions,
-            **where,
+            device=self.device,
+            dtype=self.dtype,
         )
         self.predictor = GraphStack(
             self.config.predictor.stack,
@@ -105,9 +106,10 @@ class GraphModel:
             "code_predictor.model.",
             num_slots=self.num_slots,
             num_positions=talker.num_code_groups,
-            **where,
+            device=self.device,
+            dtype=self.predictor_dtype,
         )
-        self._codec_head = load("codec_head.weight")
+        self._codec_head = weights["codec_head.weight"].to(device=self.device, dtype=self.dtype)
         self._lm_heads = [
             load(f"code_predictor.lm_head.{group}.weight")
             for group in range(talker.num_code_groups - 1)
@@ -258,6 +260,7 @@ class GraphModel:
         x = torch.stack((self.hidden, F.embedding(first, embeddings.codec_table)), dim=1)
         start = 0
         for group, head in enumerate(self._lm_heads, start=1):
+            x = x.to(self.predictor_dtype)
             if self._projection:
                 x = F.linear(x, *self._projection)
             hidden = self.predictor.append(x, start)[:, -1]

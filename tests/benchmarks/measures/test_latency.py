@@ -1,11 +1,12 @@
 """benchmarks/measures/latency.py: an idle engine is what it measures; what it has, it writes."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import measure
+from benchmarks import measure, page_parts, performance_page
 from benchmarks.measures import latency
 
 
@@ -59,7 +60,7 @@ def first_stage(*_):
     ("name", "last", "stopped", "options", "rows"),
     [
         ("first-sound", "stages", first_stage, [], 5),
-        ("texts", "system_voice", stop, ["--max-frames", "4"], 6),
+        ("texts", "system_voice", stop, ["--max-frames", "4"], 9),
     ],
     ids=["first_sound", "texts"],
 )
@@ -75,3 +76,75 @@ def test_what_was_measured_before_the_end_is_written(
         measure.main([*words, "--runs", "1", *options])
     found = json.loads(file.read_text())
     assert len(found["rows"]) == rows and found["commit"]
+
+
+ESPEAK = """#!/bin/sh
+printf 'RIFF....WAVEfmt \\020\\0\\0\\0\\1\\0\\1\\0\\042\\126\\0\\0........data....'
+head -c 44100 /dev/zero
+"""  # a second of silence at 22050 Hz
+
+
+@pytest.mark.parametrize("dtype", ["float32", "talker=bfloat16,predictor=float32"])
+def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, tmp_path):
+    (tmp_path / "espeak-ng").write_text(ESPEAK)
+    (tmp_path / "espeak-ng").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    file = tmp_path / "result.json"
+    words = ["texts", "--model", "tiny-random", "--backend", "torch", "--dtype", dtype]
+    assert measure.main([*words, "--runs", "1", "--max-frames", "6", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert (found["dtype"], found["backend"]) == (dtype, "torch")
+    assert found["load_s"] > 0 and found["peak_memory_mb"]["host"] > 100
+    rows = {(r["system"], r["text"], r["first_frames"]): r for r in found["rows"]}
+    ours = {("torch", text, first) for text in latency.TEXTS for first in (1, 3, "whole")}
+    assert set(rows) == ours | {("espeak-ng", text, "whole") for text in latency.TEXTS}
+    assert len(rows) == len(found["rows"])
+    for (system, _, first), row in rows.items():
+        p50 = {name: figures["p50"] for name, figures in row.items() if isinstance(figures, dict)}
+        assert min(p50.values()) > 0 and p50["first_chunk_ms"] <= p50["total_ms"]
+        if system == "espeak-ng":
+            assert p50["audio_s"] == 1 and p50["rtf"] == p50["total_ms"] / 1000
+            continue
+        assert set(performance_page.TEXT_FIGURES) <= set(p50)
+        assert p50["frames"] <= 6 and round(p50["audio_s"] / 0.08) == p50["frames"]
+        assert p50["decode_ms"] + p50["vocoder_ms"] <= p50["total_ms"]
+        waited = p50["first_chunk_ms"] / p50["total_ms"]
+        if first != 3:  # in one piece, the first chunk is the last
+            assert waited > 0.9 if first == "whole" else waited < 0.9
+
+
+def test_the_texts_are_as_long_as_those_that_they_are_compared_with():
+    assert [len(text) for text in latency.TEXTS.values()] == [12, 63, 256]
+
+
+def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
+    spread = dict.fromkeys(("mean", "p50", "p95"), 2.5)
+    figures = dict.fromkeys(performance_page.TEXT_FIGURES, spread)
+    row = {"system": "torch", "text": "short", "first_frames": "whole"} | figures
+    voice = {"system": "espeak-ng", "text": "short", "first_frames": None, "rtf": spread}
+    result = page_parts.load_result("benchmark_cpu_random-0.6b-base.json")
+    name = "texts_cpu_0.6b_by_part.json"
+    result |= {"rows": [row, voice], "load_s": 3.0, "backend": "torch", "file": name}
+    monkeypatch.setattr(performance_page, "load_results", lambda pattern: [result])
+    lines = performance_page.texts_table()
+    (ours,) = (line for line in lines if "| short | whole | 2.500 |" in line and "3.0 s" in line)
+    assert ours.count("2.500") == len(performance_page.TEXT_FIGURES)
+    assert sum(line.startswith("| espeak-ng | – |") for line in lines) == 1
+    asked = [line for line in lines if line.startswith("python benchmarks/measure.py texts")]
+    assert len(asked) == len(performance_page.TEXTS_OF) - 1
+    assert not [line for line in asked if name in line]
+    for line in asked:  # each is a command that measure.py takes
+        words = line.split()[2:]
+        assert measure.parser(words).parse_args(words).json in line
+
+
+def test_first_sound_has_a_row_of_every_stage(tmp_path):
+    file = tmp_path / "result.json"
+    words = ["first-sound", "--model", "tiny-random", "--backend", "torch", "--runs", "1"]
+    assert measure.main([*words, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    stages = ["request 1 cold", "request 1", "request 10", "first_chunk", "tokenise", "prompt"]
+    stages += [f"prefill {count}" for count in latency.PROMPT_POSITIONS]
+    stages += ["first frame", *(f"vocoder {frames}" for frames in (1, 2, 4, 10))]
+    assert [row["stage"] for row in rows] == stages
+    assert min(row["ms"]["p50"] for row in rows) > 0

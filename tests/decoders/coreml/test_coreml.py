@@ -296,7 +296,7 @@ def test_models_are_converted_once_for_each_kind(apple, monkeypatch, load_checkp
     for options in (ExportOptions(8), ExportOptions(8), ExportOptions(9)):
         folder = coreml_export.exported(loaded, options, ["CodeEmbedder"])
         assert (folder / MANIFEST).exists()
-    made = [call.args[1:] for call in convert.call_args_list]
+    made = [call.args[1:3] for call in convert.call_args_list]
     assert made == [("CodeEmbedder", ExportOptions(8)), ("CodeEmbedder", ExportOptions(9))]
 
 
@@ -365,7 +365,13 @@ def test_what_core_ml_cannot_do_is_a_usage_error(apple, options, says):
 
 @pytest.mark.parametrize(
     "options",
-    [{"precision": "int4"}, {"weights": "int3"}, {"num_positions": 0}, {"chunk_frames": 0}],
+    [
+        {"precision": "int4"},
+        {"speech_precision": "float16"},
+        {"weights": "int3"},
+        {"num_positions": 0},
+        {"chunk_frames": 0},
+    ],
 )
 def test_options_that_do_not_exist_are_refused_with_their_value(options):
     with pytest.raises(UsageError, match=str(next(iter(options.values())))):

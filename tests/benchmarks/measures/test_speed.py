@@ -1,0 +1,33 @@
+"""benchmarks/measures/speed.py: memory and load time, at toy size."""
+
+import json
+
+from benchmarks import measure
+from benchmarks.measures import speed
+
+
+def test_memory_has_its_row(tmp_path):
+    file = tmp_path / "result.json"
+    words = ["memory", "--model", "tiny-random", "--backend", "torch", "--streams", "2"]
+    assert measure.main([*words, "--max-frames", "3", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["settings"] == {"streams": 2, "max_frames": 3}
+    (row,) = found["rows"]
+    assert row["streams"] == 2 and 0 < row["load_s"] < 60
+    assert row["peak_memory_mb"]["host"] > 100
+
+
+def test_bandwidth_counts_weights_by_part(tmp_path, monkeypatch):
+    """A code predictor in float32 reads twice the bytes of one in bfloat16."""
+    monkeypatch.setattr(speed, "read_bandwidth", lambda device: 10.0)
+    sizes = {}
+    for dtype in ("bfloat16", "float32", "talker=bfloat16,predictor=float32"):
+        file = tmp_path / "result.json"
+        words = ["bandwidth", "--model", "tiny-random", "--backend", "torch", "--dtype", dtype]
+        words += ["--runs", "1", "--warmup", "0", "--max-frames", "3"]
+        assert measure.main([*words, "--json", str(file)]) == 0
+        found = json.loads(file.read_text())
+        assert found["dtype"] == dtype
+        sizes[dtype] = found["weight_bytes_per_frame"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["bfloat16"] < sizes["talker=bfloat16,predictor=float32"] < sizes["float32"]
