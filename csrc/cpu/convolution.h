@@ -12,6 +12,7 @@
 
 #include "cpu_vocoder.h"
 #include "pool.h"
+#include "transforms.h"
 #include "vectors.h"
 
 namespace qwen_tts {
@@ -22,6 +23,8 @@ constexpr int kWidth = 2 * kLanes;  // columns of a packed block
 // 128 the error is that of MKL's products, with 64 two thirds of it, and 4 % slower.
 constexpr int kSumTerms = 64;
 constexpr int kPanelRows = 96;
+constexpr int kPanelTiles = 96;
+constexpr size_t kPointBytes = size_t{384} << 10;  // that a worker keeps for itself
 // Weights up to this size are read by every worker for its own rows, larger ones by one worker
 // each.
 constexpr size_t kSharedBytes = size_t{3} << 20;
@@ -37,12 +40,18 @@ inline std::vector<float> padded_copy(const float* values, int channels, int cou
   return copy;
 }
 
+// Transforms of weights beyond kFastBytes would take longer to read than they save, and of few
+// channels longer to compute.
+constexpr size_t kFastBytes = size_t{12} << 20;
+constexpr int kFastChannels = 64;
+
 struct Convolution {
+  Transform transform;
   int num_taps, in_channels, out_channels, stride, dilation, history_at;
   std::vector<float> bias, frequency, amplitude;  // padded; frequency: empty without an activation
   // Columns are [stride][padded out_channels]; or gates and ups by turns, a vector of each.
   bool is_gated = false;
-  const float* packed = nullptr;  // [block][tap][in_channels][width of the block]
+  const float* packed = nullptr;  // [block][product][in_channels][width of the block]
 
   int history_rows() const { return (num_taps - 1) * dilation; }
   size_t in_size() const { return padded(in_channels); }
@@ -52,8 +61,15 @@ struct Convolution {
   }
   int num_blocks() const { return (num_columns() + kWidth - 1) / kWidth; }
   int width(int block) const { return std::min(kWidth, num_columns() - block * kWidth); }
-  size_t depth() const { return size_t(num_taps) * in_channels; }
+  int num_products() const { return products_of(transform, num_taps); }
+  size_t depth() const { return size_t(num_products()) * in_channels; }
   size_t num_weights() const { return depth() * num_columns(); }
+  // Tiles whose points a worker keeps at once.
+  int panel_tiles() const {
+    const size_t per_tile = num_products() * in_size() * 4;
+    const int tall = int(kPointBytes / per_tile) / kTallRows;
+    return std::clamp(tall * kTallRows, kTallRows, kPanelTiles);
+  }
   const float* block(int index) const { return packed + depth() * index * kWidth; }
 
   struct Column {
@@ -65,8 +81,18 @@ struct Convolution {
   }
 };
 
-inline Convolution make_convolution(const ConvolutionSource& s) {
+// By the shape alone, so that equal cuts give equal bits.
+inline Transform transform_of(const ConvolutionSource& s) {
+  const size_t bytes = size_t(s.num_taps) * s.in_channels * s.stride * s.out_channels * 4;
+  if (std::min(s.in_channels, s.out_channels) < kFastChannels || bytes > kFastBytes)
+    return Transform::kNone;
+  if (s.num_taps == TwoTaps::kTaps) return Transform::kTwoTaps;
+  return s.num_taps == SevenTaps::kTaps ? Transform::kSevenTaps : Transform::kNone;
+}
+
+inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) {
   Convolution c;
+  c.transform = is_direct ? Transform::kNone : transform_of(s);
   c.num_taps = s.num_taps, c.in_channels = s.in_channels, c.out_channels = s.out_channels;
   c.stride = s.stride, c.dilation = s.dilation, c.history_at = s.history;
   // A depthwise one has as many channels behind it as in front.
@@ -80,11 +106,17 @@ inline Convolution make_convolution(const ConvolutionSource& s) {
 
 inline void pack_block(const Convolution& c, const float* taps, int block, float* to) {
   const int width = c.width(block);
-  for (size_t row = 0; row < c.depth(); ++row)
+  const size_t tap_size = size_t(c.in_channels) * c.stride * c.out_channels;
+  std::vector<double> of_taps(c.num_taps), products(c.num_products());
+  for (int row = 0; row < c.in_channels; ++row)
     for (int i = 0; i < width; ++i) {
       const auto at = c.column(block * kWidth + i);
-      const size_t from = (row * c.stride + at.phase) * c.out_channels + at.channel;
-      *to++ = at.channel < c.out_channels ? taps[from] : 0.0f;
+      const size_t from = (size_t(row) * c.stride + at.phase) * c.out_channels + at.channel;
+      for (int tap = 0; tap < c.num_taps; ++tap)
+        of_taps[tap] = at.channel < c.out_channels ? taps[tap * tap_size + from] : 0;
+      transform_weights(c.transform, of_taps, products);
+      for (int p = 0; p < c.num_products(); ++p)
+        to[(size_t(p) * c.in_channels + row) * width + i] = float(products[p]);
     }
 }
 
@@ -126,50 +158,132 @@ constexpr std::array<Tile, kTallRows> kTiles[] = {
     tiles_of<1>(std::make_integer_sequence<int, kTallRows>()),
     tiles_of<2>(std::make_integer_sequence<int, kTallRows>())};
 
-// Any number of rows: sums [num_rows][kWidth].
-inline void multiply_rows(const float* x, size_t stride, int num_rows, const float* weights,
-                          int num_cols, int width, float* sums, bool adds) {
-  for (int row = 0; row < num_rows;) {
-    const int left = num_rows - row;
-    // The last two tiles share what is left: a low one waits for its sums.
-    const int size = left >= 2 * kTallRows ? kTallRows : left > kTallRows ? (left + 1) / 2 : left;
-    kTiles[width / kLanes - 1][size - 1](x + row * stride, stride, weights, num_cols,
-                                         sums + row * kWidth, adds);
-    row += size;
+// Any number of rows of x times all columns of one product: sums [num_rows][kWidth]. Returns the
+// weights of the next product.
+inline const float* multiply_rows(const Convolution& c, const float* x, int num_rows,
+                                  const float* weights, int width, float* sums, bool adds) {
+  const size_t stride = c.in_size();
+  for (int col = 0; col < c.in_channels; col += kSumTerms) {
+    const int num_cols = std::min(kSumTerms, c.in_channels - col);
+    for (int row = 0; row < num_rows;) {
+      const int left = num_rows - row;
+      // The last two tiles share what is left: a low one waits for its sums.
+      const int size = left >= 2 * kTallRows ? kTallRows : left > kTallRows ? (left + 1) / 2 : left;
+      kTiles[width / kLanes - 1][size - 1](x + row * stride + col, stride, weights, num_cols,
+                                           sums + row * kWidth, adds || col);
+      row += size;
+    }
+    weights += size_t(num_cols) * width;
   }
+  return weights;
 }
 
 // The part of a convolution that one worker computes: all blocks for some rows, or the reverse.
 struct Part {
+  bool has_all_blocks;
   Share rows, blocks;
 };
 inline Part part_of(const Convolution& c, int num_rows, int worker, int num_workers) {
   const int num_tiles = (num_rows + kTallRows - 1) / kTallRows;
   if (c.num_weights() * 4 > kSharedBytes || num_tiles < 4 * num_workers)
-    return {{0, num_rows}, share_of(c.num_blocks(), worker, num_workers)};
+    return {false, {0, num_rows}, share_of(c.num_blocks(), worker, num_workers)};
   const Share tiles = share_of(num_tiles, worker, num_workers);
-  return {{tiles.first * kTallRows, std::min(num_rows, tiles.end * kTallRows)},
+  return {true,
+          {tiles.first * kTallRows, std::min(num_rows, tiles.end * kTallRows)},
           {0, c.num_blocks()}};
 }
 
+// Rows first, first + step, ..
+struct Rows {
+  int first, count, step;
+  int at(int index) const { return first + index * step; }
+};
+
 // use(block, rows, sums) receives the sums [row][kWidth] of a block for some rows. The taps read
-// rows of x that are tap_rows apart; `sums` is scratch [kPanelRows][kWidth].
+// rows of x that are `gap` apart; `sums` is scratch [kPanelRows][kWidth].
 template <class Use>
-void convolve(const Convolution& c, const Part& part, const float* x, int tap_rows, float* sums,
+void convolve(const Convolution& c, const Part& part, const float* x, int gap, float* sums,
               Use use) {
-  const size_t stride = c.in_size();
   for (int first = part.rows.first; first < part.rows.end; first += kPanelRows) {
     const int num_rows = std::min(kPanelRows, part.rows.end - first);
     for (int block = part.blocks.first; block < part.blocks.end; ++block) {
       const float* weights = c.block(block);
       for (int tap = 0; tap < c.num_taps; ++tap)
-        for (int col = 0; col < c.in_channels; col += kSumTerms) {
-          const int num_cols = std::min(kSumTerms, c.in_channels - col);
-          multiply_rows(x + (first + size_t(tap) * tap_rows) * stride + col, stride, num_rows,
-                        weights, num_cols, c.width(block), sums, tap || col);
-          weights += size_t(num_cols) * c.width(block);
-        }
-      use(block, Share{first, first + num_rows}, sums);
+        weights = multiply_rows(c, x + (first + size_t(tap) * gap) * c.in_size(), num_rows, weights,
+                                c.width(block), sums, tap > 0);
+      use(block, Rows{first, num_rows, 1}, sums);
+    }
+  }
+}
+
+// The tiles of a transform: each has kOutputs rows that are `gap` apart. They begin with the chunk,
+// so that nobody's company moves them; the last ones of a chunk may stand over it.
+template <class T>
+struct Tiling {
+  int gap, num_rows;
+
+  int count() const {
+    const int span = gap * T::kOutputs;
+    return num_rows / span * gap + std::min(gap, num_rows % span);
+  }
+  int first_row(int tile) const { return tile / gap * gap * T::kOutputs + tile % gap; }
+  Rows rows(int tile) const {
+    const int first = first_row(tile);
+    return {first, std::min(T::kOutputs, (num_rows - first + gap - 1) / gap), gap};
+  }
+};
+
+// Inputs of some tiles and channels at the points of a transform: points [product][tile][in_size],
+// where a product has `plane` floats.
+template <class T>
+void transform_inputs(const Convolution& c, const Tiling<T>& tiling, const float* x, Share tiles,
+                      Share channels, float* points, size_t plane) {
+  constexpr int kInputs = T::kOutputs + T::kTaps - 1;
+  const size_t stride = c.in_size();
+  for (int tile = tiles.first; tile < tiles.end; ++tile, points += stride) {
+    const int first = tiling.first_row(tile), past = tiling.num_rows + (T::kTaps - 1) * tiling.gap;
+    const auto transform = [&](auto row) {
+      for (int channel = channels.first; channel < channels.end; channel += kLanes) {
+        Floats in[kInputs], out[T::kProducts];
+        visit_each<kInputs>([&](auto i) { in[i] = row(i, channel); });
+        T::inputs(in, out);
+        visit_each<T::kProducts>([&](auto p) { store(points + p * plane + channel, out[p]); });
+      }
+    };
+    const float* from = x + first * stride;
+    const size_t step = tiling.gap * stride;
+    if (first + (kInputs - 1) * tiling.gap < past) {
+      transform([&](int i, int channel) { return load(from + i * step + channel); });
+    } else {  // zeros behind the chunk
+      transform([&](int i, int channel) {
+        return first + i * tiling.gap < past ? load(from + i * step + channel) : zero_floats();
+      });
+    }
+  }
+}
+
+// use(block, rows, sums) as `convolve`, from the points of some tiles; `products` is scratch
+// [product][tile][kWidth].
+template <class T, class Use>
+void convolve_points(const Convolution& c, const Tiling<T>& tiling, Share tiles, Share blocks,
+                     const float* points, size_t plane, float* products, Use use) {
+  const int num_tiles = tiles.end - tiles.first;
+  const size_t size = size_t(num_tiles) * kWidth;
+  for (int block = blocks.first; block < blocks.end; ++block) {
+    const float* weights = c.block(block);
+    for (int p = 0; p < T::kProducts; ++p)
+      weights = multiply_rows(c, points + p * plane, num_tiles, weights, c.width(block),
+                              products + p * size, false);
+    for (int i = 0; i < num_tiles; ++i) {
+      float sums[T::kOutputs * kWidth];
+      for (int v = 0; v < c.width(block); v += kLanes) {
+        Floats in[T::kProducts], out[T::kOutputs];
+        visit_each<T::kProducts>(
+            [&](auto p) { in[p] = load(products + p * size + i * kWidth + v); });
+        T::outputs(in, out);
+        visit_each<T::kOutputs>([&](auto j) { store(sums + j * kWidth + v, out[j]); });
+      }
+      use(block, tiling.rows(tiles.first + i), sums);
     }
   }
 }

@@ -29,6 +29,7 @@ struct VocoderSource {
   const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
   int32_t num_keys;                         // where a state has the number of valid keys
   int32_t num_upsamplings, num_blocks, units_per_block;
+  int32_t is_direct;  // 1: no convolution by transforms, for comparisons
   // In the order of the network: codebooks' projection (of the first table beside the sum of the
   // others), pre_conv, input_proj; for each layer qkv (its history: that of keys and values), o,
   // gate beside up (as stride 2), down; output_proj; for each upsampling the transposed

@@ -44,7 +44,7 @@ struct Output {
   const float* residual = nullptr;
   const float* scale = nullptr;
 
-  void operator()(int block, Share rows, const float* sums) const {
+  void operator()(int block, Rows rows, const float* sums) const {
     const bool has_snake = reader && !reader->frequency.empty();
     for (int v = 0; v < from.width(block); v += kLanes) {
       const auto [phase, channel] = from.column(block * kWidth + v);
@@ -52,12 +52,13 @@ struct Output {
       const Floats scales = scale ? load(scale + channel) : broadcast(1.0f);
       const Floats frequency = has_snake ? load(reader->frequency.data() + channel) : bias;
       const Floats amplitude = has_snake ? load(reader->amplitude.data() + channel) : bias;
-      for (int row = rows.first; row < rows.end; ++row) {
+      for (int i = 0; i < rows.count; ++i) {
+        const int row = rows.at(i);
         size_t to = row;
         if (from.stride > 1)  // each step of a stream becomes `stride` steps
           to = size_t(row / num_streams * from.stride + phase) * num_streams + row % num_streams;
         const size_t at = to * from.out_size() + channel;
-        Floats y = load(sums + (row - rows.first) * kWidth + v) + bias;
+        Floats y = load(sums + i * kWidth + v) + bias;
         if (residual) y = fma(y, scales, load(residual + at));
         if (keep) store(keep + at, y);
         if (next) store(next + at, has_snake ? snake(y, frequency, amplitude) : y);
@@ -102,11 +103,44 @@ struct VocoderWorker {
     });
   }
 
-  // This worker's part of a convolution's num_rows outputs; no barrier.
+  // This worker's part of a convolution's num_rows outputs. No barrier stands behind it.
   template <class Use>
   void compute(const Convolution& c, const float* x, int num_rows, Use use) const {
-    convolve(c, part_of(c, num_rows, index, num_workers), x, c.dilation * pass.num_streams,
-             scratch().sums.data(), use);
+    const int gap = c.dilation * pass.num_streams;
+    if (c.transform == Transform::kNone) {
+      convolve(c, part_of(c, num_rows, index, num_workers), x, gap, scratch().sums.data(), use);
+    } else {
+      with_transform(c.transform,
+                     [&](auto t) { compute_tiles(c, Tiling<decltype(t)>{gap, num_rows}, x, use); });
+    }
+  }
+
+  template <class T, class Use>
+  void compute_tiles(const Convolution& c, const Tiling<T>& tiling, const float* x, Use use) const {
+    const Part part = part_of(c, tiling.count(), index, num_workers);
+    float* products = scratch().products.data();
+    const size_t stride = c.in_size();
+    if (part.has_all_blocks) {
+      float* points = scratch().points.data();
+      const int at_once = c.panel_tiles();
+      const size_t plane = at_once * stride;
+      for (int first = part.rows.first; first < part.rows.end; first += at_once) {
+        const Share tiles{first, std::min(part.rows.end, first + at_once)};
+        transform_inputs(c, tiling, x, tiles, {0, int(stride)}, points, plane);
+        convolve_points(c, tiling, tiles, part.blocks, points, plane, products, use);
+      }
+      return;
+    }
+    const size_t plane = tiling.count() * stride;
+    const Share parts = share(int(stride) / kChannelBlock);
+    transform_inputs(c, tiling, x, part.rows,
+                     {parts.first * kChannelBlock, parts.end * kChannelBlock}, model.points, plane);
+    barrier();
+    for (int first = 0; first < part.rows.end; first += kPanelTiles) {
+      const Share tiles{first, std::min(part.rows.end, first + kPanelTiles)};
+      convolve_points(c, tiling, tiles, part.blocks, model.points + first * stride, plane, products,
+                      use);
+    }
   }
 
   // A stage: what `output` says, behind the history of its reader.
@@ -234,11 +268,12 @@ inline void run_layer(const VocoderWorker& worker, const TransformerLayer& layer
   worker.barrier();
   const size_t size = layer.down->in_size();
   worker.compute(*layer.gate_up, worker.normed(layer.mlp_norm), num_rows,
-                 [&](int block, Share rows, const float* sums) {
+                 [&](int block, Rows rows, const float* sums) {
                    const int channel = layer.gate_up->column(block * kWidth).channel;
-                   for (int row = rows.first; row < rows.end; ++row, sums += kWidth)
+                   for (int r = 0; r < rows.count; ++r, sums += kWidth)
                      for (int i = 0; i < kLanes; ++i)
-                       model.mid[row * size + channel + i] = silu(sums[i]) * sums[kLanes + i];
+                       model.mid[rows.at(r) * size + channel + i] =
+                           silu(sums[i]) * sums[kLanes + i];
                  });
   worker.barrier();
   worker.compute(
@@ -294,11 +329,11 @@ inline void upsample(const VocoderWorker& worker, const Upsampling& stage, int n
   if (worker.is_last()) worker.keep_history(depthwise, model.out, num_rows);
   worker.barrier();
   const Convolution& wide = *stage.wide;
-  worker.compute(wide, model.in, num_rows, [&](int block, Share rows, const float* sums) {
+  worker.compute(wide, model.in, num_rows, [&](int block, Rows rows, const float* sums) {
     const int first = block * kWidth, count = wide.width(block);
-    for (int row = rows.first; row < rows.end; ++row, sums += kWidth)
+    for (int r = 0; r < rows.count; ++r, sums += kWidth)
       for (int i = 0; i < count; ++i)
-        model.mid[row * wide.out_size() + first + i] = gelu(sums[i] + wide.bias[first + i]);
+        model.mid[rows.at(r) * wide.out_size() + first + i] = gelu(sums[i] + wide.bias[first + i]);
   });
   worker.barrier();
   worker.convolution(*stage.narrow, model.mid, num_rows,
@@ -335,10 +370,10 @@ inline void run_last(const VocoderWorker& worker, const float* in, int num_rows)
   const size_t per_stream = size_t(request.num_frames - request.num_silent) * per_frame;
   const size_t begin = size_t(pass.first_frame - request.num_silent) * per_frame;
   if (!request.pcm) return;
-  worker.compute(*model.last, in, num_rows, [&](int, Share rows, const float* sums) {
-    for (int row = rows.first; row < rows.end; ++row, sums += kWidth) {
+  worker.compute(*model.last, in, num_rows, [&](int, Rows rows, const float* sums) {
+    for (int r = 0; r < rows.count; ++r, sums += kWidth) {
       const float sample = sums[0] + model.last->bias[0];
-      const int stream = pass.first_stream + row % pass.num_streams;
+      const int row = rows.at(r), stream = pass.first_stream + row % pass.num_streams;
       request.pcm[stream * per_stream + begin + row / pass.num_streams] =
           std::isnan(sample) ? sample : std::min(1.0f, std::max(-1.0f, sample));
     }

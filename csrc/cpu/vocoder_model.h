@@ -33,7 +33,7 @@ struct Block {
 
 // What one worker alone writes.
 struct VocoderScratch {
-  std::vector<float> sums, normed, keys, scores, query;
+  std::vector<float> sums, points, products, normed, keys, scores, query;
 };
 
 struct VocoderModel {
@@ -52,6 +52,7 @@ struct VocoderModel {
   std::unique_ptr<Arena> memory;
   size_t buffer_floats = 0;
   float *in, *out, *x, *mid;            // in and out: inputs of a convolution behind their history
+  float* points;                        // of a transform whose weights are dealt by columns
   std::vector<VocoderScratch> scratch;  // by worker
 };
 
@@ -82,10 +83,14 @@ inline void pack(VocoderModel& model, const ConvolutionSource* sources) {
 
 inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSource& source) {
   auto model = std::make_unique<VocoderModel>();
-  const int num_convolutions = 5 + 4 * (source.num_layers + source.num_upsamplings) +
-                               source.num_blocks * (1 + 2 * source.units_per_block) + 1;
-  for (int i = 0; i < num_convolutions; ++i)
-    model->convolutions.push_back(make_convolution(source.convolutions[i]));
+  const int num_before_blocks = 5 + 4 * (source.num_layers + source.num_upsamplings);
+  const int num_in_blocks = source.num_blocks * (1 + 2 * source.units_per_block);
+  for (int i = 0; i <= num_before_blocks + num_in_blocks; ++i) {
+    // Nearly all the work is in the blocks. In front of them a lost digit costs more than time.
+    const bool is_of_block = i >= num_before_blocks && i < num_before_blocks + num_in_blocks;
+    model->convolutions.push_back(
+        make_convolution(source.convolutions[i], source.is_direct || !is_of_block));
+  }
   Convolution* c = model->convolutions.data();
   const float* const* v = source.vectors;
   const auto vector = [&](int channels) { return padded_copy(*v++, channels); };
@@ -129,6 +134,13 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   const size_t positions = source.num_past + kPieceFrames;
   for (VocoderScratch& scratch : model->scratch) {
     scratch.sums.resize(kPanelRows * kWidth);
+    for (const Convolution& each : model->convolutions) {
+      if (each.transform == Transform::kNone) continue;
+      const size_t num_points = size_t(each.num_products()) * each.panel_tiles() * each.in_size();
+      scratch.points.resize(std::max(scratch.points.size(), num_points));
+      scratch.products.resize(
+          std::max(scratch.products.size(), size_t(each.num_products()) * kPanelTiles * kWidth));
+    }
     scratch.normed.resize(size_t(kPassFrames) * padded(hidden_size));
     scratch.keys.resize(positions * source.head_dim);
     scratch.scores.resize(positions), scratch.query.resize(source.head_dim);
@@ -142,6 +154,12 @@ inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
   const auto needs = [&](const Convolution& c) {
     const size_t in_rows = size_t(c.history_rows()) * num_streams + steps;
     most = std::max(most, in_rows * c.in_size());
+    if (c.transform != Transform::kNone) {
+      const size_t num_tiles = with_transform(c.transform, [&](auto t) {
+        return Tiling<decltype(t)>{c.dilation * num_streams, int(steps)}.count();
+      });
+      most = std::max(most, num_tiles * c.num_products() * c.in_size());
+    }
     steps *= c.is_gated ? 1 : c.stride;
     most = std::max(most, steps * std::max(c.out_size(), size_t(c.is_gated ? 0 : c.num_columns())));
   };
@@ -149,10 +167,11 @@ inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
   most = (most + 1023) / 1024 * 1024;
   if (most <= model.buffer_floats) return;
   model.memory.reset(), model.buffer_floats = 0;
-  model.memory = std::make_unique<Arena>(4 * most * sizeof(float));
+  model.memory = std::make_unique<Arena>(5 * most * sizeof(float));
   model.buffer_floats = most;
   auto* next = reinterpret_cast<float*>(model.memory->data());
-  for (float** each : {&model.in, &model.out, &model.x, &model.mid}) *each = next, next += most;
+  for (float** each : {&model.in, &model.out, &model.x, &model.mid, &model.points})
+    *each = next, next += most;
 }
 
 }  // namespace qwen_tts

@@ -22,7 +22,7 @@ class VocoderSource(ctypes.Structure):
         *_fields(c_int32, "num_layers num_heads num_kv_heads head_dim num_past max_frames"),
         *_fields(c_float, "rms_norm_eps layer_norm_eps"),
         *_fields(c_void_p, "rope_cos rope_signed_sin"),
-        *_fields(c_int32, "num_keys num_upsamplings num_blocks units_per_block"),
+        *_fields(c_int32, "num_keys num_upsamplings num_blocks units_per_block is_direct"),
         ("convolutions", POINTER(ConvolutionSource)),
         ("vectors", POINTER(c_void_p)),
     ]

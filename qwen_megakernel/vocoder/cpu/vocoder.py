@@ -32,16 +32,24 @@ class CpuVocoder(Vocoder):
     Args:
         codec_config, tensors: as `Vocoder` takes them.
         pool: whose threads compute; the decoder's, so that never two pools want the same cores.
+        is_direct: leave out the transforms along time, which save products and cost digits.
     Raises:
         OutOfMemory: before anything runs.
     """
 
-    def __init__(self, codec_config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool):
+    def __init__(
+        self,
+        codec_config: CodecConfig,
+        tensors: dict[str, Tensor],
+        pool: CpuPool,
+        *,
+        is_direct: bool = False,
+    ):
         super().__init__(codec_config, tensors)
         self._library = pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
-        source, tables = _Source(self), self._codebooks.tables
+        source, tables = _Source(self, is_direct), self._codebooks.tables
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
@@ -92,7 +100,7 @@ class CpuVocoder(Vocoder):
 class _Source:
     """A `VocoderSource` and the tensors behind its addresses, which native code reads once."""
 
-    def __init__(self, vocoder: Vocoder):
+    def __init__(self, vocoder: Vocoder, is_direct: bool):
         self._alive: list[Tensor] = []
         config, transformer = vocoder.config, vocoder._transformer
         books = vocoder._codebooks
@@ -140,6 +148,7 @@ class _Source:
             *(self._address(transformer.cos), self._address(transformer.signed_sin)),
             vocoder._num_keys.start,
             *(len(config.upsampling_ratios), len(config.upsample_rates), len(DILATIONS)),
+            is_direct,
             self._convolutions,
             self._vectors,
         )
