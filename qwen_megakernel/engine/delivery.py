@@ -89,18 +89,24 @@ class ChunkDelivery:
         pcm = chunk.samples.wait().numpy()
         spent = chunk.spent_ms + self._spent.add("vocoder", started)
         for slot, codes, samples in zip(chunk.slots, chunk.codes, pcm, strict=True):
-            if not self._table.is_alive(slot):
-                continue
-            timings = slot.state.timings
-            timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            frames = samples.reshape(len(codes), -1)
-            for index, frame in enumerate(frames):
-                reason = slot.guard.check_audio(frame)
-                if reason:
-                    slot.part_end, frames = reason, frames[:index]
-                    slot.pending.clear()
-                    break
-            self._send(slot, codes[: len(frames)], frames)
+            # Samples that are no numbers are their own stream's fault alone.
+            self._table.protect([slot], self._deliver_to, slot, codes, samples, spent)
+
+    def _deliver_to(
+        self, slot: ActiveStream, codes: list[np.ndarray], samples: np.ndarray, spent: float
+    ) -> None:
+        if not self._table.is_alive(slot):
+            return
+        timings = slot.state.timings
+        timings["vocoder"] = timings.get("vocoder", 0.0) + spent
+        frames = samples.reshape(len(codes), -1)
+        for index, frame in enumerate(frames):
+            reason = slot.guard.check_audio(frame)
+            if reason:
+                slot.part_end, frames = reason, frames[:index]
+                slot.pending.clear()
+                break
+        self._send(slot, codes[: len(frames)], frames)
 
     def _send(self, slot: ActiveStream, codes: list[np.ndarray], frames: np.ndarray) -> None:
         """Deliver [num_frames, samples_per_frame] audio of `codes`."""

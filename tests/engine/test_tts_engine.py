@@ -25,6 +25,8 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 
 @pytest.fixture(scope="module")
@@ -389,3 +391,14 @@ def test_the_warm_up_fits_an_engine_of_few_frames():
 def test_a_voice_file_may_be_named_by_a_path(tts, tmp_path):
     with pytest.raises(UnknownVoice, match="no voice file"):
         tts.stream(TEXT, voice=tmp_path / "nobody.voice.safetensors")
+
+
+def test_the_native_decoder_brings_its_vocoder_and_no_second_pool(cache_folder):
+    """Torch's threads would spin on the cores that the next native call wants."""
+    with tiny_engine(backend="cpu", num_threads=2) as tts:
+        stages = tts._loop.stages
+        assert isinstance(stages.vocoder, CpuVocoder)
+        assert stages.vocoder.pool is stages.decoder.pool
+        assert tts._loop.run(torch.get_num_threads) == 1
+    with tiny_engine(backend="torch") as tts:
+        assert type(tts._loop.stages.vocoder) is Vocoder

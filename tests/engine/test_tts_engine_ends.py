@@ -15,6 +15,7 @@ import pytest
 import tiny_speech
 import torch
 from tiny_speech import TEXT, VOICE, speak, tiny_engine
+from tolerances import PCM16
 from waiting import wait_until
 
 from qwen_megakernel.engine.slots import SlotTable
@@ -30,6 +31,32 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.records import SpeechRequest, TextIds
+
+# ---- what a vocoder gives back -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_samples_that_are_no_numbers_end_their_stream_alone(cache_folder, monkeypatch, backend):
+    with contextlib.closing(tiny_engine(backend=backend, num_slots=2)) as tts:
+        expected = speak(tts, seed=2)
+        vocoder = tts._loop.stages.vocoder
+        inner, seen = vocoder.step, []
+
+        def step(codes, states):
+            seen.extend(states)
+            pcm = inner(codes, states).clone()
+            pcm[[state is seen[0] for state in states]] = torch.nan
+            return pcm
+
+        monkeypatch.setattr(vocoder, "step", step)
+        options = {"voice": VOICE, "max_frames": 24}
+        broken, whole = (tts.stream(TEXT, seed=seed, **options) for seed in (1, 2))
+        with pytest.raises(GenerationError, match="Sample 0 of the audio is not a number"):
+            list(broken)
+        samples = np.concatenate([chunk.samples for chunk in whole])
+        assert seen[0] is not seen[-1]
+    assert np.abs(samples / np.float32(32768) - expected.audio).max() <= PCM16
+
 
 # ---- closing -------------------------------------------------------------------------------------
 

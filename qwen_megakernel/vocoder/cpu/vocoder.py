@@ -46,7 +46,7 @@ class CpuVocoder(Vocoder):
         is_direct: bool = False,
     ):
         super().__init__(codec_config, tensors)
-        self._library = pool.library
+        self.pool, self._library = pool, pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
