@@ -31,6 +31,7 @@ MEASUREMENTS = {
     "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),
     "cpu-decode": ("cpu_decode.cpu_decode", "Compare the CPU decoder with memory and PyTorch."),
     "cpu-speech": ("cpu_decode.cpu_speech", "Compare whole speeches of the CPU's two backends."),
+    "vocoder": ("vocoder.vocoders", "Compare the vocoders of a CPU on one checkpoint."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),

@@ -1,6 +1,7 @@
-// Runs the CPU decoder by its C interface on random weights, and prints codes and logits.
+// Runs the CPU decoder and vocoder by their C interfaces on random weights, and prints codes,
+// logits and samples.
 //
-// Tests compile it together with the decoder: for sanitizers, which Python cannot be loaded into,
+// Tests compile it together with both: for sanitizers, which Python cannot be loaded into,
 // and for processors that this machine is not, where an emulator runs it.
 //
 //   driver THREADS [fork]
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "cpu_decoder.h"
+#include "cpu_vocoder.h"
 
 namespace {
 
@@ -196,6 +198,101 @@ void speak(void* pool, const ModelSource& model) {
   qwen_cpu_decoder_destroy(decoder);
 }
 
+// A vocoder whose blocks have 64 channels, so that transforms are used, then 24, and the state of
+// its streams.
+class Vocoder {
+ public:
+  explicit Vocoder(void* pool) {
+    state = 3;
+    source_.num_codebooks = 3, source_.codebook_size = 20, source_.codebook_dim = 6;
+    source_.tables = floats(3 * 20 * 6, 0.5f);
+    source_.num_layers = 2, source_.num_heads = 4, source_.num_kv_heads = 2, source_.head_dim = 6;
+    source_.num_past = 7, source_.max_frames = 8;
+    source_.rms_norm_eps = 1e-5f, source_.layer_norm_eps = 1e-6f;
+    source_.rope_cos = floats(15 * 6, 1), source_.rope_signed_sin = floats(15 * 6, 1);
+    source_.num_keys = reserve(1);
+    source_.num_upsamplings = source_.num_blocks = 2, source_.units_per_block = 1;
+    source_.samples_per_frame = 2 * 2 * 3 * 2;
+    add(1, 12, 20), add(3, 20, 20), add(1, 20, 16);
+    for (int layer = 0; layer < source_.num_layers; ++layer) {
+      add(1, 16, 48, 1, 1, false);
+      convolutions_.back().history = reserve(7 * 24);
+      add(1, 24, 16, 1, 1, false), add(1, 16, 28, 2, 1, false), add(1, 28, 16, 1, 1, false);
+      for (int i = 0; i < 4; ++i) vectors_.push_back(floats(16, 0.2f, 0.8f));
+    }
+    vectors_.push_back(floats(16, 0.2f, 1.0f));
+    add(1, 16, 20);
+    for (int i = 0; i < 2; ++i) {
+      add(1, 20, 20, 2), add(7, 20, 0), add(1, 20, 80), add(1, 80, 20);
+      for (float middle : {1.0f, 0.0f, 0.5f}) vectors_.push_back(floats(20, 0.2f, middle));
+    }
+    add(7, 20, 64);
+    add(2, 64, 64, 3, 1, true), add(7, 64, 64, 1, 3, true), add(1, 64, 64, 1, 1, true);
+    add(2, 64, 24, 2, 1, true), add(7, 24, 24, 1, 9, true), add(1, 24, 24, 1, 1, true);
+    add(7, 24, 1, 1, 1, true);
+    source_.convolutions = convolutions_.data(), source_.vectors = vectors_.data();
+    expect(qwen_cpu_vocoder_create(pool, &source_, &handle_) == kDone, "making the vocoder");
+  }
+  ~Vocoder() { qwen_cpu_vocoder_destroy(handle_); }
+
+  // Samples of some frames of new streams, in chunks.
+  void decode(int num_streams, int num_silent, const std::vector<int>& chunks) {
+    std::vector<std::vector<float>> states(num_streams, std::vector<float>(num_values_));
+    std::vector<float*> addresses;
+    for (auto& each : states) addresses.push_back(each.data());
+    for (int num_frames : chunks) {
+      std::vector<int32_t> codes(num_streams * num_frames * source_.num_codebooks);
+      for (int32_t& each : codes) each = int32_t((random_value() + 1) * 9.99f);
+      std::vector<float> pcm(num_streams * (num_frames - num_silent) * source_.samples_per_frame);
+      const VocoderRequest request = {codes.data(), addresses.data(), num_streams,
+                                      num_frames,   num_silent,       pcm.data()};
+      expect(qwen_cpu_vocoder_step(handle_, &request) == kDone, "a chunk");
+      codes.back() = source_.codebook_size;
+      expect(qwen_cpu_vocoder_step(handle_, &request) == kBadCode, "a bad code");
+      std::printf("samples");
+      for (float each : pcm) std::printf(" %.7g", each);
+      std::printf("\n");
+    }
+  }
+
+ private:
+  const float* floats(int count, float size, float middle = 0) {
+    floats_.emplace_back(count);
+    for (float& each : floats_.back()) each = middle + size * random_value();
+    return floats_.back().data();
+  }
+  int reserve(int count) { return (num_values_ += count) - count; }
+  void add(int num_taps, int in_channels, int out_channels, int stride = 1, int dilation = 1,
+           bool has_snake = false) {
+    const int outputs = out_channels ? stride * out_channels : 1;
+    const float size = 1.5f / std::sqrt(float(num_taps * (out_channels ? in_channels : 1)));
+    ConvolutionSource c = {};
+    c.taps = floats(num_taps * in_channels * outputs, size);
+    if (in_channels != 16) c.bias = floats(out_channels ? out_channels : in_channels, 0.1f);
+    if (has_snake) c.frequency = floats(in_channels, 0.3f, 0.7f);
+    if (has_snake) c.amplitude = floats(in_channels, 0.3f, 0.7f);
+    c.num_taps = num_taps, c.in_channels = in_channels, c.out_channels = out_channels;
+    c.stride = stride, c.dilation = dilation;
+    c.history = reserve((num_taps - 1) * dilation * in_channels);
+    convolutions_.push_back(c);
+  }
+
+  VocoderSource source_{};
+  void* handle_ = nullptr;
+  int num_values_ = 0;
+  std::deque<std::vector<float>> floats_;
+  std::vector<ConvolutionSource> convolutions_;
+  std::vector<const float*> vectors_;
+};
+
+void be_heard(void* pool) {
+  Vocoder vocoder(pool);
+  vocoder.decode(1, 0, {1, 2, 11, 4});
+  vocoder.decode(3, 0, {8, 1, 5});
+  vocoder.decode(17, 0, {1, 3});
+  vocoder.decode(2, 3, {5});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -203,6 +300,8 @@ int main(int argc, char** argv) {
   void* pool = qwen_cpu_pool_create(num_threads);
   expect(pool != nullptr, "making threads");
   std::fprintf(stderr, "%s\n", qwen_cpu_instruction_set());
+  std::printf("vocoder\n");
+  be_heard(pool);
   for (Kind kind : {Kind{"float32", kSourceFloat32, 0}, Kind{"bf16", kSourceBf16, 0},
                     Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64}})
     for (int shape : {0, 1}) {

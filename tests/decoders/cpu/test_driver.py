@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tolerances import LOGITS_F32, LOGITS_INT8_RMS
+from tolerances import AUDIO_F32, LOGITS_F32, LOGITS_INT8_RMS
 
 from qwen_megakernel.native import compiling, cpu_library
 
@@ -43,6 +43,14 @@ FAULTS = {
     "weights are read past their end": (
         *("product.h", "const uint8_t* weights = matrix.packed + "),
         *("block * ", "(block + 9000) * ", "address", "(heap-buffer-overflow|SEGV)"),
+    ),
+    "a barrier is missing behind a convolution": (
+        *("vocoder.h", "    compute(c, x, num_rows, output);\n"),
+        *("    barrier();\n", "", "thread", "data race"),
+    ),
+    "a buffer of the vocoder is too small": (
+        *("vocoder_model.h", "scratch.sums.resize("),
+        *("kPanelRows * kWidth", "kPanelRows * kWidth / 2", "address", "heap-buffer-overflow"),
     ),
     "a null bias is read": (
         *("model.h", "    layer.k_norm.assign(v[3], v[3] + source.head_dim);\n  }\n  if ("),
@@ -75,7 +83,8 @@ def program(build_cache: Path, tmp_path_factory):
         if not made.exists():
             build_cache.mkdir(parents=True, exist_ok=True)
             new = made.with_suffix(f".{os.getpid()}")
-            command += [f"-I{sources}", driver, sources / "cpu_decoder.cpp", "-o", new]
+            units = [sources / "cpu_decoder.cpp", sources / "cpu_vocoder.cpp"]
+            command += [f"-I{sources}", driver, *units, "-o", new]
             subprocess.run(command, check=True)
             new.rename(made)
         return made
@@ -98,7 +107,7 @@ def expected(program) -> str:
     name = cpu_library.supported_sets()[0]
     done = run(program(["-O2", *cpu_library.INSTRUCTION_SETS[name]]), "1")
     assert (done.returncode, done.stderr) == (0, f"{name}\n")
-    assert done.stdout.count("logits") > 100
+    assert done.stdout.count("logits") > 100 and done.stdout.count("samples") == 10
     return done.stdout
 
 
@@ -115,9 +124,11 @@ def test_every_instruction_set_computes_the_same(program, expected, name):
             continue
         # Plain C++ rounds products before it adds them.
         for line, want in zip(done.stdout.splitlines(), expected.splitlines(), strict=True):
+            if want == "vocoder":
+                limit = AUDIO_F32
             if want[:6] in ("float3", "bf16 0", "bf16 1", "int8 r", "int8 g"):
                 limit = LOGITS_INT8_RMS if want.startswith("int8") else LOGITS_F32
-            if want.startswith("logits "):
+            if want.startswith(("logits ", "samples ")):
                 both = [np.array(each.split()[1:], dtype=float) for each in (line, want)]
                 assert np.sqrt(np.mean((both[0] - both[1]) ** 2)) < limit
             else:
