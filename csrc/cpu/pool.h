@@ -30,8 +30,10 @@ constexpr auto kLate = std::chrono::microseconds(300);
 constexpr int kPausesBetweenLooks = 64;  // at the clock
 // A job is crowded when a worker waited for this part of it.
 constexpr double kCrowdedPart = 0.2;
-constexpr int kFirstPatience = 8, kLastPatience = 512;  // jobs until the next trial
-constexpr int kCalmJobs = 64;  // after which the first patience holds again
+// Time until the next trial; each that fails doubles it. A trial may cost a scheduler's slice.
+constexpr Clock::duration kFirstPatience = std::chrono::milliseconds(20);
+constexpr Clock::duration kLastPatience = std::chrono::seconds(2);
+constexpr Clock::duration kCalm = std::chrono::seconds(1);  // after it the first one holds again
 
 inline void pause_thread() {
 #if defined(__x86_64__)
@@ -126,7 +128,8 @@ class Pool {
     for (int i = 1; i < num_workers_; ++i) crew.members[i - 1]->ticket.advance();
     call(&job, 0, num_workers_);
     barrier(0);
-    adapt(Clock::now() - began);
+    const auto now = Clock::now();
+    adapt(now, now - began);
   }
 
   // Every worker of the running job calls this; all return once all have called.
@@ -198,25 +201,25 @@ class Pool {
     }
   }
 
-  void adapt(Clock::duration duration) {
+  void adapt(Clock::time_point now, Clock::duration duration) {
     Clock::duration late{};
     for (int i = 0; i < num_threads_; ++i) late = std::max(late, crew_->late[i].sum());
     if (num_workers_ > 1 && late > kCrowdedPart * duration) {
       --num_workers_;
-      jobs_to_trial_ = patience_, num_calm_ = 0;
-      patience_ = std::min(2 * patience_, kLastPatience);
+      changed_at_ = now, patience_ = std::min(2 * patience_, kLastPatience);
     } else if (num_workers_ < num_threads_) {
-      if (--jobs_to_trial_ > 0) return;
+      if (now - changed_at_ < patience_) return;
       ++num_workers_;
-      jobs_to_trial_ = kFirstPatience;
-    } else if (++num_calm_ == kCalmJobs) {
-      patience_ = kFirstPatience;
+      changed_at_ = now;
+    } else if (now - changed_at_ > kCalm) {
+      patience_ = kFirstPatience / 2;
     }
   }
 
   const int num_threads_;
   int num_workers_;
-  int patience_ = kFirstPatience, jobs_to_trial_ = 0, num_calm_ = 0;
+  Clock::time_point changed_at_{};
+  Clock::duration patience_ = kFirstPatience / 2;
   std::unique_ptr<Crew> crew_;
 };
 

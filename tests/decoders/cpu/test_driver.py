@@ -147,7 +147,11 @@ def test_neon_computes_the_same_under_an_emulator(program, expected):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(program, fault):
     *_, sanitizer, words = FAULTS[fault]
-    done = run(program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS[sanitizer]], fault=fault), "3")
+    made = program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS[sanitizer]], fault=fault)
+    for _ in range(8):  # threads that happened to sleep are ordered by the mutex they slept at
+        done = run(made, "3")
+        if done.returncode:
+            break
     assert done.returncode and re.search(words, done.stderr), done.stderr[-800:]
 
 
