@@ -1,6 +1,7 @@
 """What the generated pages share: result files, tables, and the helper that writes a page."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ def mark_of(machine: dict[str, Any]) -> str:
     if (load or 0) > MAX_LOAD_PER_CORE * cores or (stolen or 0) > MAX_STOLEN_SHARE:
         return DISTURBED
     return UNKNOWN if load is None or stolen is None else ""
+
+
+def backend_of(result: dict[str, Any]) -> str:
+    """What decoded, in which precision, and from which weights where the command names them."""
+    weights = re.search(r"--weights[ =](\S+)", result["command"])
+    return ", ".join([result["backend"], result["dtype"], *(weights.groups() if weights else ())])
 
 
 def model_of(result: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from benchmarks import roofline
 from benchmarks.page_parts import (
     ROOT,
     Cell,
+    backend_of,
     load_result,
     load_results,
     machine_of,
@@ -38,11 +39,11 @@ def speech_table() -> list[str]:
     """Results of benchmark.py: what ran where, and its p50 figures."""
     columns: dict[str, Cell] = {
         "model": model_of,
-        "backend": "{backend}, {dtype}",
+        "backend": backend_of,
         "machine": timed_on,
-        "first frame": "{summary[first_frame_ms][p50]:.0f} ms",
-        "first samples": "{summary[first_chunk_ms][p50]:.0f} ms",
-        "RTF": "{summary[rtf][p50]:.2f}",
+        "first frame": "{summary[first_frame_ms][p50]:.3g} ms",
+        "first samples": "{summary[first_chunk_ms][p50]:.3g} ms",
+        "RTF": "{summary[rtf][p50]:.2g}",
     }
     return result_table("benchmark_*.json", columns)
 

@@ -197,13 +197,32 @@ def cpu_speech_table() -> list[str]:
                     ),
                     f"{row['rtf']['p50']:.3f}",
                     *(f"{row[f'{part}_ms_per_frame']['p50']:.2f}" for part in PARTS[:2]),
-                    *(timed_on(result | row), ", ".join(source_of(result))),
+                    *(timed_on(row | result), ", ".join(source_of(result))),
                 ]
             )
     note = "Whole speeches through the engine, both backends by turns in one process, p50:"
     columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
     columns += ["decode, ms a frame", "vocoder, ms a frame", "machine", "commit, file"]
-    return [note, "", *spaced_table(columns, rows)]
+    return [note, "", *spaced_table(columns, rows), *vocoder_table()]
+
+
+def vocoder_table() -> list[str]:
+    """The vocoders of a CPU by turns, from `measure.py vocoder`."""
+    rows = [
+        [
+            *(model_of(result), row["vocoder"], row["chunk_frames"]),
+            *(f"{row['ms_per_frame'][name]:.2f}" for name in ("p50", "best")),
+            *(timed_on(result), ", ".join(source_of(result))),
+        ]
+        for result in load_results("vocoder_cpu_*.json")
+        for row in result["rows"]
+    ]
+    note = (
+        "The vocoder alone, by turns: PyTorch's (`torch`), the native one (`native`), and the "
+        "native one without fast convolutions along time (`direct`), two threads each:"
+    )
+    columns = ["model", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
+    return [note, "", *spaced_table([*columns, "machine", "commit, file"], rows)]
 
 
 TEXTS_OF = {  # result file -> how it is made, in place of what is still missing
