@@ -211,6 +211,37 @@ def test_what_it_cannot_run_is_refused_by_name(load_checkpoint, native):
         native(replace(checkpoint, config=replace(checkpoint.config, talker=odd)))
 
 
+LITTLE_MEMORY = """
+import resource, sys, torch
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.errors import OutOfMemory
+
+def make(num_slots):
+    sizes = DecoderSizes(num_slots, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
+    return CpuDecoder(checkpoint, sizes, 2)
+
+checkpoint = loading.load(loading.resolve("tiny-random"))
+make(1)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + 300 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    make(2000)
+except OutOfMemory as error:
+    assert "fewer slots" in error.cure
+    make(1)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_too_little_memory_is_told_and_leaves_room_for_a_smaller_decoder():
+    done = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+
+
 @pytest.mark.ci
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
