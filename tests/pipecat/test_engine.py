@@ -66,12 +66,15 @@ async def test_sentences_are_what_the_engine_says(engine):
     assert run.pcm == expected and run.errors == []
 
 
-async def test_the_emulated_kernel_says_the_same(engine):
-    with tiny_engine(backend="emulation") as emulated:
+async def test_the_emulated_kernel_says_the_same():
+    with (
+        tiny_engine(backend="emulation", num_slots=4) as emulated,
+        tiny_engine(backend="torch", num_slots=4) as plain,
+    ):
         async with Run(service(emulated)) as run:
             await run.turn("Hello there.")
             await run.until(TTSStoppedFrame)
-    assert run.pcm == pcm_of(engine, "Hello there.") and run.errors == []
+        assert run.pcm == pcm_of(plain, "Hello there.") and run.errors == []
 
 
 async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(engine):
