@@ -7,12 +7,14 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import common
 from benchmarks.load_test import workload
 from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
+from benchmarks.measures.threads import busy_loops
 from qwen_megakernel import TTSEngine, audio
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
@@ -55,6 +57,9 @@ RAMP_S = 1.0  # in which a crowd arrives
     common.option("--streams", type=int, default=64, help="slots of the engine"),
     common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
     common.option("--max-frames", type=int, help="cut longer requests"),
+    common.option(
+        "--busy", nargs="+", type=int, default=[0], help="busy programs beside the engine: 0 2"
+    ),
 )
 def open_loop(args: argparse.Namespace) -> int:
     """Requests that come when they like (--rps), or listeners who play one speech after another
@@ -63,7 +68,8 @@ def open_loop(args: argparse.Namespace) -> int:
     Lengths are drawn (load_test/workload.py), so the end token is masked: its row of the codec head
     is zero, which puts it far below the 50 best. Sampling is the real one. First audio counts from
     the call and from the planned arrival; a run is an underrun when a player with no buffer, or
-    100 ms, would stop. The result file is written after each load.
+    100 ms, would stop. Every load is repeated beside each number of busy programs (--busy). The
+    result file is written after each load.
     """
     if not args.rps and not args.listeners:
         raise UsageError("There is no load.", cure="Give --rps 1,10,20, --listeners 8,16 or both.")
@@ -78,16 +84,19 @@ def open_loop(args: argparse.Namespace) -> int:
             "settings": {"streams": args.streams, "duration_s": args.duration, "seed": args.seed},
             "rows": rows,
         }
-        for load_name, value, run in loads:
-            started = time.perf_counter()
-            heard = asyncio.run(run(tts, args, value))
-            found = row(load_name, value, heard, time.perf_counter() - started)
+        for num_busy, (load_name, value, run) in product(args.busy, loads):
+            with busy_loops(num_busy):
+                started = time.perf_counter()
+                heard = asyncio.run(run(tts, args, value))
+                seconds = time.perf_counter() - started
+            found = row(load_name, value, heard, seconds) | {"busy": num_busy}
             rows.append(found)
             result["peak_memory_mb"] = common.peak_memory_mb()
             common.write_json(args.json, result)
             first = found["first_chunk_ms"]
             print(
-                f"{load_name} {value:g}: {found['requests']} requests, first chunk p50 "
+                f"{load_name} {value:g}, {num_busy} busy programs: {found['requests']} requests, "
+                "first chunk p50 "
                 f"{first['p50']:.1f} p95 {first['p95']:.1f} ms, "
                 f"{100 * found['underruns']:.1f} % underruns, "
                 f"{found['times_real_time']:.1f} times real time",
