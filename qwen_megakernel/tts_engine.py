@@ -111,7 +111,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
             on_gpu = chosen.device.type == "cuda"
             with memory_for(
                 f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
-                cure="Use fewer slots, or warmup=False, which records fewer graphs.",
+                hint="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
                 codec = loaded.codec_config, loaded.codec_decoder
                 if running.name == "cpu":
@@ -165,7 +165,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 of a text), voices (a folder), warmup: as `TTSEngine` has them.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
-            EnvironmentError_: the backend that was asked for cannot run here.
+            SetupError: the backend that was asked for cannot run here.
         """
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # before any file

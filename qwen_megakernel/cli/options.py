@@ -252,7 +252,7 @@ def check_speech(args: argparse.Namespace) -> None:
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(
-            f"--voice {path} is a recording, no voice.", cure=f"Say --voice-sample {path}"
+            f"--voice {path} is a recording, no voice.", hint=f"Say --voice-sample {path}"
         )
 
 

@@ -96,7 +96,7 @@ class FrameDecoder(ABC):
             raise TextTooLong(
                 f"{num_rows} text rows; this engine draws at most {self.max_frames} frames for "
                 "one part.",
-                cure="Raise max_frames, or leave split on.",
+                hint="Raise max_frames, or leave split on.",
             )
         # Frame f reads row f - 1, so rows before frame - 1 are spent.
         waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows

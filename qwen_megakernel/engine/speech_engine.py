@@ -160,7 +160,7 @@ class SpeechEngine(ABC):
         Raises:
             UsageError: something in the request can never work, or an option does not exist;
                 nothing was started.
-            EnvironmentError_: a trained voice's text needs espeak-ng, which is not installed.
+            SetupError: a trained voice's text needs espeak-ng, which is not installed.
             EngineClosed: the engine is closed.
         """
         if isinstance(voice, os.PathLike):

@@ -133,11 +133,11 @@ class StepLoop:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            raise EngineClosed("The engine is closed.", hint="Make a new TTSEngine.")
         if not self._thread.is_alive():  # a fork has no threads but the one that forked
             raise EngineClosed(
                 "The engine's thread is not in this process, which is a fork of its own.",
-                cure="Make the engine after the fork, in the process that speaks.",
+                hint="Make the engine after the fork, in the process that speaks.",
             )
 
     # ---- the loop --------------------------------------------------------------------------------

@@ -215,12 +215,12 @@ class SpeechStream:
                 this is no text.
         """
         if text is None:
-            raise UsageError("text is None; it must be a text.", cure="end_text() ends it.")
+            raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
         check_text(text=text)
         if self._new_text is None or self._state.text_closed:
             raise UsageError(
                 "feed() on a stream whose text is complete.",
-                cure="Open it with tts.stream(text_open=True) and feed before end_text().",
+                hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._state.look(text)
         while text:

@@ -192,7 +192,7 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
         or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
         raise TextTooLong(
             f"{num_chars} characters; limit {settings.max_chars}.",
-            cure=f"Split the input{or_raise}.",
+            hint=f"Split the input{or_raise}.",
         )
 
 

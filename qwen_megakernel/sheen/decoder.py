@@ -43,7 +43,7 @@ def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
         raise UsageError(
             f"max_frames is {max_frames}, which with the prompt takes {needed} positions; the "
             f"model has {limit}.",
-            cure=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
+            hint=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
         )
     return needed
 
@@ -136,7 +136,7 @@ class SheenDecoder:
             raise TextTooLong(
                 f"The text takes {len(prefill)} tokens; this voice was trained with at most "
                 f"{self._max_prompt}, audio included.",
-                cure="Leave split on, or speak it in sentences.",
+                hint="Leave split on, or speak it in sentences.",
             )
         self._model.begin(slot)
         self._slots[slot] = _Part(

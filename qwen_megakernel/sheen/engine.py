@@ -16,13 +16,7 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.stream import SpeechStream
-from qwen_megakernel.errors import (
-    EnvironmentError_,
-    TaskError,
-    UnknownVoice,
-    UnsupportedModel,
-    UsageError,
-)
+from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
@@ -206,7 +200,7 @@ class SheenEngine(SpeechEngine):
     def _one_voice(what: str, files: SheenFiles) -> TaskError:
         return TaskError(
             f"{what} cannot be used: {files.name} speaks with the voice it was trained on.",
-            cure="Clone voices with a Qwen3-TTS Base model.",
+            hint="Clone voices with a Qwen3-TTS Base model.",
         )
 
     def _language_model(
@@ -215,7 +209,7 @@ class SheenEngine(SpeechEngine):
         if chosen.name != "torch":
             try:
                 return KernelLanguageModel(model, self.num_slots, max_positions)
-            except (EnvironmentError_, UnsupportedModel) as error:
+            except (SetupError, UnsupportedModel) as error:
                 if not chosen.may_change:
                     raise
                 logger.warning("%s", error)

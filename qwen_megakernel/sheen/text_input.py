@@ -31,7 +31,7 @@ class TextInput:
         tokenizer: with the audio tokens.
         espeak: the espeak-ng voice that phonemises, or None: what comes is phonemes.
     Raises:
-        EnvironmentError_, UsageError: espeak-ng, or the voice, is not installed.
+        SetupError, UsageError: espeak-ng, or the voice, is not installed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, espeak: str | None):
@@ -45,7 +45,7 @@ class TextInput:
 
         Raises:
             EmptyText, TextTooLong: see `text.validate`.
-            EnvironmentError_: espeak-ng is needed and not installed.
+            SetupError: espeak-ng is needed and not installed.
         """
         spoken = validate(text)
         parts = split(spoken, MIN_PART_CHARS, MAX_PART_CHARS) if split_text else [spoken]

@@ -279,7 +279,7 @@ def _check_length(num_chars: int, max_chars: int) -> None:
         counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
         raise TextTooLong(
             f"{counts[0]} characters; limit {counts[1]} (about {minutes:.0f} min).",
-            cure="Split the input.",
+            hint="Split the input.",
         )
 
 

@@ -15,8 +15,8 @@ from qwen_megakernel import families
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
-    EnvironmentError_,
     ModelFilesError,
+    SetupError,
     TaskError,
     TextTooLong,
     TokenOrderError,
@@ -306,7 +306,7 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
 ):
     monkeypatch.setenv("PATH", "")
     (english_folder / "model.safetensors").unlink()
-    with pytest.raises(EnvironmentError_, match="espeak-ng, which is not installed"):
+    with pytest.raises(SetupError, match="espeak-ng, which is not installed"):
         SheenEngine.from_pretrained(str(english_folder), backend="torch")
 
 

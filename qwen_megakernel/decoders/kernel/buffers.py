@@ -76,7 +76,7 @@ class KernelBuffers:
         if needed > free:
             raise OutOfMemory(
                 f"Needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free.",
-                cure="Use the 0.6B model, fewer slots, or --max-frames 500.",
+                hint="Use the 0.6B model, fewer slots, or --max-frames 500.",
             )
 
     def _load_model(self, checkpoint: Checkpoint, num_slots: int) -> Model:

@@ -46,7 +46,7 @@ def check_device(device: torch.device) -> None:
     if not is_built_for(capability, built_for):
         raise ArchError(
             f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
-            cure='pip install "torch>=2.7"',
+            hint='pip install "torch>=2.7"',
         )
     build.find_nvcc()
     find_ninja()
