@@ -5,7 +5,6 @@ loop and many callers share one model.
 """
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,12 @@ from qwen_megakernel.decoders.backends import (
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtypes_of
 from qwen_megakernel.engine.stages import Stages
-from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.tokenizer import TextTokenizer, validate
-from qwen_megakernel.text.tokenizer import split as split_text
+from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -123,7 +121,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 if on_gpu and warmup:
                     vocoder.record(num_slots)
             prompts = PromptBuilder(loaded.config, decoder.embeddings)
-            return Stages(decoder, prompts, vocoder, decoder.overlaps)
+            return Stages(decoder, prompts, vocoder, decoder.is_asynchronous)
 
         super().__init__(
             build,
@@ -174,6 +172,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     # ---- what callers do -------------------------------------------------------------------------
 
+    # However much of the text is there when its prompt is built.
+    _open_text_feed = "stepwise"
+
     @property
     def voices(self) -> list[str]:
         """Names `voice=` accepts: speakers of this checkpoint, then presets and voice files."""
@@ -206,25 +207,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Languages `language=` accepts, "auto" first."""
         return self._prompts.languages
 
-    def _begin(self, request: SpeechRequest) -> SpeechStream:
-        text, instruct, voice = request.text, request.instruct, request.voice
-        if text is None and request.text_feed == "auto":
-            # However much of the text is there when its prompt is built.
-            request = replace(request, text_feed="stepwise")
+    def _encode(self, request: SpeechRequest) -> EncodedText:
         self._prompts.check(request)
-        transcript = voice.transcript if isinstance(voice, Voice) else None
-        if text is None:
-            parts, nothing = [], torch.empty(0, dtype=torch.int64)
-            prompt_ids = self._tokenizer.encode_open(nothing, instruct=instruct)
-        else:
-            spoken = validate(text)
-            parts = [
-                self._tokenizer.encode(part, instruct=instruct, transcript=transcript)
-                for part in ([spoken] if request.split == "off" else split_text(spoken))
-            ]
-            prompt_ids = parts[0]
-        bodies = [part.body for part in parts]
-        return self._start(request, prompt_ids, bodies, self._tokenizer.stream)
+        return self._tokenizer.encode_parts(request)
 
     def create_voice(
         self,

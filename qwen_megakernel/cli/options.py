@@ -341,7 +341,7 @@ def read_speech(text: str, output: str | None, dump_codes: str | None = None) ->
     """
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
-    from qwen_megakernel.text.tokenizer import validate
+    from qwen_megakernel.text.cleaning import validate
 
     if output is not None:
         audio.check_path(output)

@@ -219,7 +219,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
     from qwen_megakernel.server.settings import ServerSettings
-    from qwen_megakernel.text.tokenizer import MAX_CHARS
+    from qwen_megakernel.text.cleaning import MAX_CHARS
 
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")

@@ -43,7 +43,7 @@ class FrameDecoder(ABC):
         self._states: list[SlotState | None] = [None] * sizes.num_slots
 
     @property
-    def overlaps(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether the device draws frames while the host does something else."""
         has_own_launch = type(self)._launch is not FrameDecoder._launch
         return has_own_launch and self.device.type == "cuda"
@@ -150,7 +150,8 @@ class FrameDecoder(ABC):
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a step of a few frames; where `overlaps`, this returns before they are drawn.
+        """Start a step of a few frames; where the decoder
+        is asynchronous, this returns before they are drawn.
 
         Returns:
             A function that waits for the codes, to be called before anything else of this decoder.

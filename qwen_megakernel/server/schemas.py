@@ -18,7 +18,7 @@ from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
-from qwen_megakernel.text.tokenizer import MAX_CHARS
+from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.

@@ -7,7 +7,7 @@ other six with the subtalker's, the repetition penalty on first codes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -182,6 +182,11 @@ class SheenDecoder:
                     counts[row] += 1
         self._cancelled = False
         return StepResult(codes, tuple(counts), tuple(ended))
+
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """`step`, as the engine calls it; the frames are there when this returns."""
+        result = self.step(slots, num_frames)
+        return lambda: result
 
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame.

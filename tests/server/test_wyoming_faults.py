@@ -33,7 +33,7 @@ async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
     async with connected(engine) as client:
         await client.write_event(Synthesize(STORY).event())
         error = await error_of(client)  # no audio-stop: nobody takes half for the whole
-    assert error.text == "The grid broke.\nwhy\ncure" and error.code == "GenerationError"
+    assert error.text == "The grid broke.\nwhy\nhint" and error.code == "GenerationError"
 
 
 async def test_after_an_error_a_new_connection_is_spoken_to() -> None:

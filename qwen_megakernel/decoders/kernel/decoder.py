@@ -175,18 +175,14 @@ class KernelDecoder(BufferedDecoder):
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        return self._start(slots, num_frames, forced, taps)()
+        return self._launch(slots, num_frames, forced, taps)()
 
-    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Of more than 16 slots only the last launch is left under way."""
-        return self._start(slots, num_frames, None, None)
-
-    def _start(
+    def _launch(
         self,
         slots: Sequence[int],
         num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        forced: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
     ) -> Callable[[], StepResult]:
         """Launches for up to `MAX_STREAMS` slots each; all but the last are waited for here."""
         parts: list[StepResult] = []
