@@ -226,17 +226,26 @@ class KernelDecoder(BufferedDecoder):
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)
         s = state.sampling
-        talker = (s.temperature, s.top_p, s.repetition_penalty, s.top_k, s.do_sample)
-        predictor = (s.subtalker_temperature, s.subtalker_top_p, 1.0)
-        predictor += (s.subtalker_top_k, s.subtalker_do_sample)
         return Stream(
-            slot,
-            state.position,
-            state.frame,
-            state.part,
-            state.num_text_rows,
-            state.seed & 0xFFFFFFFF,
-            state.seed >> 32,
-            SamplingParams(*talker),
-            SamplingParams(*predictor),
+            slot=slot,
+            position=state.position,
+            frame=state.frame,
+            part=state.part,
+            num_text_rows=state.num_text_rows,
+            seed_low=state.seed & 0xFFFFFFFF,
+            seed_high=state.seed >> 32,
+            talker=SamplingParams(
+                temperature=s.temperature,
+                top_p=s.top_p,
+                repetition_penalty=s.repetition_penalty,
+                top_k=s.top_k,
+                do_sample=s.do_sample,
+            ),
+            predictor=SamplingParams(
+                temperature=s.subtalker_temperature,
+                top_p=s.subtalker_top_p,
+                repetition_penalty=1.0,
+                top_k=s.subtalker_top_k,
+                do_sample=s.subtalker_do_sample,
+            ),
         )
