@@ -1,12 +1,14 @@
-"""From drawn frames to their readers: the vocoder is started, and waited for when it suits.
+"""From drawn frames to their readers: whose chunk the vocoder takes next, and who waits for it.
 
-A chunk is started in one turn of the step loop and may be delivered in the next: on a GPU the
-frames behind it are being drawn meanwhile.
+On a GPU a chunk is started in one turn of the step loop and delivered in the next: the frames
+behind it are being drawn meanwhile. On a CPU decoder and vocoder share the cores, so each chunk is
+delivered before the next is begun, the most urgent first.
 """
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -14,6 +16,11 @@ import torch
 from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
+
+# Drawing frames costs little for each further stream, which shares the weights that are read; the
+# vocoder costs the same for each. While a stream has less than `HUNGRY_S` in hand, those with more
+# than `FAR_AHEAD_S` wait with their chunks: a chunk of ten frames is 0.8 s.
+HUNGRY_S, FAR_AHEAD_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,14 @@ class ChunkDelivery:
         vocoder: starts the work; it returns before a GPU is done.
         table: the streams, and what becomes of one that fails.
         spent: where the vocoder's time is added.
+        is_asynchronous: the vocoder returns before the device is done.
     """
 
-    def __init__(self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes):
+    def __init__(
+        self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes, *, is_asynchronous: bool
+    ):
         self._vocoder, self._table, self._spent = vocoder, table, spent
+        self._is_asynchronous = is_asynchronous
         self._under_way: list[Chunk] = []
 
     @property
@@ -44,23 +55,35 @@ class ChunkDelivery:
         """Whether a chunk has been started that is not delivered yet."""
         return bool(self._under_way)
 
-    def start_vocoder(self) -> None:
-        """Start the vocoder on due frames, streams of equal chunk length in one batch."""
+    def start_vocoder(self, drawing: Sequence[ActiveStream]) -> bool:
+        """Start the vocoder on due frames, streams of equal chunk length in one batch.
 
-        def length(stream: ActiveStream) -> tuple[int, int]:
-            return stream.num_ready, len(stream.pending)
-
+        Args:
+            drawing: the streams whose frames are being drawn, one of which may be hungry.
+        Returns:
+            Whether chunks of streams that are far ahead were left for a later turn.
+        """
         due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
-        due.sort(key=length)
-        for (num_ready, _), group in groupby(due, key=length):
-            streams = list(group)
+        leads = {stream: stream.lead_s for stream in {*due, *drawing}}
+        late: list[ActiveStream] = []
+        if min(leads.values(), default=math.inf) < HUNGRY_S:
+            late = [stream for stream in due if leads[stream] > FAR_AHEAD_S]
+        batches: dict[tuple[int, int], list[ActiveStream]] = {}
+        for stream in sorted(due, key=leads.__getitem__):
+            if stream not in late:
+                length = stream.num_ready, len(stream.pending)
+                batches.setdefault(length, []).append(stream)
+        for (num_ready, _), streams in batches.items():
             if num_ready:
                 with self._table.ending_on_error(streams):
                     self._start(streams, num_ready)
+                if not self._is_asynchronous:
+                    self.deliver()
                 continue
             for stream in streams:
                 if stream.phase is Phase.DRAINING:
                     self._table.end_part(stream)
+        return bool(late)
 
     def _start(self, streams: list[ActiveStream], num_ready: int) -> None:
         started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,17 @@ class ActiveStream:
     def num_ready(self) -> int:
         """Pending frames that can be turned into audio."""
         return len(self.pending) - (0 if self.phase is Phase.DRAINING else self.lookahead)
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds until a reader that plays since its first chunk has nothing left to play.
+
+        Before the first chunk this is minus infinity: nothing is more urgent.
+        """
+        begun_ms = self.state.timings.get("first_chunk")
+        if begun_ms is None:
+            return -math.inf
+        return self.state.delivered_s - (self.state.elapsed_ms() - begun_ms) / 1000
 
     # ---- transitions -----------------------------------------------------------------------------
 

@@ -176,18 +176,18 @@ class StepLoop:
         self._delivery.deliver()
         if step:
             self._collect(step)
-        self._delivery.start_vocoder()
-        if not self._is_asynchronous:
-            self._delivery.deliver()
-        return bool(streams) or self._delivery.is_under_way
+        more_is_due = self._delivery.start_vocoder(streams)
+        return bool(streams) or more_is_due or self._delivery.is_under_way
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts
-        self._vocoder, self._is_asynchronous = stages.vocoder, stages.is_asynchronous
+        self._vocoder = stages.vocoder
         self._table = SlotTable(
             stages.decoder.num_slots, on_finished=self._on_finished, look_again=self.wake
         )
-        self._delivery = ChunkDelivery(stages.vocoder, self._table, self._spent)
+        self._delivery = ChunkDelivery(
+            stages.vocoder, self._table, self._spent, is_asynchronous=stages.is_asynchronous
+        )
         return stages
 
     def _begin_parts(self) -> None:
@@ -255,11 +255,12 @@ class StepLoop:
             stream.text_open = False
 
     def _runnable(self) -> list[ActiveStream]:
-        """Streams that can draw a frame: text in hand, and a reader that keeps up."""
+        """Streams that can draw a frame: text in hand, no chunk due, and a reader that keeps up."""
         return [
             stream
             for stream in self._table.active(Phase.SPEAKING)
             if len(stream.state.outbox) < MAX_QUEUED_CHUNKS
+            and stream.frames_until_due > 0
             and self._decoder.frames_ready(stream.index) > 0
         ]
 

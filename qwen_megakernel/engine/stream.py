@@ -87,6 +87,7 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
+    delivered_s: float = 0.0  # seconds of audio that the reader has been given
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
     warnings: list[str] = field(default_factory=list)  # of the text and of its options
 
@@ -108,6 +109,7 @@ class StreamState:
         reason: FinishReason | None = None,
     ) -> None:
         """Hand a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
+        self.delivered_s += len(samples) / self.sample_rate
         self.outbox.put(
             AudioChunk(
                 samples=samples,
