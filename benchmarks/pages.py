@@ -20,6 +20,7 @@ from benchmarks.page_parts import (
     ROOT,
     Cell,
     backend_of,
+    digits,
     load_result,
     load_results,
     machine_of,
@@ -83,7 +84,7 @@ def load_table() -> list[str]:
         for level in result["levels"]:
             unit = "requests/s" if level["mode"] == "open" else "listeners"
             times = [
-                " / ".join(f"{level['summary'][name][rank]:.0f}" for rank in ("p50", "p95", "p99"))
+                " / ".join(digits(level["summary"][name][rank]) for rank in ("p50", "p95", "p99"))
                 for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
             ]
             rows.append(
@@ -93,7 +94,7 @@ def load_table() -> list[str]:
                     timed_on(result),
                     *times,
                     f"{level['underrun_share']:.0%}, {level['underrun_100ms_share']:.0%}",
-                    f"{level['xrt']:.2f}",
+                    digits(level["xrt"]),
                     *source_of(result),
                 ]
             )
