@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import page_parts, pages, performance_page
+from qwen_megakernel.decoders.backends import choose_backend
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -181,6 +182,39 @@ def test_a_gpus_host_is_named_and_marked_too(results):
     busy = RESULT | {"file": "f", "machine": CALM | {"load_before_run": 9}}
     lines = performance_page.measured_gpu("NVIDIA H200", [busy])
     assert "Host: AMD EPYC" in lines[2] and lines[4] == DISTURBED
+
+
+@pytest.mark.parametrize("make", [pages.coreml, pages.model_card])
+def test_a_page_of_one_result_names_its_machine(make, monkeypatch):
+    real = pages.load_result
+    monkeypatch.setattr(pages, "load_result", lambda name: real(name) | {"machine": CALM})
+    assert page_parts.machine_of({"machine": CALM}) in " ".join(make())
+
+
+def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
+    decoder = {"model": "m", "is_synthetic": True, "streams": 1, "instruction_set": "avx2"}
+    rows = [
+        decoder
+        | {"backend": backend, "weights": weights, "times_the_floor": ms / 80}
+        | {"ms_per_frame": spread(ms, ms)}
+        for backend, weights, ms in (("torch", "stored", 170.0), ("cpu", "stored", 76.0))
+    ]
+    rows.append(rows[1] | {"weights": "int8", "ms_per_frame": spread(43.21, 50)})
+    plant("decode_cpu_random-0.6b.json", rows=[rows[0] | {"streams": 2}, *rows])
+    speech = {
+        f"{part}_ms_per_frame": spread(ms, 1) for part, ms in (("decode", 75), ("vocoder", 12))
+    }
+    speech |= {"instruction_set": "avx2", "machine": OLD}
+    other = {"backend": "torch", "decode_ms_per_frame": spread(1, 1)}
+    machine = CALM | {"load_before_run": 5}
+    plant("speech_cpu_random-0.6b.json", rows=[other, speech | {"backend": "cpu"}], machine=machine)
+    told = " ".join(pages.what_is_left())
+    assert "`auto` takes the native decoder: a frame of m (random weights) takes 0.95 times" in told
+    assert "76.0 ms where PyTorch's decoder takes 170" in told and "43.2 ms in int8" in told
+    assert "decoding takes 75.0 ms and its vocoder 12.0" in told
+    assert told.count("avx512_bf16, decoder in avx2") == 2 and "decoder in avx2 †" in told
+    assert told.endswith(DISTURBED)
+    assert choose_backend("auto", "cpu").name == "cpu"
 
 
 # ---- digits ------------------------------------------------------------------------------------
