@@ -77,6 +77,7 @@ def open_loop(args: argparse.Namespace) -> int:
     loaded = endless(loading.load(loading.resolve(name)))
     rows = []
     settings = {"num_slots": args.streams, "backend": args.backend, "device": args.device}
+    settings |= {"num_threads": args.threads}
     with TTSEngine(loaded, dtype=args.dtype, weights=args.weights, **settings) as tts:
         loads = [("rps", value, at_random_times) for value in args.rps]
         loads += [("listeners", value, listen) for value in args.listeners]

@@ -45,6 +45,7 @@ def signal_to_noise(loaded: loading.Checkpoint, precision: str) -> float:
 
 def main() -> None:
     """Measure, and write the result file and the page's table."""
+    common.observe()
     found = common.header() | {"frames": NUM_FRAMES, "signal_to_noise_db": {}}
     for name in MODELS:
         loaded = loading.load(loading.resolve(name))
