@@ -101,7 +101,6 @@ setup(
             "hypothesis",
             "opentelemetry-sdk",
             "sounddevice",
-            "mypy>=1.18,<2",
             "mypy>=2.1,<3",
             "ruff",
             "clang-format",
