@@ -330,8 +330,9 @@ class Frame {
     Slot& slot = this->slot(stream);
     slot.position += slot.frame > 0;
     const size_t which = std::find(streams_.begin(), streams_.end(), stream) - streams_.begin();
-    if (!is_drawn_[which]) {
-      request_.ended[stream] = 1;
+    const bool is_lost = request_.bad_codebook[stream] >= 0;
+    if (is_lost || !is_drawn_[which]) {
+      request_.ended[stream] = !is_lost;
       std::fill_n(request_.codes + place(stream) * model_.num_code_groups, model_.num_code_groups,
                   0);
       return;

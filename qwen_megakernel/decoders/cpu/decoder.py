@@ -23,7 +23,7 @@ from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
+from qwen_megakernel.errors import GenerationError, QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import (
     DONE,
@@ -189,17 +189,19 @@ class CpuDecoder(FrameDecoder):
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
-        if status != DONE or (bad >= 0).any():
+        if status != DONE:
             self._lose(slots)
             self._check(status, "A step")
-            row = int((bad >= 0).argmax())
-            raise GenerationError(
-                f"The logits of codebook {bad[row]} are not finite.",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+        failures: dict[int, QwenTTSError] = {
+            row: _not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
+        }
+        self._lose([slots[row] for row in failures])
+        if len(failures) == n:
+            raise failures[0]
         for row, slot in enumerate(slots):
-            self._state(slot).advance(int(num_done[row]), bool(ended[row]))
-        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)))
+            if row not in failures:
+                self._state(slot).advance(int(num_done[row]), bool(ended[row]))
+        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)), failures)
 
 
 class _Source:
@@ -286,6 +288,13 @@ def _options_of(state: SlotState) -> native.StreamOptions:
         s.repetition_penalty,
         state.part,
         state.seed,
+    )
+
+
+def _not_finite(codebook: int) -> GenerationError:
+    return GenerationError(
+        f"The logits of codebook {codebook} are not finite.",
+        "The weights, or what was computed from them, hold NaN or infinity.",
     )
 
 
