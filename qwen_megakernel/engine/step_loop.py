@@ -313,6 +313,9 @@ class StepLoop:
         for row, (slot, part) in enumerate(zip(slots, parts, strict=True)):
             if not self._table.is_alive(slot) or slot.part is not part:
                 continue
+            if error := result.failures.get(row):
+                self._table.release(slot, "error", error)
+                continue
             timings = slot.state.timings
             timings["decode"] = timings.get("decode", 0.0) + spent
             if result.num_frames[row]:  # there is none after a cancel
