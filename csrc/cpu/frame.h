@@ -242,7 +242,7 @@ class Frame {
                     request_.talker_logits + place(stream) * model_.vocab_size);
       mask(slot, logits);
       const int code = draw(logits, model_.vocab_size, slot.options.talker, slot.options,
-                            slot.frame, 0, worker.scratch().draw);
+                            slot.frame, 0, worker.scratch().draw.data());
       keep(stream, 0, code);
       // A stream that ended goes through the frame as the others do; nothing of it is kept.
       is_drawn_[which] = request_.forced || code != model_.codec_eos_id;
@@ -292,7 +292,7 @@ class Frame {
             request_.code_logits + (place(stream) * (model_.num_code_groups - 1) + group - 1) * n);
       keep(stream, group,
            draw(logits, n, slot.options.predictor, slot.options, slot.frame, group,
-                worker.scratch().draw));
+                worker.scratch().draw.data()));
       float* input = model_.code_inputs.data() + size_t(which) * model_.talker.hidden_size;
       std::fill_n(input, model_.talker.hidden_size, 0.0f);
       model_.add_embedding(input, group, next_code(stream, group));

@@ -219,6 +219,7 @@ inline std::unique_ptr<Model> make_model(Pool* pool, const ModelSource& source) 
   for (Scratch& scratch : model->scratch) {
     scratch.inputs.reserve(int(num_rows), int(std::max({hidden, q_size, inner})));
     scratch.scores.resize(widest([](const Stack& s) { return s.max_positions; }) + kKeyBlock);
+    scratch.draw.resize(2 * vocab);
   }
   for (int i = 0; i < source.num_slots; ++i)
     model->slots.push_back(std::make_unique<Slot>(talker.cache_floats(), predictor.cache_floats()));
