@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,7 @@ from qwen_megakernel.errors import BuildError
 logger = logging.getLogger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
+VERSION_SECONDS = 20.0  # zig takes a second where its cache is cold
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
 
 
@@ -56,13 +58,35 @@ class Recipe:
 def key_of(compiler: str, words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
     """A hash of a compiler with its version, the words of its command, and sources below `root`."""
     digest = hashlib.sha256()
-    command = [*shlex.split(compiler), "--version"]
-    version = subprocess.run(command, capture_output=True, text=True, check=False)
-    digest.update("\0".join([compiler, version.stdout, *words]).encode())
+    digest.update("\0".join([compiler, version_of(compiler), *words]).encode())
     for path in sources:
         digest.update(f"\0{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def version_of(compiler: str) -> str:
+    """What a compiler says of itself.
+
+    Raises:
+        BuildError: it does not answer.
+    """
+    command = [*shlex.split(compiler), "--version"]
+    # A group of its own: what a wrapper began would hold the pipe open.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
+    ) as process:
+        try:
+            return process.communicate(timeout=VERSION_SECONDS)[0]
+        except BaseException as error:  # KeyboardInterrupt too
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise BuildError(
+                f"{compiler} --version did not end within {VERSION_SECONDS:g} s.",
+                "A library is found by what made it.",
+                "Look whether the compiler works, or set CXX to another one.",
+            ) from error
 
 
 def source_folder() -> Path:

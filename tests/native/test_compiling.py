@@ -56,6 +56,17 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path)
     assert compiling.load(compiling.compiled(recipe)).answer() == 42
 
 
+def test_a_compiler_that_hangs_before_it_says_its_version_is_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "VERSION_SECONDS", 0.5)
+    hanging = tmp_path / "compiler"
+    hanging.write_text("#!/bin/sh\nsleep 30\n")  # a child that holds the pipe
+    hanging.chmod(0o755)
+    started = time.monotonic()
+    with pytest.raises(BuildError, match=r"--version did not end within 0.5 s\.\n.*\n.* set CXX"):
+        compiling.compiled(replace(recipe, compiler=str(hanging)))
+    assert time.monotonic() - started < 10
+
+
 def test_a_compiler_that_fails_leaves_nothing_and_the_next_one_builds(recipe, tmp_path):
     failing = script(tmp_path, "echo 'no space left' >&2; exit 1")
     with pytest.raises(BuildError, match=r"failed on answer\.cpp \(exit 1\)"):
