@@ -10,7 +10,13 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kNoThreads = 2, kBadCode = 3 };
+enum Status : int32_t {
+  kDone = 0,
+  kOutOfMemory = 1,
+  kNoThreads = 2,
+  kBadCode = 3,
+  kUnforeseen = 4,  // a fault of ours
+};
 
 // How a matrix is stored by the caller.
 enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };

@@ -41,7 +41,7 @@ FLAGS = (
     *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 LIBRARY = "libqwen_cpu.so"
-DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE = range(4)  # Status
+DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE, UNFORESEEN = range(5)  # Status
 COMPILE_SECONDS = 600  # g++ needs 5 s, zig 45 s the first time
 FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
 
@@ -157,10 +157,12 @@ def check_status(status: int, what: str, cure: str) -> None:
     Raises:
         OutOfMemory, GenerationError
     """
+    if status == OUT_OF_MEMORY:
+        raise OutOfMemory(f"{what} does not fit into memory.", cure=cure)
     if status == NO_THREADS:
         raise GenerationError(f"{what}: the system refuses a thread.")
     if status != DONE:
-        raise OutOfMemory(f"{what} does not fit into memory.", cure=cure)
+        raise GenerationError(f"{what} failed: native code returned status {status}.")
 
 
 def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> None:

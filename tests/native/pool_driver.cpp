@@ -10,6 +10,7 @@
 #include <new>
 
 #include "pool.h"
+#include "status.h"
 
 using qwen_tts::Pool;
 using std::chrono::milliseconds;
@@ -150,6 +151,16 @@ void check_workers_may_be_asked_for_at_any_time() {
   watcher.join();
 }
 
+void check_no_exception_leaves_a_call() {
+  using qwen_tts::status_of;
+  expect(status_of([] {}) == kDone, "done");
+  expect(status_of([] { throw std::bad_alloc(); }) == kOutOfMemory, "no memory");
+  expect(status_of([] { throw std::length_error(""); }) == kOutOfMemory, "a length");
+  const auto error = std::make_error_code(std::errc::resource_unavailable_try_again);
+  expect(status_of([=] { throw std::system_error(error); }) == kNoThreads, "no threads");
+  expect(status_of([] { throw 1; }) == kUnforeseen, "anything else");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -162,6 +173,7 @@ int main(int, char** argv) {
       {"lateness", check_lateness_stays_with_its_job},
       {"a taken core", check_a_taken_core_is_left_and_tried_again},
       {"asking for workers", check_workers_may_be_asked_for_at_any_time},
+      {"exceptions", check_no_exception_leaves_a_call},
   };
   for (const auto& each : checks)
     if (!std::strcmp(each.name, argv[1])) {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import EnvironmentError_, GenerationError, OutOfMemory
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill, Sampling
 
@@ -34,6 +34,21 @@ def test_a_set_that_this_cpu_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "sve2")
     with pytest.raises(EnvironmentError_, match="'sve2'; this CPU runs"):
         cpu_library.choose_set()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (cpu_library.OUT_OF_MEMORY, OutOfMemory, r"A step does not fit into memory\.\nFewer\."),
+        (cpu_library.NO_THREADS, GenerationError, "A step: the system refuses a thread"),
+        (cpu_library.UNFORESEEN, GenerationError, "native code returned status 4"),
+        (cpu_library.BAD_CODE, GenerationError, "native code returned status 3"),
+    ],
+)
+def test_a_status_is_reported_as_what_it_is(status, error, words):
+    cpu_library.check_status(cpu_library.DONE, "A step", "Fewer.")
+    with pytest.raises(error, match=words):
+        cpu_library.check_status(status, "A step", "Fewer.")
 
 
 @pytest.mark.ci

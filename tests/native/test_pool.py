@@ -13,6 +13,7 @@ CHECKS = (
     "lateness",
     "a taken core",
     "asking for workers",
+    "exceptions",
 )
 
 
