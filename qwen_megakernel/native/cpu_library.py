@@ -13,6 +13,7 @@ from qwen_megakernel.native.compiling import (
     compiled,
     find_cxx,
     find_zig,
+    found,
     load,
     source_folder,
     sources_below,
@@ -107,23 +108,30 @@ def find_compiler() -> str:
         ) from error
 
 
-def recipe(instruction_set: str) -> Recipe:
-    """What the library of an instruction set is made of and by.
-
-    Raises:
-        BuildError: there is no C++ compiler.
-    """
+def recipe(instruction_set: str, compiler: str = "") -> Recipe:
+    """What the library of an instruction set is made of and by; without a compiler it is found."""
     folder = source_folder() / "cpu"
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
         library=LIBRARY,
-        compiler=find_compiler(),
+        compiler=compiler,
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
         units=(folder / "cpu_decoder.cpp", folder / "cpu_vocoder.cpp"),
         sources=sources_below(folder),
         source_root=folder,
         limit_seconds=COMPILE_SECONDS,
+        is_portable=True,
     )
+
+
+def library_for(instruction_set: str) -> Path:
+    """The library of an instruction set: as `build` or an earlier run left it, else compiled now.
+
+    Raises:
+        BuildError: there is none and no compiler, or the compiler failed.
+    """
+    earlier = found(recipe(instruction_set))
+    return earlier or compiled(recipe(instruction_set, find_compiler()))
 
 
 def open_library() -> ctypes.CDLL:
@@ -133,7 +141,7 @@ def open_library() -> ctypes.CDLL:
         BuildError: there is no compiler, or it failed; the library does not load.
         EnvironmentError_: as `choose_set`.
     """
-    library = load(compiled(recipe(choose_set())))
+    library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
     for name in ("pool_workers", "pool_destroy"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
-from qwen_megakernel.errors import EnvironmentError_, GenerationError, OutOfMemory
+from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill, Sampling
 
@@ -34,6 +34,21 @@ def test_a_set_that_this_cpu_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "sve2")
     with pytest.raises(EnvironmentError_, match="'sve2'; this CPU runs"):
         cpu_library.choose_set()
+
+
+def test_what_build_made_is_used_where_there_is_no_compiler(monkeypatch, tmp_path):
+    name = cpu_library.choose_set()
+    path = cpu_library.library_for(name)
+
+    def no_compiler():
+        raise BuildError("No C++ compiler")
+
+    monkeypatch.setattr(cpu_library, "find_compiler", no_compiler)
+    assert cpu_library.library_for(name) == path
+    assert cpu_library.open_library().qwen_cpu_instruction_set().decode() == name
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
+    with pytest.raises(BuildError, match="No C"):
+        cpu_library.library_for(name)
 
 
 @pytest.mark.parametrize(
