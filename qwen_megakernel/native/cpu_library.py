@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
@@ -199,6 +199,15 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def destroy_with(owner: object, destroy: Callable[..., None], *arguments: object) -> None:
+    """Call destroy(*arguments) when `owner` is collected, and not at all at the interpreter's exit.
+
+    There another thread may still be loading or speaking (Ctrl-C while a model loads), and the
+    system takes everything back.
+    """
+    weakref.finalize(owner, destroy, *arguments).atexit = False
+
+
 class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
@@ -217,8 +226,8 @@ class CpuPool:
                 f"The system refuses {num_threads} threads.",
                 cure="Ask for fewer with --threads, or raise the limit (ulimit -u).",
             )
-        # Threads are joined when nobody holds the pool any more: a decoder holds it.
-        weakref.finalize(self, library.qwen_cpu_pool_destroy, self.handle)
+        # A decoder and a vocoder hold their pool.
+        destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)
 
     @property
     def num_workers(self) -> int:

@@ -1,5 +1,8 @@
 """Native code for a CPU: which instruction set it is compiled for."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -64,6 +67,42 @@ def test_a_status_is_reported_as_what_it_is(status, error, words):
     cpu_library.check_status(cpu_library.DONE, "A step", "Fewer.")
     with pytest.raises(error, match=words):
         cpu_library.check_status(status, "A step", "Fewer.")
+
+
+LOADING_AT_EXIT = """
+import threading, time, torch
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.native import cpu_library
+
+class Owner:
+    pass
+
+collected, left = Owner(), Owner()
+for name, owner in (("collected", collected), ("left", left)):
+    cpu_library.destroy_with(owner, print, name)
+del collected, owner
+checkpoint = loading.load(loading.resolve("demo-voice"))
+sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
+made = []
+
+def load():
+    while True:
+        made[:] = [CpuDecoder(checkpoint, sizes, 4)]
+
+for _ in range(2):
+    threading.Thread(target=load, daemon=True).start()
+while not made:
+    time.sleep(0.01)
+"""
+
+
+def test_a_program_ends_while_its_models_are_being_loaded():
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING_AT_EXIT], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "collected\n"), done.stderr
 
 
 @pytest.mark.ci

@@ -5,7 +5,6 @@ summed within a group. Codes depend neither on the number of threads nor on the 
 """
 
 import ctypes
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from qwen_megakernel.native.cpu_library import (
     CpuPool,
     check_status,
     check_structs,
+    destroy_with,
     open_library,
 )
 from qwen_megakernel.records import StepResult
@@ -91,7 +91,7 @@ class CpuDecoder(FrameDecoder):
         )
         self._handle = handle
         # The tables stay the caller's, and the pool must outlive the decoder.
-        weakref.finalize(self, _destroy, self._library, handle, self.pool, self.embeddings)
+        destroy_with(self, _destroy, self._library, handle, self.pool, source.tables)
 
     @property
     def instruction_set(self) -> str:
@@ -225,7 +225,11 @@ class _Source:
         self.model.lm_heads = self._matrices(
             weights[f"{predictor}lm_head.{group}.weight"] for group in range(groups - 1)
         )
-        self.model.code_tables = self._matrices((embeddings.codec_table, *embeddings.code_tables))
+        # Native code goes on reading these where they are.
+        self.tables = [embeddings.codec_table, *embeddings.code_tables]
+        assert all(table.is_contiguous() for table in self.tables)  # else `_matrix` copies
+        assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
+        self.model.code_tables = self._matrices(self.tables)
 
     def _stack(
         self, config: StackConfig, weights: dict[str, Any], prefix: str, num_positions: int

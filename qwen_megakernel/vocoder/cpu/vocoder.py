@@ -6,7 +6,6 @@ in PyTorch, value by value.
 """
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
-from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs
+from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs, destroy_with
 from qwen_megakernel.vocoder.cpu import library as native
 from qwen_megakernel.vocoder.layers import (
     LAYER_NORM_EPS,
@@ -50,13 +49,16 @@ class CpuVocoder(Vocoder):
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
+        assert (
+            tables.is_contiguous()
+        )  # else the native code would go on reading a copy that is gone
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
         self._check(status, "The vocoder")
         self._handle = handle
         # The tables stay ours, and the pool must outlive the vocoder. All else was copied.
-        weakref.finalize(self, _destroy, self._library, handle, pool, tables)
+        destroy_with(self, _destroy, self._library, handle, pool, tables)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
     @property
