@@ -37,7 +37,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def choose(bytes_per_frame: int, asked: int | None = None) -> int:
-    """The number of threads for a model.
+    """The number of threads with which PyTorch computes a model.
 
     It depends on the model, on the cores that the process may use, and on PyTorch's own number
     (OMP_NUM_THREADS, `torch.set_num_threads`), never on how busy the machine is: sums, and so
@@ -53,9 +53,7 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     if asked is None:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
-    if asked < 1:
-        raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
-    if asked > cores:
+    if _checked(asked) > cores:
         logger.warning("%d threads share %d cores: they will wait for each other.", asked, cores)
     return asked
 
@@ -68,7 +66,7 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
 
     Args:
         weights_per_frame: that decoding one codec frame reads.
-        asked: the caller's own number, which wins; a warning says if it exceeds the cores.
+        asked: the caller's own number, which wins; an engine has warned of it in `choose`.
     Raises:
         UsageError: `asked` is not 1 or more.
     """
@@ -80,9 +78,15 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
             granted,
         )
     if asked is not None:
-        return choose(0, asked)
+        return _checked(asked)
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
     return max(1, min(useful, available_cores()))
+
+
+def _checked(asked: int) -> int:
+    if asked < 1:
+        raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
+    return asked
 
 
 def limit_this_thread(num_threads: int) -> None:
