@@ -70,13 +70,8 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
     Raises:
         UsageError: `asked` is not 1 or more.
     """
-    granted = quota()
-    if granted is not None and granted < 2:
-        logger.warning(
-            "This container may use %.2g cores; speech in real time takes two for most models. "
-            "Raise its quota (docker run --cpus).",
-            granted,
-        )
+    if warning := quota_warning():
+        logger.warning("%s", warning)
     if asked is not None:
         return _checked(asked)
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
@@ -128,6 +123,17 @@ def quota(root: Path = Path("/")) -> float | None:
                 quotas.append(_quota_of(level, names))
     granted = min(quotas)
     return None if granted == math.inf else granted
+
+
+def quota_warning() -> str | None:
+    """What to warn of where a quota leaves the process fewer than two cores."""
+    granted = quota()
+    if granted is None or granted >= 2:
+        return None
+    return (
+        f"This container may use {granted:.2g} cores; speech in real time takes two for most "
+        "models. Raise its quota (docker run --cpus)."
+    )
 
 
 def _quota_of(folder: Path, names: tuple[str, ...]) -> float:
