@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs, destroy_with
 from qwen_megakernel.vocoder.cpu import library as native
 from qwen_megakernel.vocoder.layers import (
@@ -25,6 +27,30 @@ from qwen_megakernel.vocoder.layers import (
 from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
 
 
+def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
+    """Refuse what the native sources were not written for, or would read past its end.
+
+    Raises:
+        UnsupportedModel: names the dimension.
+        ModelFilesError: names the tensor.
+    """
+    decoder = config.decoder
+    if decoder.head_dim % 2 or decoder.num_heads % decoder.num_kv_heads:
+        raise UnsupportedModel(
+            f"The CPU vocoder cannot run this codec: {decoder.num_heads} heads of "
+            f"{decoder.head_dim}, {decoder.num_kv_heads} of keys.",
+            "Heads must have an even width, and share keys evenly.",
+            "Use --backend torch.",
+        )
+    for name, shape in codec_tensors(config).items():
+        if not name.startswith(CODEC_DECODER_PREFIX):
+            continue
+        name = name.removeprefix(CODEC_DECODER_PREFIX)
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != shape:
+            raise ModelFilesError(f"Tensor {name} of the codec is {found}; it must be {shape}.")
+
+
 class CpuVocoder(Vocoder):
     """`Vocoder` in native code.
 
@@ -33,7 +59,7 @@ class CpuVocoder(Vocoder):
         pool: whose threads compute; the decoder's, so that never two pools want the same cores.
         is_direct: leave out the transforms along time, which save products and cost digits.
     Raises:
-        OutOfMemory: before anything runs.
+        UnsupportedModel, ModelFilesError, OutOfMemory: before anything runs.
     """
 
     def __init__(
@@ -44,6 +70,7 @@ class CpuVocoder(Vocoder):
         *,
         is_direct: bool = False,
     ):
+        check_model(codec_config, tensors)
         super().__init__(codec_config, tensors)
         self.pool, self._library = pool, pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
