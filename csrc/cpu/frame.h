@@ -77,12 +77,10 @@ inline void attention_stage(const Worker& worker, const Stack& stack, int layer_
     const Row& row = model.rows[b];
     float* key = model.qkv.data() + size_t(b) * stride + stack.q_size() + kv_head * head_dim;
     norm_and_rotate(key, layer.k_norm, row.position);
-    float* keys = stack.keys(row.cache, layer_idx, kv_head) +
-                  size_t(row.position / kKeyBlock) * kKeyBlock * head_dim +
-                  row.position % kKeyBlock;
-    for (int d = 0; d < head_dim; ++d) keys[size_t(d) * kKeyBlock] = key[d];
+    float* kept = stack.key(row.cache, layer_idx, kv_head, row.position);
+    for (int d = 0; d < head_dim; ++d) kept[size_t(d) * kKeyBlock] = key[d];
     std::copy_n(key + stack.kv_size(), head_dim,
-                stack.values(row.cache, layer_idx, kv_head) + size_t(row.position) * head_dim);
+                stack.value(row.cache, layer_idx, kv_head, row.position));
   };
   const auto mix = [&](int b, int kv_head) {
     const Row& row = model.rows[b];

@@ -17,6 +17,7 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import plain
 from qwen_megakernel.decoders.cpu import library as native
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
@@ -35,6 +36,9 @@ from qwen_megakernel.native.cpu_library import (
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
+# Of keys and values of prompts that are kept: some 570 positions of the 0.6B model, the beginnings
+# of two in-context voices or of fifty others.
+PREFIX_BYTES = 2**27
 
 
 def check_config(config: ModelConfig) -> None:
@@ -80,7 +84,6 @@ class CpuDecoder(FrameDecoder):
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
         self.pool = CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype, stored_tables=True)
-        self._prompts: list[Tensor | None] = [None] * sizes.num_slots
         handle = ctypes.c_void_p()
         source = _Source(checkpoint, self.embeddings, sizes)
         self._check(
@@ -90,6 +93,8 @@ class CpuDecoder(FrameDecoder):
             "The model",
         )
         self._handle = handle
+        self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
+        self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # The tables stay the caller's, and the pool must outlive the decoder.
         destroy_with(self, _destroy, self._library, handle, self.pool, source.tables)
 
@@ -118,8 +123,7 @@ class CpuDecoder(FrameDecoder):
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
-        kept_in, num_kept = self._longest_prefix(slot, embeds)
-        self._prompts[slot] = None  # while its cache is being written
+        num_kept = self._restore(slot, embeds[:-1])  # the last runs, for its hidden state
         state = self._state(slot)
         options, pad = _options_of(state), pad_embed.float().contiguous()
         status = self._library.qwen_cpu_decoder_prefill(
@@ -129,28 +133,21 @@ class CpuDecoder(FrameDecoder):
             _address(embeds),
             len(embeds),
             num_kept,
-            kept_in,
             _address(pad),
         )
         self._check(status, f"A prompt of {len(embeds)} positions")
-        self._prompts[slot] = embeds
+        self._prefixes.add(embeds, lambda first, count: self._read_cache(slot, first, count))
 
-    def _longest_prefix(self, slot: int, embeds: Tensor) -> tuple[int, int]:
-        """The slot whose last prompt begins as this one does, and for how many positions.
+    def _restore(self, slot: int, embeds: Tensor) -> int:
+        """Write what is known of a prompt's keys and values into a slot; how many positions."""
+        kept = self._prefixes.find(embeds)
+        self._library.qwen_cpu_decoder_write_cache(self._handle, slot, 0, len(kept), _address(kept))
+        return len(kept)
 
-        A slot keeps the keys and values of its last prompt until the next one, and they depend on
-        nothing behind them. The last position runs again, for its hidden state.
-        """
-        best = (slot, 0)
-        for index, prompt in enumerate(self._prompts):
-            if prompt is None:
-                continue
-            count = min(len(prompt), len(embeds) - 1)
-            differs = (prompt[:count] != embeds[:count]).any(dim=1).nonzero()
-            same = int(differs[0]) if len(differs) else count
-            if same > best[1] or (same == best[1] and index == slot):
-                best = (index, same)
-        return best
+    def _read_cache(self, slot: int, first: int, count: int) -> Tensor:
+        kept = torch.empty(count, self._kept_floats)
+        self._library.qwen_cpu_decoder_read_cache(self._handle, slot, first, count, _address(kept))
+        return kept
 
     def _write_text(self, slot: int, rows: Tensor) -> None:
         rows = rows.float().contiguous()

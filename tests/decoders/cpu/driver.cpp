@@ -215,7 +215,13 @@ void speak(void* pool, const ModelSource& model) {
                                    1.05f,
                                    1,
                                    uint64_t(slot)};
-    expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept, 3,
+    std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
+    for (int first = 0; first < kept; first += 20) {  // across a block of 16 positions
+      float* to = cached.data() + first * qwen_cpu_decoder_kept_floats(decoder);
+      qwen_cpu_decoder_read_cache(decoder, 3, first, 20, to);
+    }
+    qwen_cpu_decoder_write_cache(decoder, slot, 0, kept, cached.data());
+    expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept,
                                     rows.data() + hidden) == kDone,
            "a prompt");
     expect(qwen_cpu_decoder_write_text(decoder, slot, rows.data() + 2 * hidden, slot) == kDone,
@@ -244,7 +250,7 @@ void starve_decoder(const ModelSource& model) {
   const std::vector<float> rows(size_t(length) * hidden, 0.5f);
   const StreamOptions options = sampled(3);
   starve("a prompt", [&] {
-    return qwen_cpu_decoder_prefill(decoder, 0, &options, rows.data(), length, 0, 0, rows.data());
+    return qwen_cpu_decoder_prefill(decoder, 0, &options, rows.data(), length, 0, rows.data());
   });
   starve("text", [&] { return qwen_cpu_decoder_write_text(decoder, 0, rows.data(), 9); });
   int slots[] = {0}, done[1], ended[1], bad[1], codes[2 * kGroups];

@@ -13,6 +13,7 @@ import torch
 from tolerances import LOGITS_F32, LOGITS_INT8_RMS
 
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
 from qwen_megakernel.records import Sampling
 
@@ -222,6 +223,15 @@ def test_a_stream_of_nan_is_lost_alone(load_checkpoint, native, prompt, weights)
         np.testing.assert_array_equal(late.codes[row], alone.step([0], 2).codes[0])
 
 
+def kept_by(decoder, monkeypatch):
+    """Of every prompt from here on: how many positions it found ready."""
+    found, restore = [], decoder._restore
+    monkeypatch.setattr(
+        decoder, "_restore", lambda *given: found.append(restore(*given)) or found[-1]
+    )
+    return found
+
+
 def test_a_prompt_that_begins_as_another_reuses_its_keys(
     load_checkpoint, native, prompt, monkeypatch
 ):
@@ -233,15 +243,41 @@ def test_a_prompt_that_begins_as_another_reuses_its_keys(
     decoder.step([0], 3)
     begin(fresh, second, MODES["sampled"])
     want = fresh.step([0], 6)
-    kept = []
-    inner = decoder._longest_prefix
-    monkeypatch.setattr(
-        decoder, "_longest_prefix", lambda *given: kept.append(inner(*given)) or kept[-1]
-    )
-    for slot in (1, 0):  # of another slot, then of its own
+    kept = kept_by(decoder, monkeypatch)
+    for slot in (1, 0):
         begin(decoder, second, MODES["sampled"], slot)
         assert_same(decoder.step([slot], 6), want)
-    assert kept == [(0, 33), (1, 41)]
+    assert kept == [33, 41]
+
+
+def test_a_voices_beginning_outlives_other_voices_and_its_texts(
+    load_checkpoint, native, prompt, monkeypatch
+):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder, fresh = native(checkpoint), native(checkpoint)
+    heads = [prompt(checkpoint, seed=voice, num_positions=20).embeds for voice in (1, 2)]
+    kept = kept_by(decoder, monkeypatch)
+    for index in range(6):
+        text = prompt(checkpoint, seed=10 + index, num_positions=9)
+        spoken = replace(text, embeds=torch.cat([heads[index % 2], text.embeds]))
+        for each in (decoder, fresh):
+            begin(each, spoken)
+        fresh._prefixes = PrefixCache(0, fresh._kept_floats)  # it knows nothing
+        assert_same(decoder.step([0], 4), fresh.step([0], 4))
+    assert kept == [0, 0, 20, 20, 20, 20]
+
+
+def test_a_prompt_that_its_caller_writes_over_is_still_known(
+    load_checkpoint, native, prompt, monkeypatch
+):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder = native(checkpoint)
+    given = prompt(checkpoint)
+    begin(decoder, given)
+    kept = kept_by(decoder, monkeypatch)
+    given.embeds[4:] += 1
+    begin(decoder, given)
+    assert kept == [4]
 
 
 def test_a_forked_child_decodes_and_so_does_its_parent(load_checkpoint, native, prompt):
