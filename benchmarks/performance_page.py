@@ -218,9 +218,9 @@ def vocoder_table() -> list[str]:
     """The vocoders of a CPU by turns, from `measure.py vocoder`."""
     rows = [
         [
-            *(model_of(result), result["weights"], row["vocoder"], row["chunk_frames"]),
+            *(model_of(result), result.get("weights"), row["vocoder"], row["chunk_frames"]),
             *(digits(row["ms_per_frame"][name]) for name in ("p50", "best")),
-            f"{digits(result['read_bandwidth_gb_s']['p50'])} GB/s",
+            value(result, "read_bandwidth_gb_s.p50"),
             *(timed_on(result), ", ".join(source_of(result))),
         ]
         for result in load_results("vocoder_cpu_*.json")
@@ -232,7 +232,7 @@ def vocoder_table() -> list[str]:
         "the native decoder draws its frames, with weights as in the second column:"
     )
     columns = ["model", "weights", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
-    columns += ["memory reads"]
+    columns += ["memory reads, GB/s"]
     return [note, "", *spaced_table([*columns, "machine", "commit, file"], rows)]
 
 
