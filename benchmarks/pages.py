@@ -8,12 +8,15 @@ python benchmarks/pages.py --plot FILE    draw floors and measured frames (needs
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from benchmarks import roofline
 from benchmarks.page_parts import (

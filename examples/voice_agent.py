@@ -21,6 +21,8 @@ import functools
 import os
 import sys
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 from qwen_megakernel.cli import options
 
 with options.needed(
