@@ -8,6 +8,7 @@ from commands import run
 from programs import ROOT, imports, programs
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
@@ -92,6 +93,23 @@ def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, group, files
 def test_native_code_takes_the_cores_that_help(monkeypatch, weights, cores, asked, threads):
     monkeypatch.setattr(cpu_threads, "available_cores", lambda: cores)
     assert cpu_threads.choose_native(int(weights), asked) == threads
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
+    many_cores, run_here, monkeypatch, backend
+):
+    speak = ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--max-frames", 2, "--stdout")
+    monkeypatch.setattr(options, "write_output", lambda data: None)
+    default = {"cpu": 2, "torch": 1}[backend]
+    for words, threads in (((), default), (("--threads", 3), 3)):
+        done = run_here(*speak, "--backend", backend, *words)
+        assert done.returncode == 0, done.stderr
+        assert f"backend {backend} (" in done.stderr
+        assert f"threads: {threads} (cores: 8)" in done.stderr
+    assert "demo-voice 2 with backend cpu, 1 with torch" in " ".join(
+        run_here("-m", "qwen_megakernel", "speak", "--help").stdout.split()
+    )
 
 
 @pytest.mark.parametrize(("asked", "threads"), [(None, 1), (3, 3)])
