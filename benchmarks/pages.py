@@ -38,6 +38,7 @@ from benchmarks.page_parts import (
 )
 from benchmarks.performance_page import configs, performance, plot
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import options
 
 
 def speech_table() -> list[str]:
@@ -438,7 +439,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the floors of docs/performance.md instead of writing"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
     )
     args = parser.parse_args(argv)
     if args.plot:
