@@ -99,6 +99,7 @@ setup(
             "pytest-cov",
             "pytest-xdist",
             "hypothesis",
+            "regex",
             "opentelemetry-sdk",
             "sounddevice",
             "mypy>=2.1,<3",

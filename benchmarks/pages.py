@@ -8,12 +8,15 @@ python benchmarks/pages.py --plot FILE    draw floors and measured frames (needs
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from benchmarks import roofline
 from benchmarks.page_parts import (
@@ -35,6 +38,7 @@ from benchmarks.page_parts import (
 )
 from benchmarks.performance_page import configs, performance, plot
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import options
 
 
 def speech_table() -> list[str]:
@@ -479,7 +483,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the floors of docs/performance.md instead of writing"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
     )
     args = parser.parse_args(argv)
     if args.plot:
