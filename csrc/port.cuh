@@ -65,6 +65,12 @@ __device__ __forceinline__ uint64_t clock_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
+// Of this SM alone: other SMs count from another start.
+__device__ __forceinline__ uint64_t clock_cycles() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+  return now;
+}
 
 // ---- Copies
 // 16 bytes from global to shared memory without registers and without waiting; PTX because the
@@ -193,6 +199,7 @@ inline unsigned load_from_host(const unsigned* word) {
 }
 inline void pause(EMULATION_HERE) { emulation::pause(where); }
 inline uint64_t clock_ns() { return emulation::now_ns(); }
+inline uint64_t clock_cycles() { return emulation::now_ns(); }
 
 inline void copy_async(void* smem, const void* global) {
   const bool aligned =
