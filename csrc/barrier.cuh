@@ -13,8 +13,7 @@
 // arrived sees that too, and does not ask for another word: that would be a second way to L2 at
 // every barrier. The control block belongs to one engine; two engines share nothing.
 #pragma once
-#include "common.cuh"
-#include "tts_kernel.h"
+#include "stage_times.cuh"
 
 namespace qwen_tts {
 
@@ -48,11 +47,18 @@ class GridBarrier {
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
     if (thread_idx() == 0) {
+      const uint64_t arrived = stage_clock();
       add_release(&control_->arrived, 1);
       smem_.target += gridDim.x;
+      stamp(Stamp::kArrived, arrived);
     }
     meanwhile();
-    if (thread_idx() == 0) smem_.verdict = wait(stage, layer);
+    if (thread_idx() == 0) {
+      stamp(Stamp::kPrepared);
+      smem_.verdict = wait(stage, layer);
+      stamp(Stamp::kReleased);
+      end_stage_times(stage, layer);
+    }
     __syncthreads();
     return smem_.verdict != 0;
   }

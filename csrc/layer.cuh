@@ -57,6 +57,9 @@ struct ForwardPlan {
 
 // What a block keeps in shared memory.
 struct BlockSmem {
+#if STAGE_TIMES
+  StageTimesSmem times;
+#endif
   StageSmem stage;
   WeightRings<kRingSlots> rings;
   Pass pass;
@@ -83,7 +86,9 @@ struct Context {
         slots(slots_),
         workspace(workspace_),
         smem(*reinterpret_cast<BlockSmem*>(smem_bytes)),
-        barrier(workspace_.control, timeout_ns, smem.barrier) {}
+        barrier(workspace_.control, timeout_ns, smem.barrier) {
+    if (thread_idx() == 0) begin_stage_times(workspace_.stage_times);
+  }
 };
 
 // One layer's weights, one after another in this order.

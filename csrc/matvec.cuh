@@ -7,6 +7,7 @@
 #pragma once
 #include <type_traits>
 
+#include "stage_times.cuh"
 #include "weights.cuh"
 
 namespace qwen_tts {
@@ -316,12 +317,18 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
           }
         }
       }
+      if (kStageTimes && round == share.begin && begin == 0) {
+        if (thread_idx() == 0) stamp(Stamp::kRowsReady);
+        weights.wait_for_front();
+        if (thread_idx() == 0) stamp(Stamp::kFirstTile);
+      }
 #pragma unroll 1
       for (int col = begin + warp_idx() * kTileCols; col < end; col += kNumWarps * kTileCols) {
         sums.template add_column<Matrix>(weights, smem.activations + (col - begin),
                                          row_stride(end - begin));
       }
     }
+    if (thread_idx() == 0) stamp(Stamp::kLastTile);
     sums.store();
     __syncthreads();  // partials and norm_scale are complete
     // As many as if the round were full: a division by num_tiles takes longer than the sums.

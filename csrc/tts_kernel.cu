@@ -33,6 +33,7 @@ void qwen_tts_describe(Description* d) {
   d->num_threads = kNumThreads;
   d->max_splits = kMaxSplits;
   d->weights_f32 = WEIGHTS_F32;
+  d->max_stage_records = kStageTimes ? kMaxStageRecords : 0;
   describe_stack<Talker>(d->talker, kTalkerVocab);
   describe_stack<Predictor>(d->predictor, kPredictorVocab);
 }

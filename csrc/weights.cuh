@@ -177,12 +177,14 @@ class WeightStream {
   // The block's row tiles of the matrix at hand.
   __device__ BlockRange rows() const { return rows_; }
 
+  // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
+  // every pop() starts one more: behind the oldest slot there are at least kSlots - 1 groups.
+  __device__ void wait_for_front() const { copy_async_wait<kSlots - 1>(); }
+
   // This lane's weights of the warp's next tile; pop() is due when they have been used.
   template <int kVectors>
   __device__ LaneTile<kVectors> front() {
-    // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
-    // every pop() starts one more: behind the oldest slot there are at least kSlots - 1 groups.
-    copy_async_wait<kSlots - 1>();
+    wait_for_front();
     LaneTile<kVectors> tile;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) tile.vector[i] = piece(head_, i);

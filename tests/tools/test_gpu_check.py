@@ -21,7 +21,7 @@ from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.validation import compare
-from tools.gpu_check import compute_sanitizer, kernel_timer
+from tools.gpu_check import compute_sanitizer, kernel_timer, stage_times
 from tools.gpu_check.steps import registry, scripts, speed
 from tools.gpu_check.steps.context import Context
 
@@ -341,6 +341,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         pytest.param(
             "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
         ),
+        pytest.param("truth", "stage_times,ncu", marks=pytest.mark.ci),
         pytest.param("endurance", "abort,two_engines", marks=pytest.mark.ci),
         pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
         pytest.param("endurance", "batch_curve,million", marks=SLOW),
@@ -363,6 +364,11 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
     found = {name: step["result"] for name, step in result["steps"].items()}
     if which != "truth":
         check_rows(found)
+    elif "stage_times" in steps:
+        launches = result["steps"]["stage_times"]["result"]["launches"]
+        assert [launch["streams"] for launch in launches] == [1, 16]
+        assert result["steps"]["ncu"]["status"] == "skipped"
+        assert stage_times.documents(tmp_path / "out" / "result.json") == launches
     elif "endurance" in steps:
         endurance = result["steps"]["endurance"]["result"]
         assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
@@ -398,4 +404,5 @@ def check_rows(found: dict) -> None:
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):
     names = {step for steps in gpu_check.SETS.values() for step in steps}
-    assert set(registry.STEPS) == names | {"toy_frames"}  # which the sanitizer step runs
+    # What the steps sanitizer and ncu run.
+    assert set(registry.STEPS) == names | {"toy_frames", "profiled_frames"}
