@@ -20,6 +20,11 @@ constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 // 32 bytes of two rows at once: they lie in different banks.
 __device__ __forceinline__ constexpr int row_stride(int num_cols) { return num_cols + 4; }
 
+// Where the partial sums of a row lie among those of a row tile: half a warp reads one row of four
+// tiles at once, and so they are in different banks.
+__device__ __forceinline__ constexpr int partials_row(int tile, int row) { return row ^ tile; }
+static_assert((kMaxRows & (kMaxRows - 1)) == 0 && kRoundTiles <= kMaxRows);
+
 struct MatvecSmem {
   // [rows][stride] f32, or bf16 as store_activations leaves them
   alignas(16) float activations[kMaxRows * row_stride(kChunkCols)];
@@ -134,7 +139,7 @@ class WarpSums {
       : partials_(smem.partials[warp_idx()]), num_rows_(num_rows), num_tiles_(num_tiles) {
     for (int tile = 0; tile < num_tiles_; ++tile) {
       for (int row = 0; row < num_rows_; ++row) {
-        if (lane_idx() % 4 == 0) partials_[tile][row][lane_idx() / 4] = 0;
+        if (lane_idx() % 4 == 0) partials_[tile][partials_row(tile, row)][lane_idx() / 4] = 0;
       }
     }
   }
@@ -158,7 +163,7 @@ class WarpSums {
           sum += w.x * a.x + w.y * a.y + w.z * a.z + w.w * a.w;
         }
         sum = quad_sum(sum);
-        if (lane_idx() % 4 == 0) partials_[tile][row][lane_idx() / 4] += sum;
+        if (lane_idx() % 4 == 0) partials_[tile][partials_row(tile, row)][lane_idx() / 4] += sum;
       }
       weights.pop();
     }
@@ -246,7 +251,8 @@ class WarpSums {
       if (tile < num_tiles_) {
         const auto store_row = [&](int row, const float (&sums)[4]) {  // hi + lo
           if (row < num_rows_) {
-            *reinterpret_cast<float2*>(&partials_[tile][row][lane_idx() % 4 * 2]) =
+            *reinterpret_cast<float2*>(
+                &partials_[tile][partials_row(tile, row)][lane_idx() % 4 * 2]) =
                 make_float2(sums[0] + sums[2], sums[1] + sums[3]);
           }
         };
@@ -353,8 +359,8 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
       float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
       for (int warp = 0; warp < kNumWarps; ++warp) {
-        const float2 partial =
-            *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);
+        const float2 partial = *reinterpret_cast<const float2*>(
+            &smem.partials[warp][tile][partials_row(tile, row)][2 * pair]);
         sum = make_float2(sum.x + partial.x, sum.y + partial.y);
       }
       if constexpr (Input::kNormed) {
