@@ -34,13 +34,14 @@ struct MatvecSmem {
 };
 
 // Where a pass reads its rows.
-template <bool kNormed_>
+template <bool kNormed_, int kMostRows_ = kMaxRows>
 struct InputRows {
   static constexpr bool kNormed = kNormed_;  // do they pass through RMSNorm on the way?
-  const float* x;                            // [num_rows], global, visible to this block
-  size_t stride;                             // floats from row to row
-  int num_rows;                              // 1 .. kMaxRows
-  const Weight* norm_weight = nullptr;       // [columns], if kNormed
+  static constexpr int kMostRows = kMostRows_;
+  const float* x;                       // [num_rows], global, visible to this block
+  size_t stride;                        // floats from row to row
+  int num_rows;                         // 1 .. kMostRows
+  const Weight* norm_weight = nullptr;  // [columns], if kNormed
   float norm_eps = 0;
   bool loaded = false;  // they lie in shared memory, all columns, as load_rows leaves them
 };
@@ -133,6 +134,7 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
 // tiles. store() leaves the sums in smem.partials[warp].
 #if WEIGHTS_F32
 
+template <int kMostRows>
 class WarpSums {
  public:
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
@@ -210,6 +212,7 @@ __device__ __forceinline__ ActivationColumns load_columns(const float* activatio
   return {{four[0], four[1]}, {four[kHalf], four[kHalf + 1]}};
 }
 
+template <int kMostRows>
 class WarpSums {
  public:
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
@@ -239,8 +242,10 @@ class WarpSums {
         };
         add(sums_[tile], first);
         weights.pop();
-        // Read again for every tile: a frame has no registers for them.
-        if (num_rows_ > 8) add(more_sums_[tile], columns_of(8));
+        if constexpr (kMostRows > kFewRows) {
+          // Read again for every tile: a frame has no registers for them.
+          if (num_rows_ > kFewRows) add(more_sums_[tile], columns_of(kFewRows));
+        }
       }
     }
   }
@@ -257,7 +262,9 @@ class WarpSums {
           }
         };
         store_row(lane_idx() / 4, sums_[tile]);
-        store_row(lane_idx() / 4 + 8, more_sums_[tile]);
+        if constexpr (kMostRows > kFewRows) {
+          store_row(lane_idx() / 4 + kFewRows, more_sums_[tile]);
+        }
       }
     }
   }
@@ -274,7 +281,8 @@ class WarpSums {
 
   float (&partials_)[kRoundTiles][kMaxRows][kTileRows];
   int num_rows_, num_tiles_;
-  float sums_[kRoundTiles][4] = {}, more_sums_[kRoundTiles][4] = {};  // rows 0..7 and 8..15
+  float sums_[kRoundTiles][4] = {};                                  // rows 0..7
+  float more_sums_[kMostRows > kFewRows ? kRoundTiles : 1][4] = {};  // rows 8..15
 };
 
 #endif
@@ -304,7 +312,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
 #pragma unroll 1
   for (int round = share.begin; round < share.end; round += kRoundTiles) {
     const int num_tiles = min(kRoundTiles, share.end - round);
-    WarpSums sums(smem, rows.num_rows, num_tiles);
+    WarpSums<Input::kMostRows> sums(smem, rows.num_rows, num_tiles);
 #pragma unroll 1
     for (int begin = 0, end; begin < kPaddedIn; begin = end) {
       end = resident ? kPaddedIn : min(begin + kChunkCols, kPaddedIn);

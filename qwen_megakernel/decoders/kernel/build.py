@@ -192,7 +192,7 @@ def recipe(config: ModelConfig, target: Target) -> Recipe:
     check_config(config)
     folder = source_folder()
     # The longest first: on two cores it is then what the others fit beside.
-    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
+    names = ("step_kernel.cu", "few_step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
     units = [folder / name for name in (("probes.cu",) if target.probes else names)]
     if target.arch is None:
         units += sorted((folder / "emulation").glob("*.cpp"))

@@ -177,7 +177,7 @@ class KernelLibrary:
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start step_kernel on `stream`; num_blocks 0: as many as fit."""
+        """Start the kernel for frames on `stream`; num_blocks 0: as many as fit."""
         launch = self._library.qwen_tts_step
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
