@@ -152,7 +152,9 @@ class WarpSums {
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles_; ++tile) {
-      const LaneTile<Matrix::kLaneVectors> pieces = weights.template front<Matrix::kLaneVectors>();
+      LaneTile<Matrix::kLaneVectors> tiles[1];
+      weights.front(tiles);
+      const LaneTile<Matrix::kLaneVectors>& pieces = tiles[0];
 #pragma unroll 1
       for (int row = 0; row < num_rows_; ++row) {
         float sum = 0;
@@ -231,22 +233,16 @@ class WarpSums {
     };
     const ActivationColumns first = columns_of(0);
 #pragma unroll
-    for (int tile = 0; tile < kRoundTiles; ++tile) {
-      if (tile < num_tiles_) {
-        const LaneTile<Matrix::kLaneVectors> pieces =
-            weights.template front<Matrix::kLaneVectors>();
-        const uint4 left = half_of_tile(pieces, 0), right = half_of_tile(pieces, 1);
-        const auto add = [&](float (&sums)[4], const ActivationColumns& rows) {
-          mma_tile(sums, rows.left[0], rows.left[1], left);
-          mma_tile(sums, rows.right[0], rows.right[1], right);
-        };
-        add(sums_[tile], first);
-        weights.pop();
-        if constexpr (kMostRows > kFewRows) {
-          // Read again for every tile: a frame has no registers for them.
-          if (num_rows_ > kFewRows) add(more_sums_[tile], columns_of(kFewRows));
-        }
+    for (int tile = 0; tile < kRoundTiles; tile += kTilesAtOnce) {
+      const int count = min(num_tiles_ - tile, kTilesAtOnce);
+      if (count <= 0) break;
+      if (count == kTilesAtOnce) {
+        add_tiles<Matrix, kTilesAtOnce>(weights, tile, first, columns_of);
+      } else {
+        add_tiles<Matrix, 1>(weights, tile, first, columns_of);
       }
+      weights.pop();
+      if (count == kTilesAtOnce) weights.pop();
     }
   }
 
@@ -270,6 +266,34 @@ class WarpSums {
   }
 
  private:
+  static constexpr int kTilesAtOnce = 2;  // products of one that do not wait for those of another
+  static_assert(kTilesAtOnce == 2 && kRoundTiles % kTilesAtOnce == 0);
+
+  // `kCount` row tiles from `tile` on, each added in the same order.
+  template <class Matrix, int kCount, class Stream, class ColumnsOf>
+  __device__ __forceinline__ void add_tiles(Stream& weights, int tile,
+                                            const ActivationColumns& first,
+                                            const ColumnsOf& columns_of) {
+    using Pieces = LaneTile<Matrix::kLaneVectors>;
+    Pieces pieces[kCount];
+    weights.front(pieces);
+    const auto add = [&](float (*sums)[4], const ActivationColumns& rows) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4(&columns)[2] = half ? rows.right : rows.left;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          mma_tile(sums[i], columns[0], columns[1], half_of_tile(pieces[i], half));
+        }
+      }
+    };
+    add(sums_ + tile, first);
+    if constexpr (kMostRows > kFewRows) {
+      // Read again for every tile: a frame has no registers for them.
+      if (num_rows_ > kFewRows) add(more_sums_ + tile, columns_of(kFewRows));
+    }
+  }
+
   __device__ static uint4 half_of_tile(const LaneTile<2>& bf16, int half) {
     return bf16.vector[half];
   }
