@@ -74,8 +74,19 @@ __device__ __forceinline__ uint64_t clock_cycles() {
 
 // ---- Copies
 // 16 bytes from global to shared memory without registers and without waiting; PTX because the
-// pipeline intrinsics cannot ask for the L2 prefetch.
+// pipeline intrinsics cannot ask for the L2 prefetch, nor say what L2 should give up first.
+//   kEvictFirst  these bytes, before anything that was read without saying so
+template <bool kEvictFirst = false>
 __device__ __forceinline__ void copy_async(void* smem, const void* global) {
+  if constexpr (kEvictFirst) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 0f3F800000;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(smem))),
+                 "l"(global), "l"(policy)
+                 : "memory");
+    return;
+  }
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(
                    static_cast<unsigned>(__cvta_generic_to_shared(smem))),
                "l"(global)
@@ -200,6 +211,7 @@ inline void pause(EMULATION_HERE) { emulation::pause(where); }
 inline uint64_t clock_ns() { return emulation::now_ns(); }
 inline uint64_t clock_cycles() { return emulation::now_ns(); }
 
+template <bool = false>
 inline void copy_async(void* smem, const void* global) {
   const bool aligned =
       (reinterpret_cast<uintptr_t>(smem) | reinterpret_cast<uintptr_t>(global)) % 16 == 0;

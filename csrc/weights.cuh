@@ -135,6 +135,8 @@ template <int kSlots, bool kTeams_ = false>
 class WeightStream {
  public:
   static constexpr bool kTeams = kTeams_;
+  // Of several teams all but one read a weight from L2.
+  static constexpr bool kEvictFirst = !kTeams && WEIGHTS_EVICT_FIRST;
 
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
       : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
@@ -236,7 +238,7 @@ class WeightStream {
 #pragma unroll
       for (int i = 0; i < kVectorsOfWeight; ++i) {
         if (i < cursor_.grid().lane_vectors()) {
-          copy_async(&piece(slot, i), cursor_.address + i * kWarpSize);
+          copy_async<kEvictFirst>(&piece(slot, i), cursor_.address + i * kWarpSize);
         }
       }
       if (!cursor_.advance()) {
