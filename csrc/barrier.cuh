@@ -25,8 +25,9 @@ __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage,
 
 // What a block's barrier keeps in shared memory, and nobody else touches.
 struct BarrierSmem {
-  uint64_t timeout_ns;  // thread 0's, as the next: in registers they would be kept through a frame
-  unsigned target;      // arrivals of this launch when everybody is at the barrier
+  uint64_t
+      timeout_ns;   // the waiter's, as the next: in registers they would be kept through a frame
+  unsigned target;  // arrivals of this launch when everybody is at the barrier
   int verdict;
 };
 
@@ -34,7 +35,7 @@ class GridBarrier {
  public:
   __device__ GridBarrier(Control* control, uint64_t timeout_ns, BarrierSmem& smem)
       : control_(control), smem_(smem) {
-    if (thread_idx() == 0) {
+    if (thread_idx() == kWaiter) {
       smem_.timeout_ns = timeout_ns;
       smem_.target = 0;
     }
@@ -46,14 +47,14 @@ class GridBarrier {
   template <class Meanwhile>
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
-    if (thread_idx() == 0) {
+    if (thread_idx() == kWaiter) {
       const uint64_t arrived = stage_clock();
       add_release(&control_->arrived, 1);
       smem_.target += gridDim.x;
       stamp(Stamp::kArrived, arrived);
     }
     meanwhile();
-    if (thread_idx() == 0) {
+    if (thread_idx() == kWaiter) {
       stamp(Stamp::kPrepared);
       smem_.verdict = wait(stage, layer);
       stamp(Stamp::kReleased);
@@ -85,6 +86,10 @@ class GridBarrier {
   }
 
  private:
+  // The thread that arrives for its block and polls: of the last warp, to which the least falls of
+  // what there is to do meanwhile. Loops over few things end with the first warps.
+  static constexpr int kWaiter = kNumThreads - kWarpSize;
+
   __device__ bool wait(Stage stage, int layer) {
     const unsigned target = smem_.target;
     uint64_t deadline = 0;
