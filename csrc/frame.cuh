@@ -58,11 +58,6 @@ class FrameLoop {
     prime(c_.smem.rings, Team::whole_grid(), layer_start<Talker>(c_.model.talker, 0));
     __syncthreads();
     while (frame() < p_.num_frames) {
-      // One block looks, before the first barrier of the frame and for all: they leave together,
-      // and what the frame has written so far nobody keeps.
-      const bool cancelled =
-          block_idx() == 0 && thread_idx() == 0 && load_from_host(c_.workspace.cancel) != 0;
-      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
       if (!talker_step() || !draw_code_0()) return;
       if (all_ended()) return;
       for (int group = 1; group < kNumCodeGroups; ++group) {
@@ -101,6 +96,14 @@ class FrameLoop {
   // The previous frame through the talker, for every stream that has one; then everybody's hidden
   // state to workspace.hidden.
   __device__ __forceinline__ bool talker_step() {
+    // One thread looks for all whether the host has cancelled the launch. The word comes from the
+    // host's memory: it is asked for here, and heeded while the grid waits. Blocks may leave at
+    // that barrier or at the next; until then nothing is written that anybody keeps.
+    const unsigned cancelled =
+        block_idx() == 0 && thread_idx() == 0 ? load_from_host(c_.workspace.cancel) : 0;
+    const auto heed_cancel = [&] {
+      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
+    };
     const int num_steps = plan_talker_pass();
     const Workspace& w = c_.workspace;
     if (num_steps) {
@@ -108,7 +111,10 @@ class FrameLoop {
         if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
       }
       const Stack& talker = c_.model.talker;
-      const auto before_layers = [&] { open_layer<Talker>(weight_stream_, talker, 0); };
+      const auto before_layers = [&] {
+        open_layer<Talker>(weight_stream_, talker, 0);
+        heed_cancel();
+      };
       if (!c_.barrier.sync(Stage::kInput, frame(), before_layers)) return false;
       const auto after = [&] { return Forecast{tile_grid(codec_head()), after_codec_head().next}; };
       if (!decoder_layers<Talker>(
@@ -116,6 +122,8 @@ class FrameLoop {
               PassAttention<Talker>{talker, c_}, after, [] {}, c_)) {
         return false;
       }
+    } else {
+      heed_cancel();  // nothing to hide it behind
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
