@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from unittest.mock import Mock, call
 
+import kernel_models as k
 import pytest
 import torch
 
@@ -18,9 +19,10 @@ from benchmarks import performance_page
 from benchmarks.load_test import workload
 from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.validation import compare
-from tools.gpu_check import compute_sanitizer, kernel_timer
-from tools.gpu_check.steps import registry, scripts
+from tools.gpu_check import compute_sanitizer, kernel_timer, stage_times
+from tools.gpu_check.steps import registry, scripts, speed
 from tools.gpu_check.steps.context import Context
 
 ROOT = Path(__file__).parents[2]
@@ -300,6 +302,20 @@ def test_every_set_begins_with_what_a_fresh_machine_lacks(gpu_check):
         assert first.endswith("build") and steps[first] >= 150
 
 
+@k.needs_nvcc
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=pytest.mark.ci if arch == "sm_90a" else pytest.mark.slow)
+        for arch in build.ARCHITECTURES
+    ],
+)
+def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
+    command = [*speed.bench_command(arch), "-Xptxas", "-warn-spills", "-o", str(tmp_path / "bench")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
+
+
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check"])
@@ -325,6 +341,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         pytest.param(
             "truth", "build,validate_0.6b,frame_times,tests,benchmark,validate_1.7b", marks=SLOW
         ),
+        pytest.param("truth", "stage_times,ncu", marks=pytest.mark.ci),
         pytest.param("endurance", "abort,two_engines", marks=pytest.mark.ci),
         pytest.param("int8", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
         pytest.param("endurance", "batch_curve,million", marks=SLOW),
@@ -347,11 +364,22 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
     found = {name: step["result"] for name, step in result["steps"].items()}
     if which != "truth":
         check_rows(found)
+    elif "stage_times" in steps:
+        launches = result["steps"]["stage_times"]["result"]["launches"]
+        assert [launch["streams"] for launch in launches] == [1, 16]
+        assert result["steps"]["ncu"]["status"] == "skipped"
+        assert stage_times.documents(tmp_path / "out" / "result.json") == launches
     elif "endurance" in steps:
         endurance = result["steps"]["endurance"]["result"]
         assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
-        kinds = {row["kind"] for row in result["steps"]["microbenchmark"]["result"]["rows"]}
-        assert kinds == {"device", "copy", "read", "barrier", "frame_skeleton"}
+        rows = result["steps"]["microbenchmark"]["result"]["rows"]
+        # What decides most comes first: a run that is cut short has it.
+        kinds = ["device", "barrier_in_traffic", "l2_latency", "exchange"]
+        kinds += ["copy", "read", "barrier", "frame_skeleton"]
+        assert list(dict.fromkeys(row["kind"] for row in rows)) == kinds
+        exchanges = [row for row in rows if row["kind"] == "exchange"]
+        assert {row["floats"] for row in exchanges} == {1024, 3072, 4096}
+        assert [row["wrong"] for row in exchanges] == [0] * len(exchanges)
     else:
         rows = result["steps"]["frame_times"]["result"]["rows"]
         assert [row["streams"] for row in rows] == [1, 4, 8, 16]
@@ -376,4 +404,5 @@ def check_rows(found: dict) -> None:
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):
     names = {step for steps in gpu_check.SETS.values() for step in steps}
-    assert set(registry.STEPS) == names | {"toy_frames"}  # which the sanitizer step runs
+    # What the steps sanitizer and ncu run.
+    assert set(registry.STEPS) == names | {"toy_frames", "profiled_frames"}

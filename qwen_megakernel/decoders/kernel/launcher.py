@@ -35,7 +35,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 class Launcher:
-    """Starts the two kernels of a library on a decoder's buffers.
+    """Starts the kernels of a library on a decoder's buffers.
 
     Args:
         library: compiled for the model.

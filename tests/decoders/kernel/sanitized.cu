@@ -1,11 +1,12 @@
 // A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
-//   sanitized        a prompt of 37 rows, then 2 frames of 3 streams, then 2 of one alone; prints a
-//                    hash of the codes
+//   sanitized        prompts of 67 to 69 rows, then 2 frames of 3 streams in the kernel for many and
+//                    in the one for few, then 2 of one alone; prints a hash of the codes
 //   sanitized BUG    a small kernel with that bug (0: none); exit 9 if its result is wrong
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "few_step_kernel.cu"
 #include "forward_kernel.cu"
 #include "step_kernel.cu"
 
@@ -160,9 +161,11 @@ int run_frames() {
   step.ended = zeros<int32_t>(kSlots);
   step.timeout_ns = timeout_ns;
   uint32_t hash = 2166136261u;
-  for (const int num_streams : {kSlots, 1}) {
+  for (const int turn : {0, 1, 2}) {
+    const int num_streams = turn < 2 ? kSlots : 1;
     step.num_streams = num_streams;
-    if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
+    if (turn ? qwen_tts_step(&step, 0, nullptr) : launch(step_kernel, step, 0, nullptr)) return 1;
+    if (workspace.control->error) return 1;
     for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
       hash = (hash ^ step.codes[i]) * 16777619u;
     }
