@@ -27,6 +27,7 @@ from benchmarks import machine
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import MissingPackageError, OutputError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import cpu_library
 
 if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
@@ -388,7 +389,7 @@ def load_pyplot() -> ModuleType:
         import matplotlib
     except ImportError as error:
         raise MissingPackageError(
-            "--plot needs matplotlib.", hint='pip install "qwen_megakernel[plots]"'
+            "--plot needs matplotlib.", hint=install_command("plots")
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

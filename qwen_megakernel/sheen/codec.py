@@ -28,6 +28,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen import random_models
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_RATIO, deinterleave, interleave
 
@@ -216,7 +217,7 @@ def _snac_class() -> type[SNAC]:
         from snac import SNAC
     except ImportError as error:
         raise MissingPackageError(
-            f"Sheen needs the package snac ({error}).", hint='pip install "qwen_megakernel[sheen]"'
+            f"Sheen needs the package snac ({error}).", hint=install_command("sheen")
         ) from error
     return SNAC
 

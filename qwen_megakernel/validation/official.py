@@ -1,7 +1,7 @@
 """The official package as an oracle: qwen-tts 0.1.1 on the CPU, imported without its audio extras.
 
-Install it for comparisons only: pip install "qwen_megakernel[reference]", then qwen-tts==0.1.1
-without its dependencies (--no-deps).
+Install it for comparisons only: the extra `reference` of this package, then qwen-tts==0.1.1 without
+its dependencies (--no-deps).
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Sampling
 
 # Imported at the top of qwen_tts, used by its 25 Hz tokenizer alone.
@@ -53,7 +54,7 @@ def package() -> types.ModuleType:
         raise MissingPackageError(
             f"The official package cannot be imported: {error}.",
             "It is the oracle of this comparison.",
-            'pip install "qwen_megakernel[reference]"; pip install --no-deps qwen-tts==0.1.1',
+            f"{install_command('reference')}; pip install --no-deps qwen-tts==0.1.1",
         ) from error
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what stands above it in this list.
 FLOORS = """
-    errors  choices
+    errors  choices  installing
     gpu  native  voice  signals
     records  audio
     checkpoint

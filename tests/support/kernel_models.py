@@ -17,6 +17,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Prefill, Sampling
 
 
@@ -29,9 +30,7 @@ def has_nvcc() -> bool:
     return True
 
 
-needs_nvcc = pytest.mark.skipif(
-    not has_nvcc(), reason='no nvcc: pip install "qwen_megakernel[nvcc]"'
-)
+needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason=f"no nvcc: {install_command('nvcc')}")
 
 TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
 CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")

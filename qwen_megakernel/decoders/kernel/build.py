@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
@@ -230,7 +231,7 @@ def find_nvcc() -> str:
             return candidate
     raise BuildError(
         "No nvcc in PATH, CUDA_HOME, or the nvidia packages of this Python.",
-        'pip install "qwen_megakernel[nvcc]" brings one for CUDA 13; for CUDA 12 install '
+        f"{install_command('nvcc')} brings one for CUDA 13; for CUDA 12 install "
         "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
         "Meanwhile: --backend torch.",
     )

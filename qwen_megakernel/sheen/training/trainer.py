@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def plot(records: Sequence[StepRecord], path: Path) -> bool:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        logger.warning('No %s: pip install "qwen_megakernel[plots]".', path.name)
+        logger.warning("No %s: %s", path.name, install_command("plots"))
         return False
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()

@@ -9,6 +9,7 @@ from sheen_toys import BY_HEART
 from tolerances import ADAM_STEP_F32, LOSS_F32, nearly
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.training.job import Job, load_parts, train_voice
 from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions, plot
@@ -182,4 +183,4 @@ def test_there_must_be_something_to_resume(job):
 def test_without_matplotlib_there_is_no_plot_and_no_error(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert not plot([StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
-    assert "qwen_megakernel[plots]" in caplog.text
+    assert install_command("plots") in caplog.text
