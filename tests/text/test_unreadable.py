@@ -1,4 +1,4 @@
-"""Text that a model cannot read is warned of, once, on every way to the engine."""
+"""Text that a model cannot read gives one warning, from Python and over HTTP."""
 
 import pytest
 from live_server import serving, sse
@@ -30,7 +30,7 @@ def demo():
         (RELEASED, "α-particles and नमस्ते", ["Greek letters (α)", "Devanagari letters (नमस"]),
     ],
 )
-def test_what_is_met_is_named(languages, text, warnings):
+def test_foreign_scripts_and_markup_are_named(languages, text, warnings):
     found = TextWatch(languages).look(text)
     assert len(found) == len(warnings)
     assert all(expected in warning for warning, expected in zip(found, warnings, strict=True))
@@ -54,7 +54,7 @@ def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):
         assert stream.warnings == [CHINESE]
 
 
-async def test_the_server_tells_its_clients(demo):
+async def test_the_server_warns_its_clients(demo):
     with serving(demo) as live:
         cold = live.speak("Hello.", voice="demo", max_new_tokens=3, temperature=0.1)
         assert cold.headers["x-warning"].startswith("temperature is 0.1, less than half of")
