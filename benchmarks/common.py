@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
     import torch
 
     from qwen_megakernel import TTSEngine
-    from qwen_megakernel.engine.speech_engine import Files
+    from qwen_megakernel.records import Files
 
 Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code

@@ -1,4 +1,4 @@
-"""16-bit PCM, audio files that are whole or absent, and what a listener hears."""
+"""16-bit PCM, audio files that are whole or absent, gaps in playback, leading silence."""
 
 import errno
 import multiprocessing
@@ -98,7 +98,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, name: 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_name_without_an_extension_is_told_so(tmp_path: Path):
+def test_a_missing_extension_is_reported(tmp_path: Path):
     with pytest.raises(UsageError, match=r"a: no extension\.\nKnown: \.wav"):
         WavWriter(tmp_path / "a", RATE)
 
@@ -207,7 +207,9 @@ def full_disk():
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, full_disk: None, extension: str):
+def test_a_full_disk_is_reported_and_leaves_no_file(
+    tmp_path: Path, full_disk: None, extension: str
+):
     path = tmp_path / f"a.{extension}"
     noise = np.random.default_rng(0).integers(-9999, 9999, RATE).astype(np.int16)
     with pytest.raises(OutputError, match=rf"(?s)Cannot write {path}: .*MB are free"):
@@ -215,7 +217,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, full_disk: None,
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_that_cannot_take_its_name_is_told(tmp_path: Path, monkeypatch):
+def test_a_file_that_cannot_be_renamed_is_reported(tmp_path: Path, monkeypatch):
     writer = WavWriter(tmp_path / "a.wav", RATE)
     writer.write(tone(0.1))
     read_only = OSError(errno.EROFS, "Read-only file system")

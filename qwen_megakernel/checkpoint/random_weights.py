@@ -1,10 +1,10 @@
-"""Checkpoints of random weights in the exact official file layout, from a seed.
+"""Writes checkpoints of random weights in the exact official file layout, from a seed.
 
-They exist so that everything but the sound can be built, tested and timed without a download.
+With them everything but the sound can be built, tested and timed without a download.
 
-The scales keep greedy decoding alive: branches that add up (gain 0.5), heads with a logit deviation
-of 3, an end-of-speech row a little louder than the rest. A plain N(0, 0.02) initialisation never
-reaches the end of speech, and a branch gain of 0.02 locks into a loop.
+The scales make greedy decoding vary and end: branches that add up (gain 0.5), heads with a logit
+deviation of 3, an end-of-speech row a little larger than the others. A plain N(0, 0.02)
+initialisation never reaches the end of speech, and a branch gain of 0.02 falls into a loop.
 """
 
 import json
@@ -27,7 +27,7 @@ from qwen_megakernel.checkpoint.random_configs import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model_tensors
 
-RECIPE_VERSION = 1  # part of the cache key: raise it whenever the written bytes change
+RECIPE_VERSION = 1  # part of the cache key: to be raised when the written bytes change
 
 DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few frames long
 
@@ -35,12 +35,12 @@ DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few 
 NOISE_LENGTH = 2**22 - 3
 SLICE_LENGTH = 2**20  # elements scaled and written at a time
 
-BRANCH_GAIN = 0.5  # o_proj, down_proj, LayerScale, gamma: the branches that residual sums collect
+BRANCH_GAIN = 0.5  # o_proj, down_proj, LayerScale, gamma: the branches of residual sums
 TEXT_EMBEDDING_STD = 1.0
 CODEC_EMBEDDING_STD = 0.3
 LOGIT_STD = 3.0
 EOS_GAIN = 2.0
-X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer: its output stands beside codec rows
+X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer, whose output is a row beside codec rows
 BIAS_STD = 0.1
 NORM_STD = 0.1
 SNAKE_STD = 0.2  # of the logarithms of alpha and beta
@@ -65,7 +65,7 @@ TTS_TOKENS = ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
     """Write the checkpoint `name` (of `RECIPES`) into `folder`, which is made if missing.
 
-    Same name, seed and `RECIPE_VERSION`: same bytes, on any machine.
+    The same name, seed and `RECIPE_VERSION` give the same bytes on any machine.
     """
     codec_folder = folder / "speech_tokenizer"
     codec_folder.mkdir(parents=True, exist_ok=True)
@@ -161,16 +161,16 @@ def _usage(num_rows: int) -> np.ndarray:
 
 
 class _Noise:
-    """A block of N(0, 1) that tensors read one after the other, starting over at its end."""
+    """A block of N(0, 1) that tensors read one after the other; at its end it starts over."""
 
     def __init__(self, name: str, seed: int):
-        # RandomState: the one generator of numpy whose stream is frozen for good.
+        # RandomState is the only generator of numpy whose stream will never change.
         key = zlib.crc32(f"{name} {seed}".encode())
         self.block = np.random.RandomState(key).standard_normal(NOISE_LENGTH).astype(np.float32)
         self.position = 0
 
     def take(self, count: int) -> np.ndarray:
-        """[count] f32, a copy."""
+        """Return a copy of the next values, [count] f32."""
         first = self.position % len(self.block)
         self.position += count
         head = self.block[first : first + count]
@@ -186,7 +186,7 @@ def _write_safetensors(
     noise: _Noise,
     fill: Callable[[str, Shape], _Fill],
 ) -> None:
-    """Write a safetensors file slice by slice: no tensor is ever held whole."""
+    """Write a safetensors file slice by slice, without a whole tensor in memory."""
     item_bytes = {"BF16": 2, "F32": 4}[dtype]
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -199,7 +199,7 @@ def _write_safetensors(
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in tensors.items():
             for values in _slices(shape, fill(name, shape), noise):
-                file.write(_bfloat16(values) if dtype == "BF16" else values)
+                file.write((_bfloat16(values) if dtype == "BF16" else values).data)
 
 
 def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
@@ -216,16 +216,16 @@ def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
 
 
 def _bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round f32 to the nearest bfloat16, ties to even; returned as its 16 bits."""
+    """Round f32 to the nearest bfloat16, ties to even, and return its 16 bits."""
     bits = values.view(np.uint32)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16).astype(np.uint16)
 
 
 def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
-    """A byte-level BPE with a few merges; the other ids below the special ones are filler.
+    """Write a byte-level BPE with a few merges; the other ids below the special ones are filler.
 
-    "assistant" is one token with the id that the config names, "\\n" is one byte symbol (198).
+    "assistant" is one token with the id of the config, "\\n" is one byte symbol (198).
     """
     assistant, im_start = config["assistant_token_id"], config["im_start_token_id"]
     tts_pad = config["tts_pad_token_id"]
@@ -256,15 +256,15 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable stand-in for each byte, in the order of its vocabulary."""
+    """Return GPT-2's printable symbol for each byte, in the order of its vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def _merges() -> list[tuple[str, str]]:
-    """Merges that build each of WORDS from the left."""
-    merges = {}
+    """Return the merges that build each of WORDS from the left."""
+    merges: dict[tuple[str, str], None] = {}
     for word in WORDS:
         for i in range(1, len(word)):
             merges[word[:i], word[i]] = None

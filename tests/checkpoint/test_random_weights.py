@@ -1,4 +1,4 @@
-"""The built-in random checkpoints: readable by the official package, alive, reproducible."""
+"""The built-in random checkpoints: readable by the official package, varied, reproducible."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
     assert tokenizer.convert_tokens_to_ids(special) == [first, first + 1, first + 2]
 
 
-def test_greedy_decoding_lives_and_ends(official_model):
+def test_greedy_decoding_varies_and_ends(official_model):
     model = official_model("tiny-random-design")
     greedy = {"do_sample": False, "subtalker_dosample": False}
     greedy |= {"language": "english", "max_new_tokens": 60}

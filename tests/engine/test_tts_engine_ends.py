@@ -1,4 +1,4 @@
-"""The engine: streams that are closed, dropped or fail; engines that are, and those that hang."""
+"""The engine: streams and engines that are closed, dropped or fail, and launches that hang."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ def test_close_frees_the_slot_after_the_frame_that_is_being_drawn(tts, gated):
 
 @pytest.fixture
 def alone(tts):
-    """What seed 1 gives when nobody else speaks."""
+    """The speech of seed 1 without other streams."""
     return speak(tts, seed=1)
 
 
@@ -116,7 +116,7 @@ def test_a_neighbour_of_a_closed_stream_loses_nothing(tts, alone, gated):
     assert np.array_equal(keep.codes, alone.codes)
 
 
-def test_closing_a_finished_stream_interrupts_nobody(tts, monkeypatch):
+def test_closing_a_finished_stream_interrupts_no_other(tts, monkeypatch):
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2)
     list(stream)
     interrupted = []
@@ -195,7 +195,7 @@ async def test_leaving_an_async_stream_cancels_it(tts):
     raise AssertionError("the slot was never freed")
 
 
-def test_a_reader_whose_event_loop_is_gone_harms_nobody(tts, alone):
+def test_a_reader_whose_event_loop_is_closed_harms_no_other(tts, alone):
     loop = asyncio.new_event_loop()
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24)
     stream._state.outbox._waiter = loop, asyncio.Event()

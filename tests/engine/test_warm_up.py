@@ -1,4 +1,4 @@
-"""The warm-up: all that ordinary requests run has run once before the first of them."""
+"""The warm-up runs everything that ordinary requests run, before the first of them."""
 
 from collections import defaultdict
 
@@ -13,7 +13,7 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 
 @pytest.fixture
 def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
-    """How many frames decoders have drawn, by the way in which they were asked to."""
+    """The number of frames that decoders have drawn, by sampling."""
     frames: dict[Sampling, int] = defaultdict(int)
     launch = FrameDecoder.launch
 
@@ -28,7 +28,7 @@ def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
 
 @pytest.mark.parametrize("backend", ["torch", "cpu", "emulation"])
 def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend):
-    """The first frame, which comes from the prompt, and one behind it."""
+    """The first frame, which comes from the prompt, and a later one."""
     with TTSEngine.from_pretrained("tiny-random-base", backend=backend) as engine:
         warmed = dict(frames_by_sampling)
         own = engine._sampling

@@ -1,4 +1,4 @@
-""".ci/run: what it installs before it tests."""
+""".ci/run: the nvcc that it installs before it tests."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The pages about GPUs: their commands are run, their files exist, their figures are the log's."""
+"""The pages about GPUs: their commands run, their files exist, their figures are in the log."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def expected(command: str) -> int:
 
 
 def commands() -> Iterator[object]:
-    """In every run one of those that end for want of a GPU, and in .ci/run the others."""
+    """The commands; those after the first that need a GPU are run by .ci/run alone."""
     for line in lines(SETUP):
         is_more = line.startswith("tools/gpu_check.sh") and "--set" in line
         yield pytest.param(line, marks=pytest.mark.ci if is_more else [])
@@ -118,7 +118,7 @@ def test_a_figure_of_another_entry_or_of_none_is_found():
     ]
 
 
-def test_what_refuses_is_quoted_as_the_program_says_it():
+def test_refusals_are_quoted_as_the_program_prints_them():
     source = " ".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "qwen_megakernel").rglob("*.py")
     )

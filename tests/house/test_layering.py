@@ -1,4 +1,4 @@
-"""The house: a room imports only rooms on lower floors, and importing the package costs nothing."""
+"""The house: a room imports only rooms below it, and importing the package loads no torch."""
 
 import ast
 import subprocess
@@ -35,7 +35,7 @@ MODULES = {
 
 
 def imports(module: str) -> Iterator[str]:
-    """Our modules that a module imports, at its top or inside its functions."""
+    """The package's modules that a module imports, at its top or inside its functions."""
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]

@@ -48,7 +48,7 @@ def distributions(source):
 
 
 def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
-    """As `make demo` installs the package; pip shows what setuptools writes to stderr."""
+    """`make demo` installs the package so; pip shows what setuptools writes to stderr."""
     pytest.importorskip("setuptools", "77")
     build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
     command = [sys.executable, "-c", build]
@@ -137,7 +137,7 @@ def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_p
 
 
 def test_requirements_allow_what_the_package_allows():
-    """`pip install -r requirements.txt` alone must bring no Pipecat that the service fails on."""
+    """`pip install -r requirements.txt` must not install a Pipecat that the service fails on."""
     allowed = set(re.findall(r'"([\w-]+[^"\s]*)"', (ROOT / "setup.py").read_text()))
     lines = (ROOT / "requirements.txt").read_text().split()
     assert lines[0].startswith("torch==")  # which build the others resolve against

@@ -143,10 +143,7 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (
-            ModuleNotFoundError("No module named 'sounddevice'"),
-            'pip install "qwen_megakernel[play]"',
-        ),
+        (ModuleNotFoundError("No module named 'sounddevice'"), install_command("play")),
         (OSError("PortAudio library not found"), "Install libportaudio2 (Debian, Ubuntu)"),
     ],
     ids=["no package", "no library"],

@@ -22,7 +22,7 @@ from qwen_megakernel.records import Prefill, Sampling
 
 
 def has_nvcc() -> bool:
-    """Whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
+    """Return whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
     try:
         build.find_nvcc()
     except BuildError:

@@ -1,4 +1,4 @@
-"""Validation fails where it must: a decoder with a planted fault does not pass."""
+"""Validation fails when it must: a decoder with a planted fault does not pass."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_a_planted_fault_is_found(loaded, cases, fault):
 
 
 def test_errors_that_are_all_small_but_too_many_are_found(loaded, cases, monkeypatch):
-    """No logit is as far away as a single one may be; a right kernel's are 0.05 away (RMS)."""
+    """Each logit is within the tolerance of one; a correct kernel's differ by 0.05 (RMS)."""
     limit = compare.tolerance_of("kernel", exact=False)
 
     def noisy(decoder, case):
@@ -93,7 +93,7 @@ def test_the_distance_of_sampled_codes(loaded, cases):
     assert code_0.value == 0 and 0.5 < histogram.value <= 1  # 15 of 16 codes come from other heads
 
 
-def test_the_report_says_which_row_failed():
+def test_the_report_names_the_row_that_failed():
     report = compare.Report("title", [GOOD, BAD])
     assert not report.passed
     lines = str(report).splitlines()
@@ -138,7 +138,7 @@ def test_a_watched_decoder_that_ends_early_fills_up_the_frames_it_has_not_drawn(
     assert (result.num_frames, result.ended) == ((1,), (True,))
 
 
-def test_where_stderr_is_no_terminal_progress_is_lines_without_a_bar(capsys):
+def test_without_a_terminal_progress_is_lines_without_a_bar(capsys):
     with progress.bar("table", 3, quiet=False) as on_frames:
         on_frames(2)
         on_frames(2)  # one frame more than there should be, to see that it ends

@@ -49,6 +49,7 @@ import torch
 from benchmarks import common
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import StageRecord
+from qwen_megakernel.installing import install_command
 from tools.gpu_check.steps.context import SMALL, TOY, Context
 
 SCHEMA = "stage_times/1"
@@ -269,8 +270,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
         import matplotlib
     except ImportError as error:
         raise SystemExit(
-            'The picture needs matplotlib: pip install "qwen_megakernel[plots]"; --json keeps what '
-            "it is drawn from."
+            f"The picture needs matplotlib: {install_command('plots')}; --json keeps what it is "
+            "drawn from."
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -1,4 +1,4 @@
-"""Training: it learns, it stops and goes on exactly, in every precision; and what it leaves."""
+"""Training: it learns in every precision, resumes exactly, and writes a complete voice."""
 
 import json
 from dataclasses import asdict, replace
@@ -159,7 +159,7 @@ def test_a_voice_is_complete(trained, base_folder):
     assert model.config.vocab_size == end + 1
 
 
-def test_what_was_learned_is_kept_when_interrupted_and_gone_on_with(job):
+def test_an_interrupted_training_is_kept_and_can_be_resumed(job):
     def stop(record):
         if record.step == 3:
             raise KeyboardInterrupt
