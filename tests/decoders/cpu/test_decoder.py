@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -362,3 +363,29 @@ def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
         if found[-1] <= 1.5:
             return
     pytest.fail(f"times as slow as one thread alone: {found}")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, native, prompt):
+    """However the system is set: `nh` is the mark of memory that never gets huge pages."""
+    marked = mappings("nh")
+    checkpoint = load_checkpoint("tiny-random")
+    decoder = native(checkpoint, 64)  # much larger than the stacks of threads, which have it, too
+    begin(decoder, prompt(checkpoint))
+    caches = mappings("nh") - marked
+    stack = checkpoint.config.talker.stack
+    num_bytes = 4 * 64 * 256 * stack.num_layers * 2 * stack.kv_size
+    assert num_bytes > 2**25 and sum(size for _, size in caches) >= num_bytes
+
+
+def mappings(flag: str) -> set[tuple[str, int]]:
+    """Address and bytes of this process's memory that has a flag."""
+    found, mapping = set(), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            mapping = words[0]
+        elif words[0] == "VmFlags:" and flag in words:
+            first, end = (int(each, 16) for each in mapping.split("-"))
+            found.add((mapping, end - first))
+    return found
