@@ -7,6 +7,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -153,19 +154,28 @@ class Arena {
   std::unique_ptr<uint8_t, Free> memory_;
 };
 
-// Zeros whose pages take memory only once they are written: caches are larger than most streams.
+// Zeros whose pages take memory only once they are written: caches are larger than most streams. On
+// small pages even where the system is set to huge ones for everything, which the first number of a
+// head would take whole.
 class LazyFloats {
  public:
-  explicit LazyFloats(size_t count) : memory_(static_cast<float*>(std::calloc(count, 4))) {
-    if (!memory_) throw std::bad_alloc();
+  explicit LazyFloats(size_t count) : bytes_(std::max(count, size_t{1}) * sizeof(float)) {
+    void* memory =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<float*>(memory);
+#ifdef MADV_NOHUGEPAGE
+    madvise(memory_, bytes_, MADV_NOHUGEPAGE);
+#endif
   }
-  float* data() const { return memory_.get(); }
+  ~LazyFloats() { munmap(memory_, bytes_); }
+  LazyFloats(const LazyFloats&) = delete;
+  LazyFloats& operator=(const LazyFloats&) = delete;
+  float* data() const { return memory_; }
 
  private:
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<float, Free> memory_;
+  size_t bytes_;
+  float* memory_;
 };
 
 }  // namespace qwen_tts

@@ -8,9 +8,10 @@
 
 namespace qwen_tts {
 
-constexpr int kPieceFrames =
-    8;  // of a stream in one pass; longer chunks are cut, whatever the company
-constexpr int kPassFrames = 16;  // of all its streams
+// Frames of a stream in one pass (longer chunks are cut, whatever other streams there are), and of
+// all streams of a pass.
+constexpr int kPieceFrames = 8;
+constexpr int kPassFrames = 16;
 
 struct TransformerLayer {
   Convolution *qkv, *o, *gate_up, *down;

@@ -24,8 +24,8 @@ AUDIO_F32 = 1e-5
 AUDIO_SAME_CPU_F32 = 1e-6
 
 # Times the error of torch's samples, both root mean squares against float64: the native vocoder on
-# a CPU. Direct sums of 64 terms at a time are more exact than torch's (0.9 times was seen);
-# transforms along time of 6 and 8 outputs lose another 1.2 and 1.5 times, whatever the weights.
+# a CPU. Direct sums of 64 terms at a time are more exact than torch's (0.9 times was seen); the
+# transforms along time, of 3 and 6 outputs, lose another 1.2 times, whatever the weights.
 CPU_VOCODER_ERROR = 1.5
 
 # float32 vocoder states relative to their largest value, two correct implementations: inputs of the
