@@ -55,7 +55,7 @@ def test_greedy_decoding_varies_and_ends(official_model):
         lengths.append(len(audio[0]) // 1920)
         assert rate == 24000
         assert 0.05 < audio[0].std() < 0.3
-        assert np.abs(audio[0]).max() < 1
+        assert audio[0].min() > -1 and audio[0].max() < 1
     assert min(lengths) >= 2
     assert sum(length < 59 for length in lengths) >= 2, lengths
     assert len(set(lengths)) > 1, lengths

@@ -67,6 +67,17 @@ def test_a_compiler_that_hangs_before_it_says_its_version_is_named(recipe, tmp_p
     assert time.monotonic() - started < 10
 
 
+def test_a_compiler_at_work_is_told_of_every_few_seconds(recipe, tmp_path, monkeypatch, caplog):
+    assert compiling.SECONDS_BETWEEN_WORDS < 10
+    monkeypatch.setattr(compiling, "SECONDS_BETWEEN_WORDS", 0.4)
+    caplog.set_level("INFO", compiling.__name__)
+    slow = script(tmp_path, f'sleep 1; exec {recipe.compiler} "$@"')
+    compiling.compiled(replace(recipe, compiler=slow, limit_seconds=60))
+    first, *between, last = caplog.messages
+    assert first == "Compiling the answer, once ..." and last.startswith("Compiled the answer in ")
+    assert len(between) >= 2 and all(line.endswith(" s so far") for line in between)
+
+
 def test_a_compiler_that_fails_leaves_nothing_and_the_next_one_builds(recipe, tmp_path):
     failing = script(tmp_path, "echo 'no space left' >&2; exit 1")
     with pytest.raises(BuildError, match=r"failed on answer\.cpp \(exit 1\)"):
