@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
 VERSION_SECONDS = 20.0  # zig takes a second where its cache is cold
-
-
 SECONDS_BETWEEN_WORDS = 5  # while a compiler is at work
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
 
