@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ class StepResult:
     codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
     num_frames: tuple[int, ...]  # frames drawn, per row
     ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
+    # Why the streams of some rows are lost, where others are not; those rows have no frames.
+    failures: Mapping[int, QwenTTSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream import StreamState, TextPart
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
-from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.records import AudioChunk, FinishReason, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -189,13 +189,19 @@ class SlotTable:
                 self.release(slot, "error", failure)
         return None
 
+    def end_failed(self, slots: list[ActiveStream], result: StepResult) -> None:
+        """End the streams that a step has lost, and look whether launches hang."""
+        errors = {id(error): error for error in result.failures.values()}  # each once
+        told = {key: self._told(error) for key, error in errors.items()}
+        if not any(isinstance(error, KernelTimeout) for error in told.values()):
+            self._num_timeouts = 0  # the ones that hung before were accidents
+        for row, error in result.failures.items():
+            if self.is_alive(slots[row]):
+                self.release(slots[row], "error", told[id(error)])
+
     def fail_all(self, error: Exception) -> None:
         """End every stream after an error that is nobody's in particular."""
         self.end_all("error", self._told(error))
-
-    def forget_timeouts(self) -> None:
-        """A launch has come back, so the ones that hung before were accidents."""
-        self._num_timeouts = 0
 
     def _told(self, error: Exception) -> QwenTTSError:
         """What the readers of a stream are told of a fault; sets `failure` where it is for good."""

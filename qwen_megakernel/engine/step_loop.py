@@ -291,7 +291,7 @@ class StepLoop:
             started = time.perf_counter()
             result = self._table.protect(slots, wait)
             if result is not None:
-                self._table.forget_timeouts()
+                self._table.end_failed(slots, result)
                 self._take_frames(slots, parts, result, spent + self._spent.add("decode", started))
 
         return collect

@@ -4,7 +4,7 @@ The structs hold addresses; the tensors behind them live as long as this object,
 keeps it until its last launch is over.
 """
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.kernel import packing
+from qwen_megakernel.decoders.kernel.controls import ControlBlocks
 from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
-    Control,
     Description,
     Model,
     SlotBuffers,
@@ -27,6 +27,8 @@ from qwen_megakernel.decoders.kernel.library import (
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import OutOfMemory
+
+TALKER = "model."  # what the names of the talker's weights begin with
 
 
 class KernelBuffers:
@@ -46,10 +48,18 @@ class KernelBuffers:
         if self.device.type == "cuda":
             self._check_memory(checkpoint, sizes.num_slots)
         self._alive: list[Tensor] = []
+        self.caches: dict[str, list[Tensor]] = {}  # keys and values of each stack
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
         self.model = self._load_model(checkpoint, sizes.num_slots)
         self.slots = self._allocate_slots(sizes.num_slots)
         self.workspace = self._allocate_workspace(description)
+        stacks = (self.config.talker.stack, self.config.predictor.stack)
+        num_heads = max(stack.num_kv_heads for stack in stacks)
+        self.controls = ControlBlocks(sizes.num_slots, description.max_rows, num_heads, self.device)
+        # The tokens of a prompt whose rows are all prepared embeddings.
+        self.prepared = torch.full(
+            (sizes.max_positions,), -1, dtype=torch.int32, device=self.device
+        )
 
     def _keep(self, tensor: Tensor) -> int:
         """The address of a tensor that lives as long as this object.
@@ -98,7 +108,7 @@ class KernelBuffers:
             projection, bias = self._keep(packing.pack(matrix)), self._keep(bias)
         lm_heads = packing.pack_lm_heads(weights, self.config, self.device, self.dtype)
         return Model(
-            self._load_stack(weights, "model.", talker.stack, num_slots, self.max_positions),
+            self._load_stack(weights, TALKER, talker.stack, num_slots, self.max_positions),
             self._load_stack(
                 weights,
                 "code_predictor.model.",
@@ -131,14 +141,15 @@ class KernelBuffers:
             *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
         )
         layers = packing.pack_stack(weights, prefix, config, self.device, self.dtype)
+        caches = [self._zeros(*cache_shape, dtype=self.dtype) for _ in range(2)]
+        self.caches[prefix] = caches
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
             self._keep(layers),
             self._keep(norm),
             self._keep(cos),
             self._keep(sin),
-            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
-            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            *map(self._keep, caches),
             config.num_layers,
             num_slots,
             max_positions,
@@ -154,19 +165,32 @@ class KernelBuffers:
         self.text_rows = self._zeros(num_slots, self.max_text_rows, width)
         self.pad_embed = self._zeros(num_slots, width)
         codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
-        buffers = (self._zeros(num_slots, width), codes, self.seen, self.text_rows)
+        self.hidden = self._zeros(num_slots, width)
+        buffers = (self.hidden, codes, self.seen, self.text_rows)
         return SlotBuffers(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
+
+    def workspace_of(self, control: int) -> Workspace:
+        """The workspace of a launch that has row `control` of the control blocks."""
+        workspace = Workspace.from_buffer_copy(self.workspace)
+        workspace.control = self.controls.words[control].data_ptr()
+        workspace.attention_tickets = self.controls.tickets[control].data_ptr()
+        return workspace
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Zeros for what a failed launch left behind, of which the next one may read some."""
+        for slot in slots:
+            self.hidden[slot] = 0
+            for cache in self.caches[TALKER]:
+                cache[:, slot].zero_()
 
     def _allocate_workspace(self, description: Description) -> Workspace:
         rows, splits = description.max_rows, description.max_splits
         most_rows = description.max_forward_rows
         stacks = (self.config.talker.stack, self.config.predictor.stack)
         vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
-        self.control = self._zeros(ctypes.sizeof(Control) // 4, dtype=torch.int32)
         # Written by the host while the kernel reads it: mapped memory, not the device's own.
         on_gpu = self.device.type == "cuda"
         self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
-        self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
         buffers = (
             self._zeros(most_rows, max(s.hidden_size for s in stacks)),
             self._zeros(rows, self.config.talker.stack.hidden_size),
@@ -175,8 +199,5 @@ class KernelBuffers:
             self._zeros(most_rows, max(s.intermediate_size for s in stacks)),
             self._zeros(rows, vocab),
             self._zeros(rows, max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)),
-            self.tickets,
-            self.control,
-            self.cancel,
         )
-        return Workspace(*map(self._keep, buffers))
+        return Workspace(*map(self._keep, buffers), None, None, self._keep(self.cancel))

@@ -128,6 +128,8 @@ int run_frames() {
                       zeros<uint32_t>(1)};
   const uint64_t timeout_ns = 600'000'000'000;
 
+  int step_blocks = 0, forward_blocks = 0;
+  if (max_step_blocks(&step_blocks) || max_forward_blocks(&forward_blocks)) return 1;
   StepParams step{};
   for (int slot = 0; slot < kSlots; ++slot) {
     ForwardParams forward{};
@@ -144,7 +146,7 @@ int run_frames() {
     forward.tokens = tokens;
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
-    if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
+    if (qwen_tts_forward(&forward, forward_blocks, nullptr)) return 1;
     const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 1 ? 0 : 20, 1};
     // The first draws code 0 by argmax: what follows it on the same block must not overtake.
     SamplingParams talker = sampling;
@@ -162,7 +164,7 @@ int run_frames() {
   uint32_t hash = 2166136261u;
   for (const int num_streams : {kSlots, 1}) {
     step.num_streams = num_streams;
-    if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
+    if (qwen_tts_step(&step, step_blocks, nullptr) || workspace.control->error) return 1;
     for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
       hash = (hash ^ step.codes[i]) * 16777619u;
     }
