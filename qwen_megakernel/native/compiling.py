@@ -54,11 +54,16 @@ class Recipe:
 
 
 def key_of(compiler: str, words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
-    """A hash of a compiler with its version, the words of its command, and sources below `root`."""
+    """A hash of what a compiler says of itself, the words of its command, and sources below `root`.
+
+    Not of the folder it lies in: a library serves every machine that has the same compiler, one to
+    which it was copied included.
+    """
     digest = hashlib.sha256()
-    command = [*shlex.split(compiler), "--version"]
-    version = subprocess.run(command, capture_output=True, text=True, check=False)
-    digest.update("\0".join([compiler, version.stdout, *words]).encode())
+    program, *its_words = shlex.split(compiler)
+    command = [program, *its_words, "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    digest.update("\0".join([version or program, *its_words, *words]).encode())
     for path in sources:
         digest.update(f"\0{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())

@@ -68,6 +68,7 @@ class Target:
     weights: str  # "float32" | "bfloat16", of all that is not int8
     int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
+    defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, beside or instead of ours
 
 
 def check_config(config: ModelConfig) -> None:
@@ -138,7 +139,7 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
     names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
-    return values | dict(zip(names, tuning, strict=True))
+    return values | dict(zip(names, tuning, strict=True)) | dict(target.defines)
 
 
 def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:

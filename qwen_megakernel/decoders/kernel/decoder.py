@@ -4,7 +4,7 @@ Python owns every buffer; the library allocates nothing. Every tensor is checked
 address crosses the border (library.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -60,11 +60,18 @@ class KernelDecoder(BufferedDecoder):
         sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
             is exact, for tests and small models.
         num_blocks: blocks of the grid; 0: as many as fit now. Any number gives the same codes.
+        defines: -D's that the library is compiled with beside its own (`build.Target`).
     Raises:
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: before anything runs.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, num_blocks: int = 0):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        sizes: DecoderSizes,
+        num_blocks: int = 0,
+        defines: Mapping[str, int] | None = None,
+    ):
         super().__init__(checkpoint.config, sizes)
         build.check_config(self.config)
         arch = None
@@ -75,7 +82,10 @@ class KernelDecoder(BufferedDecoder):
                 torch.cuda.get_device_name(self.device),
             )
         target = build.Target(
-            arch, str(self.dtype).removeprefix("torch."), int8=int8.int8_stacks(checkpoint.talker)
+            arch,
+            str(self.dtype).removeprefix("torch."),
+            int8=int8.int8_stacks(checkpoint.talker),
+            defines=tuple((defines or {}).items()),
         )
         self.library = KernelLibrary(build.build(self.config, target), self.config)
         with current(self.device):
