@@ -11,7 +11,8 @@
 // One counter that only grows within a launch: no sense flag and no reset that an early block could
 // overtake. Its uppermost bit says that somebody reported an error, so whoever sees that all have
 // arrived sees that too, and does not ask for another word: that would be a second way to L2 at
-// every barrier. The control block belongs to one engine; two engines share nothing.
+// every barrier. The control block belongs to one launch: one that fails leaves the next, which is
+// enqueued behind it already, alone.
 #pragma once
 #include "stage_times.cuh"
 

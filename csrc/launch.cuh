@@ -7,7 +7,9 @@ namespace qwen_tts {
 
 constexpr size_t kSmemBytes = sizeof(BlockSmem);
 
-// How many blocks of a kernel can be resident at once: a grid barrier needs all of them.
+// How many blocks of a kernel can be resident at once on the current device: a grid barrier needs
+// all of them. Also lets the kernel have its shared memory there. Once for each device, before the
+// first launch: a launch asks nothing.
 template <class Params>
 cudaError_t max_blocks(void (*kernel)(Params), int* num_blocks) {
   int device = 0, num_sms = 0, per_sm = 0;
@@ -24,10 +26,6 @@ cudaError_t max_blocks(void (*kernel)(Params), int* num_blocks) {
 
 template <class Params>
 int launch(void (*kernel)(Params), const Params& params, int num_blocks, void* stream) {
-  int most = 0;
-  cudaError_t error = max_blocks(kernel, &most);
-  if (error) return error;
-  if (num_blocks == 0) num_blocks = most;
   // A grid that cannot be resident is refused by the driver, not started and left to hang.
   return launch_cooperative(kernel, num_blocks, kNumThreads, kSmemBytes, stream, params);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -206,7 +207,7 @@ class StepResult:
     num_frames: tuple[int, ...]  # frames drawn, per row
     ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
     # Rows whose streams are lost, after the frames that they have, and why; the others go on.
-    failures: dict[int, QwenTTSError] = field(default_factory=dict)
+    failures: Mapping[int, QwenTTSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

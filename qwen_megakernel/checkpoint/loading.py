@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import PACKAGE_FOLDER
-from qwen_megakernel.checkpoint import hub, safetensors_file
+from qwen_megakernel.checkpoint import drawn_weights, hub, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.checkpoint.codec_layout import assumptions, layout_of
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config, read_json
@@ -62,11 +62,13 @@ class ModelFiles(Files):
     """The files of a Qwen3-TTS checkpoint."""
 
     speech_tokenizer: Path = field(kw_only=True)
+    is_drawn: bool = False  # `load` draws the weights; no file holds them
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model whose files were read and checked. Tensors are views of the mapped files, on CPU."""
+    """A model whose files were read and checked. Tensors are views of the mapped files, on CPU;
+    those that were drawn are on the GPU, if there is one."""
 
     config: ModelConfig
     codec_config: CodecConfig
@@ -100,7 +102,8 @@ def resolve(
 
     Args:
         model: a built-in name (`BUILT_IN`), a folder, or a hub id "owner/name"; tried in this
-            order.
+            order. With "drawn:" in front of the name of a random model its weights are drawn when
+            it is loaded, on the GPU if there is one, and never written.
         local_files_only: use local and cached files alone, without network access.
         progress: show progress bars of a download, on stderr.
     Raises:
@@ -129,6 +132,17 @@ def resolve(
             model,
             is_synthetic=True,
             banner=f"{model}: RANDOM WEIGHTS from a seed. Its output is noise, not speech.",
+        )
+    elif model.removeprefix(drawn_weights.PREFIX) in RECIPES:
+        write = partial(drawn_weights.write_small_files, model)
+        folder = write_once(model.replace(":", "-"), RECIPE_VERSION, write)
+        files = ModelFiles(
+            folder,
+            folder / CODEC_FOLDER,
+            model,
+            is_synthetic=True,
+            is_drawn=True,
+            banner=f"{model}: RANDOM WEIGHTS. What it says is noise, not speech.",
         )
     elif (folder := Path(model).expanduser()).is_dir():
         files = _files_in(folder, model)
@@ -160,6 +174,18 @@ def load(files: ModelFiles) -> Checkpoint:
     codec_config = _read_codec_config(files.speech_tokenizer)
     _check_match(config, codec_config, files)
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
+    if files.is_drawn:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return Checkpoint(
+            config=config,
+            codec_config=codec_config,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            files=files,
+            talker=drawn_weights.talker(config, device),
+            codec_decoder=drawn_weights.codec_decoder(codec_config, device),
+            has_codec_encoder=False,
+        )
     safetensors_file.check(files.folder / WEIGHTS, model_tensors(config))
     has_codec_encoder = _check_codec(files.speech_tokenizer / WEIGHTS, codec_config)
     return Checkpoint(

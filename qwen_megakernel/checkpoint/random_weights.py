@@ -29,6 +29,8 @@ from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model
 
 RECIPE_VERSION = 1  # part of the cache key: to be raised when the written bytes change
 
+CODEC_FOLDER = "speech_tokenizer"
+
 DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few frames long
 
 # A prime length, so that a tensor longer than the block repeats it shifted against its rows.
@@ -67,37 +69,44 @@ def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
 
     The same name, seed and `RECIPE_VERSION` give the same bytes on any machine.
     """
-    codec_folder = folder / "speech_tokenizer"
-    codec_folder.mkdir(parents=True, exist_ok=True)
+    write_small_files(name, folder)
+    codec_folder = folder / CODEC_FOLDER
     config, codec_config = model_config(name), speech_tokenizer_config(name)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", read_json("generation_config"))
-    feature_extractor = read_json("preprocessor_config")
-    processor = {"processor_class": "Qwen3TTSProcessor"}
-    _write_json(folder / "preprocessor_config.json", feature_extractor | processor)
-    _write_tokenizer(folder, config)
-    _write_json(codec_folder / "config.json", codec_config)
-    _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
-    _write_json(codec_folder / "preprocessor_config.json", feature_extractor)
     eos = config["talker_config"]["codec_eos_token_id"]
     _write_safetensors(
         folder / "model.safetensors",
         model_tensors(parse_model_config(config)),
         "BF16",
         _Noise(name, seed),
-        lambda tensor, shape: _model_fill(tensor, shape, eos),
+        lambda tensor, shape: model_fill(tensor, shape, eos),
     )
     _write_safetensors(
         codec_folder / "model.safetensors",
         codec_tensors(parse_codec_config(codec_config)),
         "F32",
         _Noise(f"{name} codec", seed),
-        _codec_fill,
+        codec_fill,
     )
 
 
+def write_small_files(name: str, folder: Path) -> None:
+    """Write everything of the checkpoint `name` but its weights."""
+    codec_folder = folder / CODEC_FOLDER
+    codec_folder.mkdir(parents=True, exist_ok=True)
+    config = model_config(name)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", read_json("generation_config"))
+    feature_extractor = read_json("preprocessor_config")
+    processor = {"processor_class": "Qwen3TTSProcessor"}
+    _write_json(folder / "preprocessor_config.json", feature_extractor | processor)
+    _write_tokenizer(folder, config)
+    _write_json(codec_folder / "config.json", speech_tokenizer_config(name))
+    _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
+    _write_json(codec_folder / "preprocessor_config.json", feature_extractor)
+
+
 @dataclass(frozen=True, slots=True)
-class _Fill:
+class Fill:
     """value = (mean + std * noise) * row_gain[row]."""
 
     std: float
@@ -105,52 +114,52 @@ class _Fill:
     row_gain: np.ndarray | None = None
 
 
-def _model_fill(name: str, shape: Shape, eos: int) -> _Fill:
+def model_fill(name: str, shape: Shape, eos: int) -> Fill:
     if name.endswith("text_embedding.weight"):
-        return _Fill(TEXT_EMBEDDING_STD)
+        return Fill(TEXT_EMBEDDING_STD)
     if "codec_embedding" in name:
-        return _Fill(CODEC_EMBEDDING_STD)
+        return Fill(CODEC_EMBEDDING_STD)
     if "lm_head" in name:
-        return _Fill(LOGIT_STD / sqrt(shape[1]))
+        return Fill(LOGIT_STD / sqrt(shape[1]))
     if "codec_head" in name:
         gain = np.ones(shape[0], np.float32)
         gain[eos] = EOS_GAIN
-        return _Fill(LOGIT_STD / sqrt(shape[1]), row_gain=gain)
+        return Fill(LOGIT_STD / sqrt(shape[1]), row_gain=gain)
     if name == "speaker_encoder.fc.weight":
-        return _Fill(X_VECTOR_GAIN / sqrt(shape[1]))
+        return Fill(X_VECTOR_GAIN / sqrt(shape[1]))
     return _common_fill(name, shape)
 
 
-def _codec_fill(name: str, shape: Shape) -> _Fill:
+def codec_fill(name: str, shape: Shape) -> Fill:
     if name.endswith(".initialized"):
-        return _Fill(0.0, mean=1.0)
+        return Fill(0.0, mean=1.0)
     if name.endswith("cluster_usage"):
-        return _Fill(0.0, mean=1.0, row_gain=_usage(shape[0]))
+        return Fill(0.0, mean=1.0, row_gain=_usage(shape[0]))
     if name.endswith(("embedding_sum", "embed_sum")):
         std = 1.0 if name.endswith("embedding_sum") else ENCODER_CODEBOOK_STD
-        return _Fill(std / sqrt(shape[1]), row_gain=np.maximum(_usage(shape[0]), USAGE_CLAMP))
+        return Fill(std / sqrt(shape[1]), row_gain=np.maximum(_usage(shape[0]), USAGE_CLAMP))
     if name.endswith((".alpha", ".beta")):
-        return _Fill(SNAKE_STD)
+        return Fill(SNAKE_STD)
     if name.endswith((".scale", ".gamma")):
-        return _Fill(BRANCH_GAIN * NORM_STD, mean=BRANCH_GAIN)
+        return Fill(BRANCH_GAIN * NORM_STD, mean=BRANCH_GAIN)
     if name.startswith("decoder.decoder.") and shape[0] == 1 and len(shape) == 3:
-        return _Fill(PCM_STD / sqrt(prod(shape[1:])))
+        return Fill(PCM_STD / sqrt(prod(shape[1:])))
     if re.fullmatch(r"decoder\.decoder\.\d+\.block\.1\.conv\.weight", name):
-        return _Fill(1 / sqrt(2 * shape[0]))  # transposed: each output sums two inputs' taps
+        return Fill(1 / sqrt(2 * shape[0]))  # transposed: each output sums two inputs' taps
     if re.fullmatch(r"decoder\.upsample\.\d+\.0\.conv\.weight", name):
-        return _Fill(1 / sqrt(shape[0]))  # transposed, without overlap
+        return Fill(1 / sqrt(shape[0]))  # transposed, without overlap
     if ".conv2." in name and name.endswith(".weight"):
-        return _Fill(BRANCH_GAIN / sqrt(prod(shape[1:])))
+        return Fill(BRANCH_GAIN / sqrt(prod(shape[1:])))
     return _common_fill(name, shape)
 
 
-def _common_fill(name: str, shape: Shape) -> _Fill:
+def _common_fill(name: str, shape: Shape) -> Fill:
     if name.endswith(".bias"):
-        return _Fill(BIAS_STD)
+        return Fill(BIAS_STD)
     if len(shape) == 1:
-        return _Fill(NORM_STD, mean=1.0)
+        return Fill(NORM_STD, mean=1.0)
     gain = BRANCH_GAIN if ".o_proj." in name or ".down_proj." in name or ".fc2." in name else 1.0
-    return _Fill(gain / sqrt(prod(shape[1:])))
+    return Fill(gain / sqrt(prod(shape[1:])))
 
 
 def _usage(num_rows: int) -> np.ndarray:
@@ -184,7 +193,7 @@ def _write_safetensors(
     tensors: dict[str, Shape],
     dtype: str,
     noise: _Noise,
-    fill: Callable[[str, Shape], _Fill],
+    fill: Callable[[str, Shape], Fill],
 ) -> None:
     """Write a safetensors file slice by slice, without a whole tensor in memory."""
     item_bytes = {"BF16": 2, "F32": 4}[dtype]
@@ -202,7 +211,7 @@ def _write_safetensors(
                 file.write((_bfloat16(values) if dtype == "BF16" else values).data)
 
 
-def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
+def _slices(shape: Shape, fill: Fill, noise: _Noise) -> Iterator[np.ndarray]:
     row_length = prod(shape[1:])
     step = max(1, SLICE_LENGTH // row_length)
     for row in range(0, shape[0], step):

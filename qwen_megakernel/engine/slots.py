@@ -17,7 +17,7 @@ from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
-from qwen_megakernel.records import FinishReason
+from qwen_megakernel.records import FinishReason, StepResult
 from qwen_megakernel.text.parts import TextPart
 
 logger = logging.getLogger(__name__)
@@ -279,13 +279,19 @@ class SlotTable:
                 if not stream.is_over:
                     self.release(stream, "error", failure)
 
+    def end_failed(self, streams: Sequence[ActiveStream], result: StepResult) -> None:
+        """End the streams that a step has lost, and count launches in a row that hung."""
+        errors = {id(error): error for error in result.failures.values()}  # one for many streams
+        failures = {key: self._failure_of(error) for key, error in errors.items()}
+        if not any(isinstance(error, KernelTimeout) for error in failures.values()):
+            self._num_timeouts = 0  # the launches that hung before were accidents
+        for row, error in result.failures.items():
+            if not streams[row].is_over:
+                self.release(streams[row], "error", failures[id(error)])
+
     def fail_all(self, error: Exception) -> None:
         """End every stream after an error that cannot be attributed to one of them."""
         self.end_all("error", self._failure_of(error))
-
-    def forget_timeouts(self) -> None:
-        """Reset the count, as a launch has returned: those that hung before were accidents."""
-        self._num_timeouts = 0
 
     def _failure_of(self, error: Exception) -> QwenTTSError:
         """Return the error that readers get for a fault; sets `failure` if no stream can go on."""

@@ -289,13 +289,10 @@ class StepLoop:
         started = time.perf_counter()
         with self._table.ending_on_error(step.streams):
             result = step.wait()
-            self._table.forget_timeouts()
+            self._table.end_failed(step.streams, result)
             spent = step.spent_ms + self._spent.add("decode", started)
             for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
                 if stream.is_over or stream.part is not part:
-                    continue
-                if failure := result.failures.get(row):
-                    self._table.release(stream, "error", failure)
                     continue
                 timings = stream.state.timings
                 timings["decode"] = timings.get("decode", 0.0) + spent

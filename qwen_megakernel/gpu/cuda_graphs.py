@@ -76,6 +76,14 @@ def upload(target: Tensor, values: Tensor) -> None:
     target.copy_(values, non_blocking=True)
 
 
+def uploaded(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The values on `device`, as `upload` brings them there: without waiting for it."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.contiguous().pin_memory()
+    # Another dtype is made there: here it would be made in ordinary memory.
+    return values.to(device, non_blocking=True).to(dtype or values.dtype)
+
+
 class HostCopy:
     """A copy to the host that has been started and may still be running.
 

@@ -58,7 +58,9 @@ class Recipe:
         if self.is_portable:
             maker = [platform.system(), platform.machine()]
         else:
-            maker = [self.compiler, version_of(self.compiler)]
+            # Its version, not its folder: a library serves every machine with the same compiler.
+            program, *its_words = shlex.split(self.compiler)
+            maker = [version_of(self.compiler) or program, *its_words]
         units = [path.name for path in self.units if path.parent == self.source_root]
         return key_of([*maker, *units, *self.flags], self.sources, self.source_root)
 

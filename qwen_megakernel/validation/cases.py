@@ -12,10 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalize
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -169,6 +171,20 @@ def forced_logits(decoder: FrameDecoder, case: Case) -> tuple[Tensor, Tensor]:
     taps: dict[str, Tensor] = {}
     decoder.step([0], len(case.codes), case.codes[None], taps)
     return taps["talker"][0].cpu(), taps["predictor"][0].cpu()
+
+
+def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) -> Tensor:
+    """What the case's code of one codebook is the best of: its logits, code 0 as penalised and
+    limited by `begin`'s greedy sampling."""
+    if codebook:
+        return case.predictor_logits[frame, codebook - 1].float()
+    talker, logits = config.talker, case.talker_logits[frame].float()
+    seen = torch.zeros(len(logits), dtype=torch.bool)
+    seen[case.codes[:frame, 0].long()] = True
+    scores = penalize(logits, seen, Sampling.greedy().repetition_penalty)
+    suppressed = torch.arange(len(logits)) >= talker.suppressed_from
+    suppressed[talker.codec_eos_id] = frame < MIN_FRAMES
+    return scores.masked_fill(suppressed, -torch.inf)
 
 
 def plain_prompts(

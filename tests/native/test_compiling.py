@@ -40,6 +40,20 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
+def test_a_library_is_found_by_what_its_compiler_says_of_itself_and_not_by_where_it_lies(
+    recipe, tmp_path
+):
+    def key(folder: str, version: int, *words: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        path = tmp_path / folder / "compiler"
+        path.write_text(f"#!/bin/sh\n[ $# -gt 0 ] && echo release {version}\n")
+        path.chmod(0o755)
+        return replace(recipe, compiler=" ".join([str(path), *words])).key
+
+    assert key("here", 1) == key("there", 1)
+    assert len({key("here", 1), key("here", 2), key("here", 1, "-target", "x")}) == 3
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path):
     pid = tmp_path / "pid"
     hanging = script(tmp_path, f"sleep 600 & echo $! > {pid}; wait")

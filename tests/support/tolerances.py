@@ -155,6 +155,10 @@ MANY_WEIGHTS, FEW_WEIGHTS = 0.02, 0.05
 # Moments of 400,000 normal numbers: six standard errors of a mean.
 NORMAL_MOMENTS = 0.01
 
+# The spread of a random tensor of 512 values and more against that of another one, a share of it;
+# and the last digits of the distance of two float32 logits of order 10.
+DRAWN_SPREAD, LOGIT_DISTANCE = 0.2, 2e-6
+
 # Draws of 10,000 exponential gaps: three standard errors of their mean (1 %) and spread (1.4 %);
 # and of the variance of 500 counts (6 %).
 GAP_MEAN, GAP_SPREAD, COUNT_VARIANCE = 0.03, 0.05, 0.15

@@ -70,6 +70,7 @@ class Target:
     int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
     stage_times: bool = False  # clock stamps of every block and stage (csrc/stage_times.cuh)
+    defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, beside or instead of ours
 
 
 def check_config(config: ModelConfig) -> None:
@@ -144,7 +145,7 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
     names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
-    return values | dict(zip(names, tuning, strict=True))
+    return values | dict(zip(names, tuning, strict=True)) | dict(target.defines)
 
 
 def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:

@@ -129,6 +129,8 @@ int run_frames() {
                       zeros<uint32_t>(1)};
   const uint64_t timeout_ns = 600'000'000'000;
 
+  int step_blocks = 0, forward_blocks = 0;
+  if (max_step_blocks(&step_blocks) || max_forward_blocks(&forward_blocks)) return 1;
   StepParams step{};
   for (int slot = 0; slot < kSlots; ++slot) {
     ForwardParams forward{};
@@ -145,7 +147,7 @@ int run_frames() {
     forward.tokens = tokens;
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
-    if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
+    if (qwen_tts_forward(&forward, forward_blocks, nullptr)) return 1;
     const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 1 ? 0 : 20, 1};
     // The first draws code 0 by argmax: what follows it on the same block must not overtake.
     SamplingParams talker = sampling;
@@ -164,7 +166,8 @@ int run_frames() {
   for (const int turn : {0, 1, 2}) {
     const int num_streams = turn < 2 ? kSlots : 1;
     step.num_streams = num_streams;
-    if (turn ? qwen_tts_step(&step, 0, nullptr) : launch(step_kernel, step, 0, nullptr)) return 1;
+    if (turn ? qwen_tts_step(&step, step_blocks, nullptr) : launch(step_kernel, step, step_blocks, nullptr))
+      return 1;
     if (workspace.control->error) return 1;
     for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
       hash = (hash ^ step.codes[i]) * 16777619u;
