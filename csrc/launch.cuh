@@ -1,4 +1,4 @@
-// Host side of both kernels: how large a grid may be, and its start. Each kernel is a source file
+// Host side of the kernels: how large a grid may be, and its start. Each kernel is a source file
 // of its own, so that two cores compile them together.
 #pragma once
 #include "layer.cuh"
@@ -32,6 +32,9 @@ int launch(void (*kernel)(Params), const Params& params, int num_blocks, void* s
 
 // Blocks of each kernel that can be resident at once.
 cudaError_t max_step_blocks(int* num_blocks);
+cudaError_t max_few_step_blocks(int* num_blocks);
 cudaError_t max_forward_blocks(int* num_blocks);
+
+int launch_few_step(const StepParams& params, int num_blocks, void* stream);
 
 }  // namespace qwen_tts

@@ -48,6 +48,15 @@ struct Control {
   uint32_t error;    // pack_error(), 0: none
 };
 
+// One stage of one block, in a build with stamps (stage_times.cuh). The first record of a block is
+// its header: cycles and nanoseconds at the launch's start, and both at the end of its last stage.
+struct StageRecord {
+  uint64_t
+      stamps[6];  // cycles of the block's SM, in the order of Stamp; 0: there is no such moment
+  uint32_t stage, layer;
+};
+constexpr int kMaxStageRecords = 4096;  // of a block: four frames have some 2200 stages
+
 struct Stack {
   const void* layers;      // [num_layers, LayerWeights::kSize] Weight (layer.cuh)
   const void* final_norm;  // [hidden] Weight
@@ -100,7 +109,8 @@ struct Workspace {
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
   uint32_t* attention_tickets;  // [kMaxRows, max kv heads], of one launch as `control` is
   Control* control;
-  const uint32_t* cancel;  // host memory that the device can read; not 0: begin no further frame
+  const uint32_t* cancel;    // host memory that the device can read; not 0: begin no further frame
+  StageRecord* stage_times;  // [num_blocks, kMaxStageRecords], zeros, or null; only with stamps
 };
 
 struct SamplingParams {
@@ -161,7 +171,8 @@ struct Description {        // what this library was built for
   int32_t num_threads;
   int32_t max_splits;
   int32_t weights_f32;
-  int32_t talker[7];  // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
+  int32_t max_stage_records;  // of a block; 0: built without stamps
+  int32_t talker[7];          // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
   int32_t predictor[7];
 };
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+import kernel_models as k
 import pytest
 import torch
 
@@ -26,8 +27,8 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 from qwen_megakernel.validation import compare
-from tools.gpu_check import carry, compute_sanitizer, kernel_timer
-from tools.gpu_check.steps import libraries, registry, scripts
+from tools.gpu_check import carry, compute_sanitizer, kernel_timer, stage_times
+from tools.gpu_check.steps import libraries, registry, scripts, speed
 from tools.gpu_check.steps.context import BIG, SMALL, Context
 from tools.gpu_check.variants import VARIANTS
 
@@ -390,6 +391,20 @@ def test_with_carried_libraries_most_of_a_set_fits_its_call(gpu_check):
             assert CARRIED_SECONDS + sum(others) + last / 2 <= 1.25 * gpu_check.SECONDS[name]
 
 
+@k.needs_nvcc
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=pytest.mark.ci if arch == "sm_90a" else pytest.mark.slow)
+        for arch in build.ARCHITECTURES
+    ],
+)
+def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
+    command = [*speed.bench_command(arch), "-Xptxas", "-warn-spills", "-o", str(tmp_path / "bench")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
+
+
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check"])
@@ -413,7 +428,8 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
     [
         pytest.param("first", "microbenchmark,validate_tiny", marks=pytest.mark.ci),
         pytest.param("first", "build,validate_0.6b,frame_times", marks=SLOW),
-        pytest.param("why", "variant_build,variants", marks=pytest.mark.ci),
+        pytest.param("first", "stage_times", marks=pytest.mark.ci),
+        pytest.param("why", "variant_build,ncu,variants", marks=pytest.mark.ci),
         pytest.param("why", "tests", marks=SLOW),
         pytest.param("changed", "build,validate_0.6b_long,validate_1.7b_long", marks=SLOW),
         pytest.param("listeners", "prompt_times", marks=pytest.mark.ci),
@@ -441,6 +457,12 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert list(result["steps"]) == steps.split(",") and result["commit"]
     check_rows({name: step["result"] for name, step in result["steps"].items()})
+    if "stage_times" in steps:
+        launches = result["steps"]["stage_times"]["result"]["launches"]
+        assert [launch["streams"] for launch in launches] == [1, 16]
+        assert stage_times.documents(tmp_path / "out" / "result.json") == launches
+    if "ncu" in steps:
+        assert result["steps"]["ncu"]["status"] == "skipped"
 
 
 def check_rows(found: dict) -> None:
@@ -454,8 +476,14 @@ def check_rows(found: dict) -> None:
         endurance = found["endurance"]
         assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
     if "microbenchmark" in found:
-        kinds = {row["kind"] for row in found["microbenchmark"]["rows"]}
-        assert kinds == {"device", "copy", "read", "barrier", "frame_skeleton"}
+        rows = found["microbenchmark"]["rows"]
+        # What decides most comes first: a run that is cut short has it.
+        kinds = ["device", "barrier_in_traffic", "l2_latency", "exchange"]
+        kinds += ["copy", "read", "barrier", "frame_skeleton"]
+        assert list(dict.fromkeys(row["kind"] for row in rows)) == kinds
+        exchanges = [row for row in rows if row["kind"] == "exchange"]
+        assert {row["floats"] for row in exchanges} == {1024, 3072, 4096}
+        assert [row["wrong"] for row in exchanges] == [0] * len(exchanges)
     if "frame_times" in found:
         rows = found["frame_times"]["rows"]
         assert [row["streams"] for row in rows] == [1, 4, 8, 16]
@@ -479,4 +507,5 @@ def check_rows(found: dict) -> None:
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):
     names = {step for name, steps in gpu_check.SETS.items() for step in steps if name != "planted"}
-    assert set(registry.STEPS) == names | {"toy_frames"}  # which the sanitizer step runs
+    # What the steps sanitizer and ncu run.
+    assert set(registry.STEPS) == names | {"toy_frames", "profiled_frames"}

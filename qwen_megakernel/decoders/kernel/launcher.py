@@ -36,7 +36,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 class Launcher:
-    """Starts the two kernels of a library on a decoder's buffers.
+    """Starts the kernels of a library on a decoder's buffers.
 
     A prompt is enqueued, and its outcome is read with that of the next step: a host that waits for
     a prompt leaves the GPU idle for the way to it and back.

@@ -62,10 +62,15 @@ class SlotBuffers(ctypes.Structure):
     ]
 
 
+class StageRecord(ctypes.Structure):
+    _fields_ = [("stamps", c_uint64 * 6), *fields(c_uint32, "stage layer")]
+
+
 class Workspace(ctypes.Structure):
     _fields_ = fields(
         c_void_p,
-        "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel",
+        "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel "
+        "stage_times",
     )
 
 
@@ -114,6 +119,7 @@ class Description(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", c_int32 * 3),
         *fields(c_int32, "max_rows max_forward_rows num_threads max_splits weights_f32"),
+        ("max_stage_records", c_int32),
         ("talker", c_int32 * 7),
         ("predictor", c_int32 * 7),
     ]
@@ -173,7 +179,7 @@ class KernelLibrary:
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start step_kernel on `stream`."""
+        """Start the kernel for frames on `stream`."""
         launch = self._library.qwen_tts_step
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 

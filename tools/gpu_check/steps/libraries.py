@@ -40,6 +40,15 @@ def model_jobs(context: Any) -> Jobs:
     }
 
 
+def stamp_jobs(context: Any) -> Jobs:
+    """Every model with the stamps that the step `stage_times` reads."""
+    target = Target(context.arch, context.dtypes[-1], stage_times=True)
+    return {
+        f"{name} with stamps": (parse_model_config(model_config(name)), target)
+        for name in context.models
+    }
+
+
 def test_jobs(context: Any) -> Jobs:
     """What the tests of tests/decoders/kernel need beside `model_jobs`."""
     if context.toy:
@@ -83,7 +92,7 @@ def int8_jobs(context: Any) -> Jobs:
 
 # By the step that compiles them.
 JOBS = {
-    "build": (model_jobs,),
+    "build": (model_jobs, stamp_jobs),
     "variant_build": (model_jobs, variant_jobs, test_jobs),
     "int8_build": (model_jobs, int8_jobs),
 }

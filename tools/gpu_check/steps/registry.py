@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.validation import compare
-from tools.gpu_check.steps import correctness, endurance, libraries, scripts, speed
+from tools.gpu_check.steps import correctness, endurance, libraries, profiles, scripts, speed
 from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
 
 # Of two kinds of layers: twice as many decoders are compared as in another validation.
@@ -31,6 +31,9 @@ STEPS = {
     "abort": endurance.abort,
     "two_engines": endurance.two_engines,
     "microbenchmark": speed.microbenchmark,
+    "stage_times": profiles.stage_times_of_models,
+    "ncu": profiles.ncu,
+    "profiled_frames": profiles.profiled_frames,  # what the ncu step watches
     "frame_times": speed.frame_times,
     "variants": speed.variants,
     "prompt_times": speed.prompt_times,

@@ -35,23 +35,26 @@ MAX_POSITIONS = PROMPT_POSITIONS + 256
 
 
 def microbenchmark(context: Context) -> dict[str, Any]:
-    """gpu_bench/: bandwidths, barriers, the skeleton of a frame."""
-    source = str(Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu")
-    if context.toy:
-        units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
-        command = [compiling.find_cxx(), *build.CXX_FLAGS, "-x", "c++", source]
-        command += [*map(str, units), "-lpthread"]
-    else:
-        flags = ["-std=c++17", "-O3", f"-arch={context.arch}"]
-        command = [build.find_nvcc(), *flags, source]
+    """gpu_bench/: barriers and L2 in traffic, exchanges, bandwidths, the skeleton of a frame."""
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "gpu_bench")
-        subprocess.run([*command, "-o", program], check=True)
+        arch = None if context.toy else context.arch
+        subprocess.run([*bench_command(arch), "-o", program], check=True)
         done = subprocess.run([program], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)
     if done.returncode:
         raise SystemExit(f"gpu_bench ended with {done.returncode}.")
     return {"rows": [json.loads(line) for line in done.stdout.splitlines()]}
+
+
+def bench_command(arch: str | None) -> list[str]:
+    """What compiles gpu_bench/ for a GPU, or (None) for the emulation; without its output."""
+    source = str(Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu")
+    if arch:
+        return [build.find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", source]
+    units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
+    command = [compiling.find_cxx(), *build.CXX_FLAGS, "-x", "c++", source]
+    return [*command, *map(str, units), "-lpthread"]
 
 
 def frame_times(context: Context) -> dict[str, Any]:
