@@ -4,13 +4,12 @@
     python tools/gpu_check/carry.py --arch sm_90a
 
 A GPU's minutes are for its own work, and `gpu_check.sh` takes a minute or two of them to compile
-what it needs. It looks into build/carried first: a library is found there by its sources, options
-and the version of nvcc, which must be that of the other machine. Needs nvcc, and no GPU.
+what it needs. It unpacks build/carried first: a library is found by its sources, its options and
+the version of nvcc, which must be that of the other machine. Needs nvcc, and no GPU.
 """
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,12 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script
 
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.errors import QwenTTSError
-from qwen_megakernel.native import compiling
-from tools.gpu_check.steps import ROOT, libraries
+from tools.gpu_check import carried
+from tools.gpu_check.steps import libraries
 from tools.gpu_check.steps.context import BIG, SMALL
 
-CARRIED = ROOT / "build" / "carried"
-KEPT = ("libqwen_tts.so", "sha256", "build.log")  # without objects, which nothing reads again
 MOST_MB = 56  # with the checkout it stays below 64
 
 
@@ -33,7 +30,9 @@ def main() -> int:
     """Compile, copy, say how much it is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", default="sm_90a", help="GPU to compile for (default: sm_90a)")
-    parser.add_argument("--out", type=Path, default=CARRIED, help="folder (default: build/carried)")
+    parser.add_argument(
+        "--out", type=Path, default=carried.CARRIED, help="folder (default: build/carried)"
+    )
     parser.add_argument("--only", default="", help="libraries whose names have this in them")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="libraries compiled at the same time"
@@ -41,8 +40,6 @@ def main() -> int:
     args = parser.parse_args()
     if not kernel_build.is_known_arch(args.arch):
         parser.error(f"{args.arch} is not known; known: {', '.join(kernel_build.ARCHITECTURES)}")
-    if args.out.resolve() == compiling.build_cache().resolve():
-        parser.error(f"{args.out} is the build cache; name another folder")
     wanted = SimpleNamespace(
         arch=args.arch, models=(SMALL, BIG), dtypes=("float32", "bfloat16"), toy=False
     )
@@ -53,7 +50,8 @@ def main() -> int:
     try:
         for name, found in libraries.compile_all(jobs, args.jobs).items():
             print(f"{name:44}{found['seconds']:7.1f} s", flush=True)
-        megabytes = carry(jobs, args.out)
+        # By now all are there; those that sources have left since are compiled again.
+        megabytes = carried.pack([kernel_build.build(*job) for job in jobs.values()], args.out)
     except QwenTTSError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -63,18 +61,6 @@ def main() -> int:
         print(f"More than {MOST_MB} MB: leave some out (--only).", file=sys.stderr)
         return 1
     return 0
-
-
-def carry(jobs: libraries.Jobs, folder: Path) -> float:
-    """Copy compiled libraries into a folder that holds no others; returns its megabytes."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for job in jobs.values():
-        library = kernel_build.build(*job)
-        target = folder / library.parent.name
-        target.mkdir(parents=True, exist_ok=True)
-        for name in KEPT:
-            shutil.copy(library.with_name(name), target / name)
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 if __name__ == "__main__":

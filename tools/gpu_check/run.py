@@ -4,8 +4,8 @@
 Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
 crashes the device does not stop the others, and what it had found by then is kept. This program
 writes result.json and log.txt into --out, else into gpu_NAME_SET/ in $OUT or benchmarks/results/. A
-call runs one set of steps, in the order of `SETS`. Libraries that lie in build/carried are not
-compiled (carry.py). `--emulation` runs the same steps on a CPU at toy size, which proves this
+call runs one set of steps, in the order of `SETS`. Libraries that are packed in build/carried are
+not compiled (carry.py). `--emulation` runs the same steps on a CPU at toy size, which proves this
 program and says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
 """
 
@@ -27,10 +27,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import machine
+from qwen_megakernel.native import compiling
+from tools.gpu_check import carried
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = Path(__file__).with_name("steps")  # a program; registry.py there has every step
-CARRIED = ROOT / "build" / "carried"  # as carry.py leaves it
 NO_GPU = 77
 
 # The calls of a short hour, in their order; docs/gpu-setup.md says what each decides. Seconds for
@@ -108,6 +109,8 @@ def main() -> int:
     folder = Path(args.out or results / f"gpu_{name}_{args.set}")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    if found := carried.unpack(carried.CARRIED, compiling.build_cache()):
+        print(f"{found} libraries were carried here.", flush=True)
     conditions = machine.Conditions(idle_seconds=0)  # a GPU's time is dear
     budgets = SETS[args.set]
     result: dict[str, Any] = {
@@ -149,8 +152,6 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
         command += ["--until", str(started + seconds - END_SECONDS)]
         # A killed step has said all it had to say; what it starts may have no git history.
         environment = {"PYTHONUNBUFFERED": "1", "QWEN_MEGAKERNEL_COMMIT": commit}
-        if CARRIED.is_dir() and "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
-            environment["QWEN_MEGAKERNEL_BUILD_CACHE"] = str(CARRIED)
         with contextlib.nullcontext({}) if size else sampled() as clocks:
             process = subprocess.Popen(
                 command,
