@@ -216,6 +216,8 @@ struct PassActivations {
 };
 
 // x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
+// A stage is what it computes, what the block prepares of the next one while the grid waits
+// (`before_` that one), and the barrier that it ends with.
 //   rows           as PassActivations
 //   weight_stream  open at layer 0
 //   attention_of   (layer, head norms) -> the attention of all rows that the grid has, in the same
@@ -243,33 +245,6 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
     const bool last = layer + 1 == num_layers;
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
     auto attention = attention_of(layer, weights.head_norms());
-    // While the grid waits behind the stage in front of each.
-    const auto open_o_proj = [&] {
-      weight_stream.open(tile_grid(weights.o_proj()),
-                         {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
-      if (!last) prefetch_layer<Dims>(stack, layer + 1, pass);
-    };
-    const auto before_attention = [&] {
-      attention.prefetch_cache();
-      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
-    };
-    const auto before_o_proj = [&] {
-      if (!kIsShort<Dims>) open_o_proj();
-    };
-    const auto before_gate_up_proj = [&] {
-      weight_stream.open(tile_grid(weights.gate_up_proj()),
-                         {tile_grid(weights.down_proj()), following().next});
-    };
-    const auto before_down_proj = [&] {
-      weight_stream.open(tile_grid(weights.down_proj()), following());
-    };
-    const auto before_next_layer = [&] {
-      if (last) {
-        before_after();
-      } else {
-        open_layer<Dims>(weight_stream, stack, layer + 1);
-      }
-    };
 
     const NormedInput normed_input{rows.x(), kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec(
@@ -283,15 +258,31 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
               sum;
         },
         smem);
+    const auto open_o_proj = [&] {
+      weight_stream.open(tile_grid(weights.o_proj()),
+                         {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
+      if (!last) prefetch_layer<Dims>(stack, layer + 1, pass);
+    };
+    const auto before_attention = [&] {
+      attention.prefetch_cache();
+      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
+    };
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 
     attention.run();
     const bool everywhere = attention.everywhere();
+    const auto before_o_proj = [&] {
+      if (!kIsShort<Dims>) open_o_proj();
+    };
     if (!everywhere && !c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
 
     PlainInput attention_rows{rows.attention(), Dims::kQSize, pass.num_rows};
     attention_rows.loaded = everywhere;
     matvec(weight_stream, weights.o_proj(), attention_rows, add_to_residual, smem);
+    const auto before_gate_up_proj = [&] {
+      weight_stream.open(tile_grid(weights.gate_up_proj()),
+                         {tile_grid(weights.down_proj()), following().next});
+    };
     if (!c.barrier.sync(Stage::kOProj, layer, before_gate_up_proj)) return false;
 
     const NormedInput normed_middle{rows.x(), kHidden, pass.num_rows, weights.post_norm(), eps};
@@ -302,10 +293,20 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
               silu(gate_up.x) * gate_up.y;
         },
         smem);
+    const auto before_down_proj = [&] {
+      weight_stream.open(tile_grid(weights.down_proj()), following());
+    };
     if (!c.barrier.sync(Stage::kGateUpProj, layer, before_down_proj)) return false;
 
     const PlainInput mlp_rows{rows.mlp(), kIntermediate, pass.num_rows};
     matvec(weight_stream, weights.down_proj(), mlp_rows, add_to_residual, smem);
+    const auto before_next_layer = [&] {
+      if (last) {
+        before_after();
+      } else {
+        open_layer<Dims>(weight_stream, stack, layer + 1);
+      }
+    };
     if (!c.barrier.sync(Stage::kDownProj, layer, before_next_layer)) return false;
   }
   return true;

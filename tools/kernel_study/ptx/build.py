@@ -45,7 +45,7 @@ def build(
     Args:
         program: a source that includes the kernels; the result is then no library but this.
         sanitize: flags for what stands for the GPU's own code.
-        change: (pattern, replacement) of all such texts in the PTX of few_step_kernel: a planted fault.
+        change: (pattern, replacement) of all such texts in few_step_kernel: a planted fault.
         count: tally what is executed (`translate`).
     Raises:
         RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
