@@ -41,7 +41,7 @@ SETS = {
     "first": {
         "build": 150,
         "microbenchmark": 45,
-        "validate_tiny": 45,
+        "validate_tiny": 60,
         "validate_0.6b": 60,
         "frame_times": 70,
         "stage_times": 60,
