@@ -419,7 +419,8 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
     [
         pytest.param("first", "microbenchmark,validate_tiny", marks=pytest.mark.ci),
         pytest.param("first", "build,validate_0.6b,frame_times", marks=SLOW),
-        pytest.param("why", "variant_build,variants", marks=pytest.mark.ci),
+        pytest.param("first", "stage_times", marks=pytest.mark.ci),
+        pytest.param("why", "variant_build,ncu,variants", marks=pytest.mark.ci),
         pytest.param("why", "tests", marks=SLOW),
         pytest.param("changed", "build,validate_0.6b_long,validate_1.7b_long", marks=SLOW),
         pytest.param("listeners", "prompt_times", marks=pytest.mark.ci),
@@ -432,8 +433,6 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
             "benchmark,peers,open_loop_long,texts,capacity,int8_validate_1.7b,million",
             marks=SLOW,
         ),
-        pytest.param("first", "stage_times", marks=pytest.mark.ci),
-        pytest.param("why", "ncu", marks=pytest.mark.ci),
     ],
 )
 def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
@@ -448,7 +447,7 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert list(result["steps"]) == steps.split(",") and result["commit"]
-    check_rows({name: step.get("result") for name, step in result["steps"].items()})
+    check_rows({name: step["result"] for name, step in result["steps"].items()})
     if "stage_times" in steps:
         launches = result["steps"]["stage_times"]["result"]["launches"]
         assert [launch["streams"] for launch in launches] == [1, 16]

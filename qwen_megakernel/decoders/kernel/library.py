@@ -179,7 +179,7 @@ class KernelLibrary:
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start step_kernel on `stream`."""
+        """Start the kernel for frames on `stream`."""
         launch = self._library.qwen_tts_step
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 

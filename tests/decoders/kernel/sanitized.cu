@@ -129,8 +129,11 @@ int run_frames() {
                       zeros<uint32_t>(1)};
   const uint64_t timeout_ns = 600'000'000'000;
 
-  int step_blocks = 0, forward_blocks = 0;
-  if (max_step_blocks(&step_blocks) || max_forward_blocks(&forward_blocks)) return 1;
+  int step_blocks = 0, few_step_blocks = 0, forward_blocks = 0;
+  if (max_step_blocks(&step_blocks) || max_few_step_blocks(&few_step_blocks) ||
+      max_forward_blocks(&forward_blocks)) {
+    return 1;
+  }
   StepParams step{};
   for (int slot = 0; slot < kSlots; ++slot) {
     ForwardParams forward{};
@@ -166,9 +169,9 @@ int run_frames() {
   for (const int turn : {0, 1, 2}) {
     const int num_streams = turn < 2 ? kSlots : 1;
     step.num_streams = num_streams;
-    if (turn ? qwen_tts_step(&step, step_blocks, nullptr) : launch(step_kernel, step, step_blocks, nullptr))
-      return 1;
-    if (workspace.control->error) return 1;
+    const int error = turn ? qwen_tts_step(&step, step_blocks, nullptr)
+                           : launch(step_kernel, step, step_blocks, nullptr);
+    if (error || workspace.control->error) return 1;
     for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
       hash = (hash ^ step.codes[i]) * 16777619u;
     }

@@ -41,12 +41,10 @@ def model_jobs(context: Any) -> Jobs:
 
 
 def stamp_jobs(context: Any) -> Jobs:
-    """Every model with clock stamps of its stages, in the dtype whose speed counts."""
+    """Every model with the stamps that the step `stage_times` reads."""
+    target = Target(context.arch, context.dtypes[-1], stage_times=True)
     return {
-        f"{name}, stamps": (
-            parse_model_config(model_config(name)),
-            Target(context.arch, context.dtypes[-1], stage_times=True),
-        )
+        f"{name} with stamps": (parse_model_config(model_config(name)), target)
         for name in context.models
     }
 
