@@ -138,11 +138,11 @@ def resolve(
         folder = write_once(model.replace(":", "-"), RECIPE_VERSION, write)
         files = ModelFiles(
             folder,
-            folder / CODEC_FOLDER,
             model,
             is_synthetic=True,
+            banner=f"{model}: RANDOM WEIGHTS. Its output is noise, not speech.",
+            speech_tokenizer=folder / CODEC_FOLDER,
             is_drawn=True,
-            banner=f"{model}: RANDOM WEIGHTS. What it says is noise, not speech.",
         )
     elif (folder := Path(model).expanduser()).is_dir():
         files = _files_in(folder, model)

@@ -9,7 +9,6 @@ VARIANTS: dict[str, dict[str, int]] = {
     "ring of 4 tiles": {"LOOKAHEAD_TILES": 4},
     "ring of 6 tiles": {"LOOKAHEAD_TILES": 6},
     "8 warps": {"NUM_THREADS": 256},
-    "weights stay in L2": {"WEIGHTS_EVICT_FIRST": 0},
     "sums of 2 row tiles at a time": {"ROUND_TILES": 2},
     "weights stay in L2": {"WEIGHTS_EVICT_FIRST": 0},
 }
