@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from qwen_megakernel.text.reading.english_tables import ABBREVIATIONS, CURRENCIES, UNITS
 from qwen_megakernel.text.reading.language import (
     Language,
     Numerals,
@@ -19,145 +20,36 @@ _MONTHS = (
     *("August", "September", "October", "November", "December"),
 )
 _SCALES = ("", " thousand", " million", " billion", " trillion")
-_UNITS = """
-    km: kilometer, kilometers
-    m: meter, meters
-    cm: centimeter, centimeters
-    mm: millimeter, millimeters
-    nm: nanometer, nanometers
-    mi: mile, miles
-    ft: foot, feet
-    yd: yard, yards
-    kg: kilogram, kilograms
-    g: gram, grams
-    mg: milligram, milligrams
-    lb lbs: pound, pounds
-    oz: ounce, ounces
-    l L: liter, liters
-    ml mL: milliliter, milliliters
-    m² m2: square meter, square meters
-    km² km2: square kilometer, square kilometers
-    m³ m3: cubic meter, cubic meters
-    °C ℃: degree Celsius, degrees Celsius
-    °F ℉: degree Fahrenheit, degrees Fahrenheit
-    °: degree, degrees
-    h hr hrs: hour, hours
-    min mins: minute, minutes
-    s sec secs: second, seconds
-    ms: millisecond, milliseconds
-    mph: mile per hour, miles per hour
-    kph kmh: kilometer per hour, kilometers per hour
-    B: byte, bytes
-    KB kB: kilobyte, kilobytes
-    MB: megabyte, megabytes
-    GB: gigabyte, gigabytes
-    TB: terabyte, terabytes
-    kbps: kilobit per second, kilobits per second
-    Mbps: megabit per second, megabits per second
-    Gbps: gigabit per second, gigabits per second
-    Hz: hertz
-    kHz: kilohertz
-    MHz: megahertz
-    GHz: gigahertz
-    W: watt, watts
-    kW: kilowatt, kilowatts
-    MW: megawatt, megawatts
-    kWh: kilowatt hour, kilowatt hours
-    V: volt, volts
-    mA: milliamp, milliamps
-    mAh: milliamp hour, milliamp hours
-    dB: decibel, decibels
-    hp: horsepower
-    kcal cal: calorie, calories
-    px: pixel, pixels
-    fps: frame per second, frames per second
-    rpm: revolution per minute, revolutions per minute
-    x ×: time, times
-    in.: inch, inches
-"""
-_CURRENCIES = """
-    $ US$ USD: dollar, dollars / cent, cents
-    € EUR: euro, euros / cent, cents
-    £ GBP: pound, pounds / penny, pence
-    ¥ JPY: yen
-    ₹ INR: rupee, rupees / paisa, paise
-    ₩ KRW: won
-    ₽ RUB: ruble, rubles / kopek, kopeks
-    C$ CAD: Canadian dollar, Canadian dollars / cent, cents
-    A$ AUD: Australian dollar, Australian dollars / cent, cents
-    CHF: Swiss franc, Swiss francs / centime, centimes
-    CNY RMB: yuan
-    ₿ BTC: bitcoin, bitcoins
-    ¢: cent, cents
-"""
-_ABBREVIATIONS = """
-    Mr. Mr: mister
-    Mrs. Mrs: missus
-    Ms. Ms: miz
-    Prof. Prof: professor
-    Jr. Jr: junior
-    Sr. Sr: senior
-    vs. vs v.: versus
-    etc. etc: et cetera
-    e.g.: for example
-    i.e.: that is
-    approx. ca.: approximately
-    Inc. Inc: incorporated
-    Ltd. Ltd: limited
-    Corp.: corporation
-    Co.: company
-    Dept. dept.: department
-    Ave. Ave: avenue
-    Blvd. Blvd: boulevard
-    Rd.: road
-    Mt. Mt: mount
-    Ft.: fort
-    Gen.: general
-    Col.: colonel
-    Sgt. Sgt: sergeant
-    Capt.: captain
-    Lt.: lieutenant
-    Rev.: reverend
-    Gov.: governor
-    Sen.: senator
-    Rep.: representative
-    Pres.: president
-    est.: estimated
-    min.: minutes
-    max.: maximum
-    a.m. a.m: a m
-    p.m. p.m: p m
-    w/: with
-    w/o: without
-    U.S.: U S
-    U.K.: U K
-    U.N.: U N
-    E.U.: E U
-    U.S.A.: U S A
-    D.C.: D C
-    Ph.D. PhD: P H D
-    Jan.: January
-    Feb.: February
-    Mar.: March
-    Apr.: April
-    Aug.: August
-    Sept. Sep.: September
-    Oct.: October
-    Nov.: November
-    Dec.: December
-    Mon.: Monday
-    Tue. Tues.: Tuesday
-    Wed.: Wednesday
-    Thu. Thurs.: Thursday
-    Fri.: Friday
-    Sat.: Saturday
-    Sun.: Sunday
-"""
 _REGNAL = frozenset(
-    "henry louis george charles james elizabeth edward william richard john pope pius napoleon "
-    "philip peter catherine mary francis frederick alexander nicholas paul benedict gregory".split()
+    [
+        "henry",
+        "louis",
+        "george",
+        "charles",
+        "james",
+        "elizabeth",
+        "edward",
+        "william",
+        "richard",
+        "john",
+        "pope",
+        "pius",
+        "napoleon",
+        "philip",
+        "peter",
+        "catherine",
+        "mary",
+        "francis",
+        "frederick",
+        "alexander",
+        "nicholas",
+        "paul",
+        "benedict",
+        "gregory",
+    ]
 )
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
+_MAX_PARTS = 20  # of a whole that have names; 120/80 is "over"
 _NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven"}
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50}
 
@@ -243,7 +135,7 @@ def english() -> Language:
             return _NAMED_FRACTIONS[top, bottom]
         if top == bottom:
             return f"{cardinal(top)} out of {cardinal(bottom)}"
-        if bottom < 2 or bottom > 100 or top > bottom * 4:
+        if bottom < 2 or (bottom > _MAX_PARTS and bottom != 100):
             return f"{cardinal(top)} over {cardinal(bottom)}"
         one, many = _HALVES.get(bottom) or (ordinal(bottom), ordinal(bottom) + "s")
         return f"{cardinal(top)} {one if top == 1 else many}"
@@ -307,8 +199,16 @@ def english() -> Language:
         (re.compile(r"(?:[A-Z]\.){2,}(?!\w)"), _initials),
         (re.compile(r"v(?=\d+\.\d)", re.IGNORECASE), lambda match, before: "version"),
         (
-            re.compile(r"\s?[x×]\s?(?=\d)"),
-            lambda match, before: " by " if before[-1:].isdigit() else None,
+            re.compile(r"(?P<a>\d{1,6})(?:\s?x\s?|×)(?P<b>\d{1,6})(?!\w)"),
+            lambda match, before: f"{cardinal(int(match['a']))} by {cardinal(int(match['b']))}",
+        ),
+        (
+            re.compile(r"(?P<n>\d{1,3})(?:\.(?P<d>\d))?k(?!\w)"),
+            lambda match, before: (
+                cardinal(int(match["n"]))
+                + (f" point {cardinal(int(match['d']))}" if match["d"] else "")
+                + " thousand"
+            ),
         ),
     )
     return Language(
@@ -316,7 +216,6 @@ def english() -> Language:
         cardinal=cardinal,
         ordinal=ordinal,
         year=year,
-        digits=tuple(say(digit) for digit in range(10)),
         minus="minus",
         plus="plus",
         point="point",
@@ -326,23 +225,38 @@ def english() -> Language:
         day_first=False,
         date=date,
         time=time,
-        units=nouns(_UNITS),
+        units=nouns(UNITS),
         per="per",
-        currencies=currencies(_CURRENCIES),
+        currencies=currencies(CURRENCIES),
         money_joint=" and ",
-        scales=table(
+        scales=nouns(
             "k K: thousand\nthousand: thousand\nM mn million: million\nB bn billion: billion"
             "\nT tn trillion: trillion"
         ),
         percent="percent",
         to="to",
         fraction=fraction,
-        abbreviations=table(_ABBREVIATIONS),
-        final=frozenset("Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m.".split()),
+        abbreviations=table(ABBREVIATIONS),
+        final=frozenset(
+            [
+                "Jr.",
+                "Sr.",
+                "etc.",
+                "Inc.",
+                "Ltd.",
+                "Corp.",
+                "Co.",
+                "Ave.",
+                "Blvd.",
+                "Rd.",
+                "a.m.",
+                "p.m.",
+            ]
+        ),
         symbols=table(
-            "&: and\n@: at\n++: plus plus\n+: plus\n=: equals\n%: percent\n÷: divided by\n×: times\n°: degrees"
-            "\n≈ ~: about\n<: less than\n>: more than\n≤: at most\n≥: at least\n±: plus or minus"
-            "\n©: copyright\n§: section\n→: to\n*: times"
+            "&: and\n@: at\n++: plus plus\n+: plus\n=: equals\n%: percent\n÷: divided by\n×: times"
+            "\n°: degrees\n≈ ~: about\n<: less than\n>: more than\n≤: at most\n≥: at least"
+            "\n±: plus or minus\n©: copyright\n§: section\n→: to\n*: times"
         )
         | {"™": "", "®": "", "/": " "},
         web=table(
@@ -352,8 +266,10 @@ def english() -> Language:
         links=frozenset({"of"}),
         number_sign="number",
         extra=extra,
-        followers=frozenset("am pm a.m p.m".split()),
-        opens=frozenset("St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp.".split()),
+        followers=frozenset(["am", "pm", "a.m", "p.m"]),
+        opens=frozenset(
+            ["St.", "St", "Dr.", "Dr", "No.", "Nos.", "no.", "Fig.", "Vol.", "vol.", "p.", "pp."]
+        ),
     )
 
 

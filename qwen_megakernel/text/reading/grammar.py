@@ -14,7 +14,6 @@ from qwen_megakernel.text.reading.language import Currency, Language, Noun, Rule
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 
 _SPACES = " \u00a0\u2009\u202f"
-_NO_WORD = r"(?![^\W_])"  # no letter and no digit comes next
 _URL = re.compile(r"(?:https?://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
 _DOMAIN = re.compile(
     r"(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp"
@@ -34,6 +33,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)")
+_DASHES = ("-", "–", "—")
 _HYPHEN = re.compile(r"-(?=\d)")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # what four digits alone mean
 
@@ -48,6 +48,8 @@ class Grammar:
     def __init__(self, language: Language):
         self.language = language
         self._months = language.month_forms
+        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
+        self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         self._rules = tuple(self._make_rules())
         self._interesting = re.compile(
             r"\d|[¼-¾⅐-⅞]|://|www\.|@|" + _any_of(["." + "com", *language.symbols])
@@ -77,7 +79,7 @@ class Grammar:
                 yield from self._apart(draft, done, last, text[done])
                 yield from draft.kept(done, place)
                 last = text[place - 1]
-            space = " " if last.isalnum() and words[:1].isalnum() else ""
+            space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
             yield draft.words(place, end, space + words)
             last = words[-1:] or last
             done = place = end
@@ -88,6 +90,7 @@ class Grammar:
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
         """A space between words and the letters behind them."""
         is_suffix = self.language.letters_follow and not following.isascii()
+        is_suffix = is_suffix or not self.language.space
         if place and last.isalnum() and following.isalnum() and not is_suffix:
             yield Piece(" ", draft.starts[place], draft.starts[place])
 
@@ -102,7 +105,9 @@ class Grammar:
     def _expression(self, text: str, place: int, before: str) -> tuple[int, str]:
         """Where the expression ends that begins at `place`, and its words; (0, "") for none."""
         char, last = text[place], text[place - 1 : place]
-        if char.isspace() or (last.isalnum() and char.isalpha()):
+        if char.isspace() and text[place + 1 : place + 2] not in _DASHES:
+            return 0, ""
+        if last.isalnum() and char.isalpha():
             return 0, ""
         if last.isdigit() and char.isdigit():
             return 0, ""
@@ -149,21 +154,19 @@ class Grammar:
         yield from self._money_rules()
         yield from self._unit_rules()
         yield (
-            re.compile(
-                r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + _NO_WORD,
-            ),
+            re.compile(r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + self._edge),
             self._fraction,
         )
-        yield re.compile(rf"(?P<w>\d+)(?:{lang.ordinal_marks}){_NO_WORD}"), self._ordinal
+        yield re.compile(rf"(?P<w>\d+)(?:{lang.ordinal_marks}){self._edge}"), self._ordinal
         if lang.abbreviations:
             keys = sorted(lang.abbreviations, key=len, reverse=True)
             yield (
-                re.compile(f"(?<!\\w)(?<!\\w\\.)(?:{_any_of(keys)}){_NO_WORD}"),
+                re.compile(f"(?<!\\w)(?<!\\w\\.)(?:{_any_of(keys)}){self._edge}"),
                 self._abbreviation,
             )
         yield (
             re.compile(rf"#\s?{self._num('')}"),
-            lambda match, _: f"{lang.number_sign} {self._plain(match)}",
+            lambda match, _: lang.number_sign + lang.space + self._plain(match),
         )
         yield re.compile(rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}"), self._number
         yield _DASH, self._dash
@@ -183,7 +186,7 @@ class Grammar:
     def _money_rules(self) -> Iterator[Rule]:
         lang = self.language
         signs = _any_of(lang.currencies)
-        scale = rf"(?:\s?(?P<scale>{_any_of(lang.scales)}){_NO_WORD}\.?)?"
+        scale = rf"(?:\s?(?P<scale>{_any_of(lang.scales)}){self._edge}\.?)?"
         per = r"(?:/(?P<per>[^\W\d_]+))?"
         sign = r"(?P<sign>[-−+~]\s?)?"
         span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
@@ -192,7 +195,7 @@ class Grammar:
             self._money,
         )
         yield (
-            re.compile(rf"{sign}{self._num('')}{span}{scale}\s?(?P<sym>{signs}){_NO_WORD}{per}"),
+            re.compile(rf"{sign}{self._num('')}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}"),
             self._money,
         )
 
@@ -202,7 +205,9 @@ class Grammar:
         span = rf"(?:\s?[-–—]\s?{to})?"
         units = _any_of(lang.units)
         yield (
-            re.compile(rf"{sign}{num}{span}[{_SPACES}-]?(?P<unit>{units})(?:/(?P<per>{units}))?{_NO_WORD}"),
+            re.compile(
+                rf"{sign}{num}{span}[{_SPACES}-]?(?P<unit>{units})(?:/(?P<per>{units}))?{self._edge}"
+            ),
             self._unit,
         )
         yield re.compile(rf"{sign}{num}{span}[{_SPACES}]?%"), self._percent
@@ -215,22 +220,26 @@ class Grammar:
     def _plain(self, match: re.Match[str]) -> str:
         return self.language.number(*self._digits(match))
 
+    def _joint(self, word: str) -> str:
+        """A word between two others."""
+        return self.language.space + word + self.language.space
+
     def _sign(self, match: re.Match[str]) -> str:
         """What the sign before a number is, with a space behind it; none behind a word."""
         lang, sign = self.language, (match["sign"] or "").strip()
         if not sign:
             return ""
         words = {"-": lang.minus, "−": lang.minus, "+": lang.plus}
-        return (words.get(sign) or lang.symbols.get(sign, "")) + " "
+        return (words.get(sign) or lang.symbols.get(sign, "")) + lang.space
 
     def _number(self, match: re.Match[str], before: str) -> str | None:
         lang, (whole, decimals) = self.language, self._digits(match)
         is_behind = match.string[match.start() - 1 : match.start()].isalnum()
         if match["sign"] and is_behind:
             return None  # a hyphen or a sum: the sign is a rule of its own
-        if len(whole) == 4 == len(match["w"]) and not decimals and not match["sign"]:
-            if _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
-                return lang.year(int(whole))
+        is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
+        if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
+            return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
 
     def _range(self, match: re.Match[str], noun: Noun) -> str:
@@ -238,7 +247,7 @@ class Grammar:
         lang, (whole, decimals) = self.language, self._digits(match)
         first = ""
         if match["tow"] is not None:
-            first = f"{lang.number(whole, decimals, noun.gender)} {lang.to} "
+            first = lang.number(whole, decimals, noun.gender) + self._joint(lang.to)
             whole, decimals = self._digits(match, "to")
         return self._sign(match) + first + lang.count(whole, decimals, noun)
 
@@ -247,11 +256,12 @@ class Grammar:
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
-            number = lang.number(whole, cents)
+            scale, number = lang.scales[match["scale"]], (whole, cents)
+            words = lang.number(*number, scale.gender)
             if match["tow"] is not None:
-                number += f" {lang.to} {lang.number(*self._digits(match, 'to'))}"
-            scale = lang.scales[match["scale"]]
-            words = f"{number} {scale}{lang.scale_joint}{currency.unit.many}"
+                number = self._digits(match, "to")
+                words += self._joint(lang.to) + lang.number(*number)
+            words += lang.space + lang.form(*number, scale) + lang.scale_joint + currency.unit.many
         elif match["tow"] is not None or len(cents) != 2:
             return self._range(match, currency.unit) + self._per(match)
         else:
@@ -262,14 +272,16 @@ class Grammar:
         if not match["per"]:
             return ""
         noun = self.language.units.get(match["per"])
-        return f" {self.language.per} {noun.one if noun else match['per']}"
+        return self._joint(self.language.per) + (noun.one if noun else match["per"])
 
     def _unit(self, match: re.Match[str], before: str) -> str | None:
         return self._range(match, self.language.units[match["unit"]]) + self._per(match)
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
-        percent = self.language.percent
-        return self._range(match, Noun(percent, percent, percent))
+        percent, is_around = self.language.percent, "{}" in self.language.percent
+        noun = Noun(*(("",) if is_around else (percent,)) * 3)
+        words = self._range(match, noun)
+        return percent.format(words.strip()) if is_around else words
 
     def _date(self, match: re.Match[str], before: str) -> str | None:
         month = match["m"].lower()
@@ -283,11 +295,14 @@ class Grammar:
 
     def _time(self, match: re.Match[str], before: str) -> str | None:
         seconds = match["s"]
-        return self.language.time(int(match["h"]), int(match["m"]), int(seconds) if seconds else None)
+        return self.language.time(
+            int(match["h"]), int(match["m"]), int(seconds) if seconds else None
+        )
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        return f"{lang.number(match['a'])} {lang.to} {lang.number(match['b'])}"
+        joint = self._joint(lang.ratio or lang.to)
+        return lang.number(match["a"]) + joint + lang.number(match["b"])
 
     def _phone(self, match: re.Match[str], before: str) -> str | None:
         if match.string[match.end() : match.end() + 1].isalnum():
@@ -304,13 +319,14 @@ class Grammar:
             return None  # thousands
         is_address = len(parts) == 4 and all(int(part) < 256 for part in parts)
         say = lang.spell if is_address else lang.number
-        return f" {lang.web['.'] if is_address else lang.point} ".join(map(say, parts))
+        point = lang.point if lang.decimal == "." and not is_address else lang.web["."]
+        return self._joint(point).join(map(say, parts))
 
     def _fraction(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.fraction(int(match["n"]), int(match["d"]))
         if match["w"] is None:
             return words
-        return f"{self.language.number(match['w'])} {self.language.symbols['&']} {words}"
+        return self.language.number(match["w"]) + self._joint(self.language.symbols["&"]) + words
 
     def _ordinal(self, match: re.Match[str], before: str) -> str | None:
         return self.language.ordinal(int(match["w"])) if len(match["w"]) < 7 else None
@@ -324,18 +340,22 @@ class Grammar:
     def _dash(self, match: re.Match[str], before: str) -> str | None:
         if not match.string[: match.start()][-1:].isalnum() or not before[-1:].isdigit():
             return None
-        is_minus = match.group() == " - "
-        return f" {self.language.minus if is_minus else self.language.to} "
+        is_minus = match.group() == " - " and ":" not in before
+        return self._joint(self.language.minus if is_minus else self.language.to)
 
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]
         if match.string[: match.start()].endswith(match["sym"]):
             return None  # a run of them: a line, a row of stars
+        if match["sym"] == "*" and not before[-1:].isdigit():
+            return None
         before_it, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
-        space = " " if before_it and not before_it.isspace() and before_it not in _OPENING else ""
+        is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
+        space = self.language.space if is_beside else ""
         if not words.strip():
             return words if words and space and behind.isalnum() else ""
-        return space + words + (" " if behind.isalnum() or behind in _BEFORE_DIGITS else "")
+        is_before = behind.isalnum() or behind in _BEFORE_DIGITS
+        return space + words + (self.language.space if is_before else "")
 
     def _web(self, match: re.Match[str], before: str) -> str | None:
         """An address, with its marks by name and its digits one by one."""

@@ -20,7 +20,7 @@ class WordJoining:
     """A `segments.Joining` for one language.
 
     Args:
-        language: None: of a script without spaces, whose words follow digits directly.
+        language: None: of one that no tables are written for.
     """
 
     def __init__(self, language: Language | None):
@@ -41,6 +41,12 @@ class WordJoining:
                 bare in lang.opens or bare in lang.final or bare in self._signs
             )
         core = words.rstrip(_MARKS)
+        if lang and (last in lang.scales or last in lang.final):
+            return True
+        if not any(map(str.isdigit, last)):
+            bare = last.strip(_OPENING + _MARKS)
+            is_month = lang is not None and bare.lower().rstrip(".") in self._months
+            return is_month or last in _OPERATORS or (lang is not None and bare in lang.links)
         if core[-1:] == ",":
             return lang is not None and _DAY_AND_COMMA.search(core) is not None
         if core[-1:] in _SENTENCE_ENDS and core:
@@ -50,20 +56,28 @@ class WordJoining:
     def joins(self, words: str, gap: str, word: str) -> bool:
         """Whether `word` goes on with these words; `gap` is the space between, or nothing."""
         lang = self._language
-        if not gap or lang is None:
-            return not gap and _NEAR_DIGIT.search(words) is not None
-        last = words.split()[-1].strip(_OPENING + _MARKS)
+        if not gap:
+            return _NEAR_DIGIT.search(words) is not None
+        if lang is None:
+            return False
+        last = words.split()[-1]
+        if last in _OPERATORS:
+            return word.lstrip(_OPENING + "$€£¥-")[:1].isdigit()
+        is_final = last.strip(_OPENING) in lang.final
+        last = last.strip(_OPENING + _MARKS)
         if not any(map(str.isdigit, words)):
             return last not in self._signs or word[:1].isdigit()
         core = word.strip(_OPENING).rstrip(_MARKS + ",;:!?…")
         low = core.rstrip(".").lower()
+        if is_final:
+            return True
         if last[-1:] == ",":
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._months or last in lang.links:
             is_next = low in self._months or low in lang.links
             return is_next or _YEAR.match(core) is not None
-        if last in _OPERATORS:
-            return core.lstrip("$€£¥-")[:1].isdigit()
+        if lang.has_ordinal_points and last[-1:] == "." and last[:-1].isdigit():
+            return True
         if last in lang.scales:
             return core in self._signs or core.rstrip(".") in self._signs
         if not (last[-1:].isdigit() or any(map(str.isdigit, last))):
@@ -76,5 +90,5 @@ class WordJoining:
             or low in lang.followers
             or core.partition("/")[0] in lang.units
             or _MORE_DIGITS.match(core) is not None
-            or core in _OPERATORS
+            or word in _OPERATORS
         )

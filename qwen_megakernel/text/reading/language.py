@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from qwen_megakernel.errors import MissingPackageError
+
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str], str], str | None]]
 
 MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
@@ -18,7 +20,8 @@ MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its 
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """What is counted: its form for one, for two to four, and for more; its gender (m, f or n)."""
+    """What is counted: its form for one, for two to four, and for more; its gender (m, f or n; c in
+    languages whose numeral before a noun differs from the one alone: Italian un, uno)."""
 
     one: str
     few: str
@@ -48,32 +51,43 @@ def nouns(lines: str, default_gender: str = "m") -> dict[str, Noun]:
     found: dict[str, Noun] = {}
     for key, value in table(lines).items():
         forms = [form.strip() for form in value.split(",")]
-        gender = forms.pop() if forms[-1] in ("m", "f", "n") else default_gender
+        gender = forms.pop() if forms[-1] in ("c", "m", "f", "n") else default_gender
         found[key] = Noun(forms[0], forms[min(1, len(forms) - 1)], forms[-1], gender)
     return found
 
 
-def currencies(lines: str) -> dict[str, Currency]:
+def currencies(lines: str, default_gender: str = "m") -> dict[str, Currency]:
     """Rows of "symbols: noun / noun of the hundredth part", each as in `nouns`."""
     found = {}
     for key, value in table(lines).items():
         unit, _, cent = value.partition("/")
-        (noun,) = nouns(f"{key}: {unit}").values()
-        found[key] = Currency(noun, nouns(f"{key}: {cent}")[key] if cent.strip() else None)
+        (noun,) = nouns(f"{key}: {unit}", default_gender).values()
+        part = nouns(f"{key}: {cent}", default_gender)[key] if cent.strip() else None
+        found[key] = Currency(noun, part)
     return found
 
 
 class Numerals:
-    """num2words for one language; what it has said before is remembered."""
+    """num2words for one language, imported when the first number comes; what it has said before
+    is remembered."""
 
     def __init__(self, code: str):
-        from num2words import num2words
-
-        self._say = functools.lru_cache(maxsize=4096)(functools.partial(num2words, lang=code))
+        self._code = code
+        self._remembered = functools.lru_cache(maxsize=4096)(self._say)
 
     def __call__(self, number: int, to: str = "cardinal", **options: str) -> str:
         """A number in words."""
-        words: str = self._say(number, to=to, **options)
+        return self._remembered(number, to, **options)
+
+    def _say(self, number: int, to: str, **options: str) -> str:
+        try:
+            from num2words import num2words
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(
+                "Numbers are read with num2words, which is not installed.",
+                hint="pip install num2words, or speak with normalize off.",
+            ) from error
+        words: str = num2words(number, lang=self._code, to=to, **options)
         return words.replace(",", "")
 
 
@@ -86,7 +100,7 @@ class Language:
     ordinal: Callable[[int], str]
     year: Callable[[int], str]
     plural: Callable[[int], int] = lambda n: 0 if n == 1 else 2  # 0: one, 1: few, 2: many
-    digits: tuple[str, ...] = ()
+    digits: tuple[str, ...] = ()  # where one alone is said otherwise than a number
     minus: str
     plus: str
     point: str  # between a whole number and its decimals
@@ -105,9 +119,9 @@ class Language:
     currencies: Mapping[str, Currency]
     money_joint: str  # between whole units and hundredth parts
     says_cents: bool = True
-    scales: Mapping[str, str]  # written after a number: "million", "bn"
+    scales: Mapping[str, Noun]  # written after a number: "million", "bn"
     scale_joint: str = " "  # between a scale and a currency
-    percent: str
+    percent: str  # behind a number; with "{}" in it, around it
     to: str  # between the ends of a range
     fraction: Callable[[int, int], str]
     abbreviations: Mapping[str, str]
@@ -123,8 +137,10 @@ class Language:
     followers: frozenset[str] = frozenset()  # other words, in lower case, that go with a number
     has_ordinal_points: bool = False  # "5." is an ordinal
     letters_follow: bool = False  # words are written behind digits without a space
+    space: str = " "  # between words
+    ratio: str | None = None  # between the sides of 16:9; None: `to`
 
-    def number(self, whole: str, decimals: str = "", gender: str = "m") -> str:
+    def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
         """Digits of a number, without marks, in words."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
             return self.spell(whole + decimals)
@@ -132,18 +148,22 @@ class Language:
         if not decimals:
             return words
         if self.decimals_are_a_number and len(decimals) <= 2 and decimals[0] != "0":
-            tail = self.cardinal(int(decimals), "m")
+            tail = self.cardinal(int(decimals), "")
         else:
             tail = self.spell(decimals)
-        return f"{words} {self.point} {tail}".strip()
+        return self.space.join(filter(None, (words, self.point, tail)))
 
     def spell(self, text: str) -> str:
         """Each digit of a text by itself."""
-        return " ".join(self.digits[int(char)] for char in text if char.isdigit())
+        numbers = [int(char) for char in text if char.isdigit()]
+        if self.digits:
+            return self.space.join(self.digits[number] for number in numbers)
+        return self.space.join(self.cardinal(number, "") for number in numbers)
 
     def count(self, whole: str, decimals: str, noun: Noun) -> str:
         """A number with what it counts."""
-        return f"{self.number(whole, decimals, noun.gender)} {self.form(whole, decimals, noun)}"
+        number = self.number(whole, decimals, noun.gender)
+        return number + self.space + self.form(whole, decimals, noun)
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
         """The form of a noun behind a number."""

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from typing import Protocol
 
 from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.reading.chinese import chinese
 from qwen_megakernel.text.reading.english import english
+from qwen_megakernel.text.reading.french import french
+from qwen_megakernel.text.reading.german import german
 from qwen_megakernel.text.reading.grammar import Grammar
+from qwen_megakernel.text.reading.italian import italian
+from qwen_megakernel.text.reading.japanese import japanese
 from qwen_megakernel.text.reading.joining import WordJoining
+from qwen_megakernel.text.reading.korean import korean
 from qwen_megakernel.text.reading.language import Language
-from qwen_megakernel.text.reading.spoken import Draft, Piece
+from qwen_megakernel.text.reading.portuguese import portuguese
+from qwen_megakernel.text.reading.russian import russian
+from qwen_megakernel.text.reading.spanish import spanish
 
 ENGLISH = "english"  # of Latin letters, where "auto" was asked for
-_MAKERS: dict[str, Callable[[], Language]] = {ENGLISH: english}
-_EXTRA = {"chinese": "zh", "japanese": "ja"}  # read by wetext
-PACKAGE = 'pip install "qwen_megakernel[reading]"'
-
-
-class Reads(Protocol):
-    """Makes words of the expressions in a segment."""
-
-    def read(self, segment: Draft, before: str) -> Iterator[Piece]:
-        """What is spoken for a segment; `before` is the word before it."""
+_MAKERS: dict[str, Callable[[], Language]] = {
+    "chinese": chinese,
+    ENGLISH: english,
+    "french": french,
+    "german": german,
+    "italian": italian,
+    "japanese": japanese,
+    "korean": korean,
+    "portuguese": portuguese,
+    "russian": russian,
+    "spanish": spanish,
+}
 
 
 class Grammars:
@@ -32,33 +40,24 @@ class Grammars:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[str, tuple[Reads | None, WordJoining]] = {}
+        self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
 
-    def of(self, language: str) -> tuple[Reads | None, WordJoining]:
-        """Grammar and joining of a language; no grammar where no library here knows it."""
+    def of(self, language: str) -> tuple[Grammar | None, WordJoining]:
+        """Grammar and joining of a language; no grammar for one that none is written for."""
         if language not in self._made:
             with self._lock:
-                self._made.setdefault(language, _make(language))
+                tables = _MAKERS[language]() if language in _MAKERS else None
+                made = Grammar(tables) if tables else None, WordJoining(tables)
+                self._made.setdefault(language, made)
         return self._made[language]
 
 
 def missing(language: str) -> str:
-    """Why the expressions of a language are left as they are."""
-    why = f"no library reads {language.capitalize()}"
-    if language in _EXTRA:
-        why = f"{language.capitalize()} needs wetext ({PACKAGE})"
-    return f"numbers and symbols are left as they are written: {why}"
-
-
-def _make(language: str) -> tuple[Reads | None, WordJoining]:
-    if language in _MAKERS:
-        tables = _MAKERS[language]()
-        return Grammar(tables), WordJoining(tables)
-    if language in _EXTRA and find_spec("wetext"):
-        from qwen_megakernel.text.reading.wetext_grammar import WetextGrammar
-
-        return WetextGrammar(_EXTRA[language]), WordJoining(None)
-    return None, WordJoining(None)
+    """What to warn of where the expressions of a language are left as they are."""
+    return (
+        f"numbers and symbols are left as they are written: normalize reads no {language}; "
+        f"it reads {', '.join(sorted(_MAKERS))}"
+    )
 
 
 class ScriptWatch:

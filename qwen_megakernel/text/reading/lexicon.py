@@ -25,6 +25,7 @@ MAX_FILE_BYTES = 4 * 2**20
 MAX_WORD_CHARS, MAX_RESPELLING_CHARS = 64, 256
 
 EXACT, ANY_CASE = "exact", "any"
+_SPACE = re.compile(r"\s")
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 
 
@@ -59,7 +60,7 @@ class Lexicon:
                 )
             _check(entry, where)
             words = self._exact if entry.is_exact else self._any
-            key = entry.word if entry.is_exact else _folded(entry.word)
+            key = entry.word if entry.is_exact else folded(entry.word)
             others = [other for other in words.get(key, ()) if other.language != entry.language]
             words[key] = [entry, *others]
         self._keys = [sorted(words) for words in (self._exact, self._any)]
@@ -120,36 +121,40 @@ class Lexicon:
             where,
         )
 
-    def find(self, text: str, begin: int, is_ended: bool, language: str) -> Entry | int | None:
+    def find(
+        self, text: str, lower: str, begin: int, is_ended: bool, language: str
+    ) -> Entry | int | None:
         """The entry that fits best at `begin`, and is a whole word there.
 
         Args:
+            lower: the text as `folded` makes it.
             language: of the text; "auto": an entry's is compared with the word's own script.
         Returns:
             The entry; 0 for none; None while what comes next may still change that.
         """
-        if text[begin] not in self._begins and _folded(text[begin]) not in self._begins:
+        if lower[begin] not in self._begins and text[begin] not in self._begins:
             return 0
         if text[begin].isalnum() and not _is_edge(text, begin):
             return 0
-        best: Entry | int = 0
+        best: Entry | None = None
         stop = min(len(text), begin + MAX_WORD_CHARS)
-        for keys, words, is_exact in zip(
-            self._keys, (self._exact, self._any), (True, False), strict=True
+        for keys, words, source in zip(
+            self._keys, (self._exact, self._any), (text, lower), strict=True
         ):
-            given = text[begin:stop] if is_exact else _folded(text[begin:stop])
+            given = source[begin:stop]
             for length in _lengths(keys, given):
+                is_last = begin + length >= len(text) and not is_ended
                 if length > len(given):  # a longer entry may come
-                    if not is_ended and stop == len(text):
+                    if is_last:
                         return None
                     continue
-                fits = _entry_of(words.get(given[:length], ()), language)
-                if fits and (not best or length > len(best.word)):  # type: ignore[union-attr]
-                    if begin + length == len(text) and not is_ended:
+                fits = _entry_of(words[given[:length]], language)
+                if fits and (best is None or length > len(best.word)):
+                    if is_last:
                         return None
                     if _is_edge(text, begin + length):
                         best = fits
-        return best
+        return best or 0
 
 
 def _lengths(keys: list[str], given: str) -> Iterable[int]:
@@ -184,12 +189,12 @@ def _is_edge(text: str, place: int) -> bool:
     return not (before.isalnum() and (behind.isalnum() or behind in "_\u0300\u0301\u0308"))
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
     """In lower case and with plain spaces, character by character, so that places stay."""
     lower = text.lower()
     if len(lower) != len(text):
         lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)
-    return re.sub(r"\s", " ", lower)
+    return _SPACE.sub(" ", lower)
 
 
 def _entry(row: str, where: str) -> Entry:

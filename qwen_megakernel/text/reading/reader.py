@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from importlib.util import find_spec
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
-from qwen_megakernel.text.reading.lexicon import Entry, Lexicon
+from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
+
+logger = logging.getLogger(__name__)
 
 NORMALIZE = ("auto", "on", "off")
 _RESPELT = "\udc00"  # stands for a respelling; no text has one, for cleaning removes surrogates
@@ -45,20 +48,32 @@ class Reading:
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons:
             return None
-        return TextReader(self._grammars if is_on else None, language, lexicons)
+        return TextReader(self._grammars, is_on, language, lexicons)
+
+    def warm_up(self) -> None:
+        """Load what the first number needs; what "auto" means turns to off where it is missing."""
+        if self._is_on and find_spec("num2words") is None:
+            logger.warning("Numbers are spoken as they are written: num2words is not installed.")
+            self._is_on = False
+        if reader := self.reader("auto", ENGLISH, None):
+            reader.whole("1")
 
 
 class TextReader:
     """Reads one text. Its words, however the text is cut into pieces, are those of the whole.
 
     Args:
-        grammars: None: only the lexicons are looked at.
+        grammars: of the engine.
+        is_normalizing: False: only the lexicons are looked at.
         language: its name, or "auto": by the scripts of the text, English for Latin letters.
         lexicons: the first that has an entry is asked first.
     """
 
-    def __init__(self, grammars: Grammars | None, language: str, lexicons: list[Lexicon]):
+    def __init__(
+        self, grammars: Grammars, is_normalizing: bool, language: str, lexicons: list[Lexicon]
+    ):
         self._grammars, self._lexicons = grammars, lexicons
+        self._is_normalizing = is_normalizing
         self._script = ScriptWatch(language)
         self._markdown = Markdown()
         self._language = language
@@ -124,8 +139,9 @@ class TextReader:
         """Move on what the lexicons have looked at."""
         new, place = self._new, self._num_seen
         done, parts = place, [self._held]
-        while self._lexicons and place < len(new.text):
-            found = self._entry(new.text, place, is_ended)
+        lower = folded(new.text) if self._lexicons else ""
+        while place < len(lower):
+            found = self._entry(new.text, lower, place, is_ended)
             if found is None:
                 break
             length, respelling = found
@@ -140,10 +156,10 @@ class TextReader:
         self._num_seen = min(1, place)
         self._new = new[place - self._num_seen :]
 
-    def _entry(self, text: str, place: int, is_ended: bool) -> tuple[int, str] | None:
+    def _entry(self, text: str, lower: str, place: int, is_ended: bool) -> tuple[int, str] | None:
         """Length and respelling of the entry at `place`, 0 for none; None: not certain yet."""
         for lexicon in self._lexicons:
-            found = lexicon.find(text, place, is_ended, self._language)
+            found = lexicon.find(text, lower, place, is_ended, self._language)
             if found is None:
                 return None
             if isinstance(found, Entry):
@@ -164,7 +180,7 @@ class TextReader:
 
     def _next_end(self, text: str, place: int, is_ended: bool) -> int | None:
         """Where the next segment ends; None: not certain yet."""
-        if not self._grammars or text[place].isspace():
+        if not self._is_normalizing or text[place].isspace():
             self._is_raw = False
             return place + 1
         self._is_raw = self._is_raw or is_too_long(text, place)
@@ -178,15 +194,16 @@ class TextReader:
 
     def _words_of(self, segment: Draft) -> Iterator[Piece]:
         text = segment.text
-        if text.isspace() and self._grammars:
+        if text.isspace() and self._is_normalizing:
             yield from self._space(segment)
-        elif self._is_raw or not self._grammars:
+        elif self._is_raw or not self._is_normalizing:
             self._markdown.leave_marks()
             self._last = text[-1]
             yield from segment.kept(0, len(text))
         else:
+            begins = self._markdown.is_begun
             marked = self._markdown.strip(segment)
-            self._skips_space = not marked.text and self._markdown.is_begun
+            self._skips_space = not marked.text and begins
             if marked.text:
                 yield from self._expressions(marked)
 
@@ -223,4 +240,4 @@ class TextReader:
         text = piece.text
         while _RESPELT in text:
             text = text.replace(_RESPELT, self._respellings.popleft(), 1)
-        return piece if text is piece.text else replace(piece, text=text)
+        return piece if text is piece.text else Piece(text, piece.start, piece.end)

@@ -15,7 +15,10 @@ _MAX_WORD_CHARS = 64  # of a word without a digit
 _MAX_ADDRESS_CHARS = 256  # of a word with an address in it
 
 # Han and kana, which are written without spaces: each is a word of its own.
-UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+UNSPACED = (
+    r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    r"\U00020000-\U0003ffff"
+)
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 _RUN = re.compile(rf"[^\s{UNSPACED}]+")
 _DIGIT = re.compile(r"\d")

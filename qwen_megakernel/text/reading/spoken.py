@@ -14,6 +14,7 @@ class Piece:
     text: str
     start: int
     end: int
+    is_kept: bool = False  # each of its characters stands for one of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,11 @@ class SpokenText:
         merged: list[Piece] = []
         for piece in pieces:
             last = merged[-1] if merged else None
-            if last and _is_unchanged(last) and _is_unchanged(piece) and last.end == piece.start:
-                merged[-1] = Piece(last.text + piece.text, last.start, piece.end)
+            if last and last.is_kept and piece.is_kept and last.end == piece.start:
+                merged[-1] = Piece(last.text + piece.text, last.start, piece.end, is_kept=True)
             else:
                 merged.append(piece)
         return SpokenText("".join(piece.text for piece in merged), tuple(merged))
-
-
-def _is_unchanged(piece: Piece) -> bool:
-    """Whether each character of the piece stands for one of the user's, most likely itself."""
-    return len(piece.text) == piece.end - piece.start
 
 
 class Draft:
@@ -96,9 +92,7 @@ class Draft:
                 starts += [self.starts[begin]] * len(words)
                 ends += [self.ends[end - 1]] * len(words)
             done = end
-        return Draft(
-            text + self.text[done:], starts + self.starts[done:], ends + self.ends[done:]
-        )
+        return Draft(text + self.text[done:], starts + self.starts[done:], ends + self.ends[done:])
 
     def words(self, begin: int, end: int, words: str) -> Piece:
         """`words` in the place of the characters [begin, end)."""
@@ -108,7 +102,8 @@ class Draft:
         """The characters [begin, end) as they are, cut where the source has others between."""
         for place in range(begin + 1, end + 1):
             if place == end or not self._are_neighbours(place - 1, place):
-                yield Piece(self.text[begin:place], self.starts[begin], self.ends[place - 1])
+                start, stop = self.starts[begin], self.ends[place - 1]
+                yield Piece(self.text[begin:place], start, stop, place - begin == stop - start)
                 begin = place
 
     def _are_neighbours(self, place: int, following: int) -> bool:
