@@ -100,6 +100,7 @@ setup(
             "pytest-cov",
             "pytest-xdist",
             "hypothesis",
+            "regex",
             "opentelemetry-sdk",
             "sounddevice",
             "mypy>=2.1,<3",

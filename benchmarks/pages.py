@@ -8,12 +8,15 @@ python benchmarks/pages.py --plot FILE    draw floors and measured frames (needs
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from benchmarks import roofline
 from benchmarks.page_parts import (
@@ -35,19 +38,64 @@ from benchmarks.page_parts import (
 )
 from benchmarks.performance_page import configs, performance, plot
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import options
 
 
 def speech_table() -> list[str]:
-    """Results of benchmark.py: what ran where, and its p50 figures."""
-    columns: dict[str, Cell] = {
-        "model": model_of,
-        "backend": backend_of,
-        "machine": timed_on,
-        "first frame": "{summary[first_frame_ms][p50]:.3g} ms",
-        "first samples": "{summary[first_chunk_ms][p50]:.3g} ms",
-        "RTF": "{summary[rtf][p50]:.2g}",
-    }
-    return result_table("benchmark_*.json", columns)
+    """What a speech costs on this project's decoders, and beside them what others take."""
+    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    rows = []
+    for result in load_results("benchmark_*.json"):
+        figures = result["summary"]
+        rows.append(
+            [
+                f"this project, `{result['backend']}`",
+                f"{model_of(result)}, {', '.join(backend_of(result).split(', ')[1:])}",
+                digits(figures["rtf"]["p50"]),
+                f"{digits(figures['first_chunk_ms']['p50'])} ms",
+                most_listeners(result["model"]),
+                *(timed_on(result), *source_of(result)),
+            ]
+        )
+    for result in load_results("c_engine_cpu_*.json"):
+        rows += [
+            [
+                "[an engine in C](https://github.com/gabriele-mastrapasqua/qwen3-tts)",
+                f"{model_of(result)}, {row['weights']}",
+                digits(row["rtf"]["p50"]),
+                f"{digits(row['first_chunk_ms']['p50'])} ms",
+                *(None, timed_on(result), *source_of(result)),
+            ]
+            for row in result["rows"]
+            if row["engine"] == "C engine"
+        ]
+    for result in load_results("texts_cpu_0.6b_native.json"):
+        rows += [
+            [
+                *("espeak-ng, for scale", "rules, no network", digits(row["rtf"]["p50"])),
+                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, timed_on(result)),
+                *source_of(result),
+            ]
+            for row in result["rows"]
+            if row["system"] == "espeak-ng" and row["text"] == "medium"
+        ]
+    return table([*columns, "machine", "commit", "file"], rows)
+
+
+def most_listeners(model: str) -> str | None:
+    """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
+    name = f"listeners_cpu_{model}.json"
+    loads = [
+        (row["listeners"], row["underruns_100ms"])
+        for result in load_results(name)
+        for row in result["rows"]
+        if "listeners" in row and row["busy"] == 0
+    ]
+    heard_all = [listeners for listeners, underruns in loads if not underruns]
+    if not heard_all:
+        return None
+    more = " or more" if len(heard_all) == len(loads) else ""
+    return f"{max(heard_all)}{more}"
 
 
 def voices_table() -> list[str]:
@@ -435,7 +483,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the floors of docs/performance.md instead of writing"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
     )
     args = parser.parse_args(argv)
     if args.plot:

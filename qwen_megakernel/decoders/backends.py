@@ -181,7 +181,9 @@ def load_decoder(
         The decoder, and the backend that it is in the end.
     Raises:
         UsageError: the sizes can never work.
-        SetupError, UnsupportedModel, OutOfMemory: the backend cannot run here.
+        SetupError, UnsupportedModel: the backend, which was asked for, cannot run here.
+        OutOfMemory: the model or the slots do not fit. Nothing replaces a backend for that: fewer
+            slots or smaller weights hint it, and another decoder would hide it behind slow speech.
     """
     num_slots = plain_number(int, "num_slots", num_slots)
     max_frames = plain_number(int, "max_frames", max_frames)

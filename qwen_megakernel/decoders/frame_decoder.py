@@ -138,6 +138,9 @@ class FrameDecoder(ABC):
             taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
                 [rows, frames, groups - 1, vocab_size], float32; those of frames that were not drawn
                 mean nothing. For tests and validation.
+        Returns:
+            The frames; where a backend can say which streams' logits were not finite, those are
+            its `failures`, and lost.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite; its

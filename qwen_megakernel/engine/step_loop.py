@@ -293,6 +293,9 @@ class StepLoop:
             for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
                 if stream.is_over or stream.part is not part:
                     continue
+                if failure := result.failures.get(row):
+                    self._table.release(stream, "error", failure)
+                    continue
                 timings = stream.state.timings
                 timings["decode"] = timings.get("decode", 0.0) + spent
                 num_drawn = result.num_frames[row]

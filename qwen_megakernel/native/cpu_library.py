@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
@@ -13,6 +13,7 @@ from qwen_megakernel.native.compiling import (
     compiled,
     find_cxx,
     find_zig,
+    found,
     load,
     source_folder,
     sources_below,
@@ -41,7 +42,7 @@ FLAGS = (
     *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 LIBRARY = "libqwen_cpu.so"
-DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE = range(4)  # Status
+DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE, UNFORESEEN = range(5)  # Status
 COMPILE_SECONDS = 600  # g++ needs 5 s, zig 45 s the first time
 FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
 
@@ -107,23 +108,30 @@ def find_compiler() -> str:
         ) from error
 
 
-def recipe(instruction_set: str) -> Recipe:
-    """What the library of an instruction set is made of and by.
-
-    Raises:
-        BuildError: there is no C++ compiler.
-    """
+def recipe(instruction_set: str, compiler: str = "") -> Recipe:
+    """What the library of an instruction set is made of and by; without a compiler it is found."""
     folder = source_folder() / "cpu"
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
         library=LIBRARY,
-        compiler=find_compiler(),
+        compiler=compiler,
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
         units=(folder / "cpu_decoder.cpp", folder / "cpu_vocoder.cpp"),
         sources=sources_below(folder),
         source_root=folder,
         limit_seconds=COMPILE_SECONDS,
+        is_portable=True,
     )
+
+
+def library_for(instruction_set: str) -> Path:
+    """The library of an instruction set: as `build` or an earlier run left it, else compiled now.
+
+    Raises:
+        BuildError: there is none and no compiler, or the compiler failed.
+    """
+    earlier = found(recipe(instruction_set))
+    return earlier or compiled(recipe(instruction_set, find_compiler()))
 
 
 def open_library() -> ctypes.CDLL:
@@ -133,7 +141,7 @@ def open_library() -> ctypes.CDLL:
         BuildError: there is no compiler, or it failed; the library does not load.
         SetupError: as `choose_set`.
     """
-    library = load(compiled(recipe(choose_set())))
+    library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
     for name in ("pool_workers", "pool_destroy"):
@@ -142,7 +150,10 @@ def open_library() -> ctypes.CDLL:
     for name in ("decoder", "vocoder"):
         destroy = getattr(library, f"qwen_cpu_{name}_destroy")
         destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
-    for name in ("decoder_weight_bytes", "decoder_packed_bytes", "vocoder_weight_bytes"):
+    for name in (
+        *("decoder_weight_bytes", "decoder_packed_bytes", "decoder_kept_floats"),
+        "vocoder_weight_bytes",
+    ):
         function = getattr(library, f"qwen_cpu_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
@@ -157,10 +168,12 @@ def check_status(status: int, what: str, hint: str) -> None:
     Raises:
         OutOfMemory, GenerationError
     """
+    if status == OUT_OF_MEMORY:
+        raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
     if status == NO_THREADS:
         raise GenerationError(f"{what}: the system refuses a thread.")
     if status != DONE:
-        raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
+        raise GenerationError(f"{what} failed: native code returned status {status}.")
 
 
 def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> None:
@@ -189,6 +202,15 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def destroy_with(owner: object, destroy: Callable[..., None], *arguments: object) -> None:
+    """Call destroy(*arguments) when `owner` is collected, and not at all at the interpreter's exit.
+
+    There another thread may still be loading or speaking (Ctrl-C while a model loads), and the
+    system takes everything back.
+    """
+    weakref.finalize(owner, destroy, *arguments).atexit = False
+
+
 class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
@@ -207,8 +229,8 @@ class CpuPool:
                 f"The system refuses {num_threads} threads.",
                 hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
             )
-        # Threads are joined when nobody holds the pool any more: a decoder holds it.
-        weakref.finalize(self, library.qwen_cpu_pool_destroy, self.handle)
+        # A decoder and a vocoder hold their pool.
+        destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)
 
     @property
     def num_workers(self) -> int:

@@ -35,6 +35,9 @@ _SPARE_REQUESTS = 64
 # before Ray starts; Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
+# How the threads of a replica wait for each other; the commands' own is `options.wait_passively`.
+WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -96,6 +99,7 @@ def application(
         scale: how many replicas.
         num_slots: streams that one engine speaks at the same time; the autoscaler aims at that.
     """
+    name, policy = WAITING
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=num_slots + settings.max_queue + _SPARE_REQUESTS,
@@ -107,7 +111,12 @@ def application(
             downscale_delay_s=scale.downscale_delay_s,
         ),
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        ray_actor_options={"num_cpus": scale.num_cpus, "num_gpus": scale.num_gpus},
+        ray_actor_options={
+            "num_cpus": scale.num_cpus,
+            "num_gpus": scale.num_gpus,
+            # Of the process in which a replica imports torch, on any machine of the cluster.
+            "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
+        },
     )
     return deployment(serve.ingress()(Replica)).bind(make_engine, settings)
 

@@ -238,7 +238,8 @@ def _choose_backend(requested: str, device: str | None) -> Backend:
         )
     chosen = choose_backend(requested, device)
     if chosen.name in ("graph", "cpu"):
-        return replace(chosen, name="torch", may_change=False)
+        why = f"{chosen.why}; backend {chosen.name} runs Qwen3-TTS alone"
+        return replace(chosen, name="torch", why=why, may_change=False)
     return chosen
 
 

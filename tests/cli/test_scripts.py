@@ -16,6 +16,7 @@ import soundfile
 import torch
 from commands import ROOT, run
 from huggingface_hub import constants
+from programs import programs
 
 from benchmarks import common
 from qwen_megakernel import families
@@ -23,6 +24,7 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.gpu import driver
+from qwen_megakernel.native import cpu_library, cpu_threads
 
 SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
 TINY = ("--model", "tiny-random")
@@ -252,6 +254,24 @@ def test_doctor_tells_what_is_here(run_here):
     assert "torch" in run_here("-m", "qwen_megakernel", "doctor").stdout
 
 
+def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, monkeypatch):
+    def facts():
+        return json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
+
+    monkeypatch.delenv(cpu_library.FORCED, raising=False)
+    monkeypatch.setattr(cpu_threads, "quota", lambda root=None: None)
+    here = facts()
+    assert here["instruction_set"] == here["instruction_sets"][0]
+    assert here["cpu_quota_warning"] is None
+    monkeypatch.setenv(cpu_library.FORCED, "plain")
+    monkeypatch.setattr(cpu_threads, "quota", lambda root=None: 1.5)
+    here = facts()
+    assert (here["instruction_set"], here["cpu_quota"]) == ("plain", 1.5)
+    assert here["cpu_quota_warning"].startswith("This container may use 1.5 cores")
+    monkeypatch.setenv(cpu_library.FORCED, "sve2")
+    assert facts()["instruction_set"].startswith("none: QWEN_MEGAKERNEL_INSTRUCTION_SET is 'sve2'")
+
+
 def test_doctor_tells_the_driver_and_the_cache_in_use(run_here, tmp_path, monkeypatch):
     """docs/gpu-setup.md: the CUDA version of the driver and the one torch was built for."""
     monkeypatch.setattr(driver, "cuda_of_driver", lambda: (12, 4))
@@ -426,13 +446,20 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
 
 
-def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(run_here, monkeypatch):
+DRAWING = [path.relative_to(ROOT) for path in programs() if '"--plot"' in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("script", ["benchmark.py", *map(str, DRAWING)])
+def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
+    run_here, monkeypatch, script
+):
+    assert len(DRAWING) >= 3
     found = importlib.util.find_spec
     monkeypatch.setattr(
         options, "find_spec", lambda name: found(name) if name != "matplotlib" else None
     )
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    done = run_here("benchmark.py", "--plot", "a.png", *TINY)
+    done = run_here(script, "--plot", "a.png")
     assert done.returncode == 2 and 'pip install "qwen_megakernel[plots]"' in done.stderr
 
 

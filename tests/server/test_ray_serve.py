@@ -56,6 +56,7 @@ class NamedEngine(FakeEngine):
 
 
 def make_engine() -> NamedEngine:
+    assert os.environ.get("OMP_WAIT_POLICY") == "PASSIVE"  # before torch came into this process
     return NamedEngine(num_slots=NUM_SLOTS, rtf=0.5)
 
 
@@ -65,6 +66,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # a replica has it from its application
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)

@@ -58,6 +58,13 @@ def test_a_sentence_learned_by_heart_is_reproduced(samples, engine, refusing):
         assert speech.audio.shape == (len(sample.frames) * 2048,)
 
 
+def test_auto_says_why_it_stays_on_torch(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with SheenEngine.from_pretrained(trained, backend="auto", warmup=False) as engine:
+        assert engine.backend == "torch"
+        assert engine.why == "no GPU is visible; backend cpu runs Qwen3-TTS alone"
+
+
 def test_tokens_are_those_of_transformers(trained, refusing, samples):
     """The whole vocabulary at every place, and a key/value cache, as `generate` has them."""
     model = model_folder.load_language_model(trained)
