@@ -5,6 +5,7 @@ loop and many callers share one model.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
@@ -62,6 +65,10 @@ class TTSEngine(SpeechEngine, OfficialNames):
         num_slots: streams spoken at the same time; more wait their turn.
         max_frames: frames one part of a text may have; sizes the KV cache.
         voices: a folder of voice files, which requests name without their ending.
+        normalize: what "auto" means in a request: "on", "off", or (again "auto") what the
+            checkpoint's config says: on for demo-voice, off for the released models, which read
+            most numbers themselves (docs/speech-control.md).
+        lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
             the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
             takes seconds.
@@ -79,6 +86,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
@@ -131,6 +140,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
             build,
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
+            reading=Reading(loaded.config.normalize, normalize, Lexicon.of(lexicon)),
         )
         decoder = self._loop.stages.decoder
         self._prompts, self.dtype = self._loop.stages.prompts, decoder.dtype
@@ -139,6 +149,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self.backend, self.why, self.device = running.name, running.why, running.device
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
+            self._reading.warm_up()
             with self._codes_dump.paused():
                 rtf = self._warm_up()
             if rtf > 1 and self.backend == "cpu" and not weights:
@@ -164,7 +175,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
             local_files_only: never ask the network.
             progress: show a download bar on stderr.
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames (per part
-                of a text), voices (a folder), warmup: as `TTSEngine` has them.
+                of a text), voices (a folder), normalize, lexicon, warmup: as `TTSEngine` has them.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             SetupError: the backend that was asked for cannot run here.

@@ -7,6 +7,7 @@ fits is taken, whole words only; what it gives is not read again, so entries can
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +79,7 @@ class Lexicon:
         """
         if value is None or isinstance(value, Lexicon):
             return value
-        if isinstance(value, str | Path):
+        if isinstance(value, str | os.PathLike):
             return Lexicon.read(value)
         if isinstance(value, Mapping):
             return Lexicon(Entry(word, respelling) for word, respelling in value.items())
@@ -87,7 +88,7 @@ class Lexicon:
         )
 
     @staticmethod
-    def read(path: str | Path) -> Lexicon:
+    def read(path: str | os.PathLike[str]) -> Lexicon:
         """The lexicon in a file: PLS where it begins as XML does, else rows.
 
         Raises:

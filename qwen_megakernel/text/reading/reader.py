@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
+from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
@@ -18,7 +20,6 @@ from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
 
 logger = logging.getLogger(__name__)
 
-NORMALIZE = ("auto", "on", "off")
 _RESPELT = "\udc00"  # stands for a respelling; no text has one, for cleaning removes surrogates
 
 
@@ -26,12 +27,15 @@ class Reading:
     """How the texts of one engine are read.
 
     Args:
-        is_on: what normalize="auto" means.
+        is_on: what the checkpoint says of normalize="auto".
+        normalize: what the user says of it; "auto": nothing.
         lexicon: of all requests.
     """
 
-    def __init__(self, is_on: bool = False, lexicon: Lexicon | None = None):
-        self._is_on, self._lexicon = is_on, lexicon
+    def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
+        _check(normalize)
+        self._is_on = is_on if normalize == AUTO else normalize == "on"
+        self._lexicon = lexicon
         self._grammars = Grammars()
 
     def reader(self, normalize: str, language: str, lexicon: Lexicon | None) -> TextReader | None:
@@ -42,9 +46,8 @@ class Reading:
             language: its name, or "auto".
             lexicon: of this request; its entries go before the engine's.
         """
-        if normalize not in NORMALIZE:
-            raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
-        is_on = normalize == "on" or (normalize == "auto" and self._is_on)
+        _check(normalize)
+        is_on = normalize == "on" or (normalize == AUTO and self._is_on)
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons:
             return None
@@ -55,8 +58,13 @@ class Reading:
         if self._is_on and find_spec("num2words") is None:
             logger.warning("Numbers are spoken as they are written: num2words is not installed.")
             self._is_on = False
-        if reader := self.reader("auto", ENGLISH, None):
+        if reader := self.reader(AUTO, ENGLISH, None):
             reader.whole("1")
+
+
+def _check(normalize: str) -> None:
+    if normalize not in NORMALIZE:
+        raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
 
 class TextReader:
