@@ -100,6 +100,11 @@ class SpeechEngine(ABC):
             return name
         return f"talker={name},predictor={str(self.predictor_dtype).removeprefix('torch.')}"
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are read in words where a request leaves normalize at "auto"."""
+        return self._reading.is_on
+
     # ---- what a family defines -------------------------------------------------------------------
 
     @property

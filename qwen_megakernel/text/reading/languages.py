@@ -52,11 +52,16 @@ class Grammars:
         return self._made[language]
 
 
+def known_languages() -> list[str]:
+    """The languages that are read in words."""
+    return sorted(_MAKERS)
+
+
 def missing(language: str) -> str:
     """What to warn of where the expressions of a language are left as they are."""
     return (
         f"numbers and symbols are left as they are written: normalize reads no {language}; "
-        f"it reads {', '.join(sorted(_MAKERS))}"
+        f"it reads {', '.join(known_languages())}"
     )
 
 

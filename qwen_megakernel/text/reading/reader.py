@@ -33,8 +33,8 @@ class Reading:
     """
 
     def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
-        _check(normalize)
-        self._is_on = is_on if normalize == AUTO else normalize == "on"
+        check_normalize(normalize)
+        self.is_on = is_on if normalize == AUTO else normalize == "on"
         self._lexicon = lexicon
         self._grammars = Grammars()
 
@@ -46,8 +46,8 @@ class Reading:
             language: its name, or "auto".
             lexicon: of this request; its entries go before the engine's.
         """
-        _check(normalize)
-        is_on = normalize == "on" or (normalize == AUTO and self._is_on)
+        check_normalize(normalize)
+        is_on = normalize == "on" or (normalize == AUTO and self.is_on)
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons:
             return None
@@ -55,14 +55,15 @@ class Reading:
 
     def warm_up(self) -> None:
         """Load what the first number needs; what "auto" means turns to off where it is missing."""
-        if self._is_on and find_spec("num2words") is None:
+        if self.is_on and find_spec("num2words") is None:
             logger.warning("Numbers are spoken as they are written: num2words is not installed.")
-            self._is_on = False
+            self.is_on = False
         if reader := self.reader(AUTO, ENGLISH, None):
             reader.whole("1")
 
 
-def _check(normalize: str) -> None:
+def check_normalize(normalize: str) -> None:
+    """Refuse what is none of `choices.NORMALIZE`."""
     if normalize not in NORMALIZE:
         raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
