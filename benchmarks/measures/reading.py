@@ -17,10 +17,10 @@ from qwen_megakernel.text.reading.reader import Reading
 
 CHARS = 300
 DENSE = (
-    "On March 5, 2026 at 3:05 pm Dr. Smith paid $12.50 for 1,234 apples (5 kg) at 12 Main St., and "
-    "**everyone** in New York said it was fair; see https://example.com/docs. He began in 1984 with "
-    "3/4 of that, i.e. $1.2 million, and the 2nd version, v2.0.1, came on Nov. 23. It rained 10% of "
-    "the time, at -5 °C, from 9:00 to 17:30."
+    "On March 5, 2026 at 3:05 pm Dr. Smith paid $12.50 for 1,234 apples (5 kg) at 12 Main St., "
+    "and **everyone** in New York said it was fair; see https://example.com/docs. He began in 1984 "
+    "with 3/4 of that, i.e. $1.2 million, and the 2nd version, v2.0.1, came on Nov. 23. It rained "
+    "10% of the time, at -5 °C, from 9:00 to 17:30."
 )[:CHARS]
 NUMBERS = " ".join(str(7919 * number % 100_000) for number in range(1, 99))[:CHARS]
 PLAIN = ("Your table for two is ready. We will meet you at the hotel on Friday. " * 5)[:CHARS]

@@ -19,7 +19,7 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    (rows,) = blocks("")
+    (rows,) = blocks("text")
     (tmp_path / "names.tsv").write_text(rows, "utf-8")
     examples = blocks("python")
     assert len(examples) == 3 and all("assert" in example for example in examples)
