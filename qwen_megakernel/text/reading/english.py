@@ -50,7 +50,7 @@ _REGNAL = frozenset(
 )
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # of a whole that have names; 120/80 is "over"
-_NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven"}
+_NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50}
 
 
@@ -155,6 +155,10 @@ def english() -> Language:
             return f"the {ordinal(number)}"
         return cardinal(number)
 
+    def power(match: re.Match[str], before: str) -> str | None:
+        words = {2: "squared", 3: "cubed"}.get(int(match["n"]))
+        return " " + (words or f"to the power of {cardinal(int(match['n']))}")
+
     def feet(match: re.Match[str], before: str) -> str | None:
         words = f"{cardinal(int(match['ft']))} foot"
         return words + (f" {cardinal(int(match['in']))}" if match["in"] else "")
@@ -197,6 +201,7 @@ def english() -> Language:
         (re.compile(r"[IVXL]{2,7}(?![\w.])"), roman),
         (re.compile(r"(?P<ft>\d)['′’](?:(?P<in>1[01]|\d)(?:\"|″|'')?)?(?!\w)"), feet),
         (re.compile(r"(?:[A-Z]\.){2,}(?!\w)"), _initials),
+        (re.compile(r"\^(?P<n>\d{1,3})(?!\d)"), power),
         (re.compile(r"v(?=\d+\.\d)", re.IGNORECASE), lambda match, before: "version"),
         (
             re.compile(r"(?P<a>\d{1,6})(?:\s?x\s?|×)(?P<b>\d{1,6})(?!\w)"),
@@ -254,7 +259,8 @@ def english() -> Language:
             ]
         ),
         symbols=table(
-            "&: and\n@: at\n++: plus plus\n+: plus\n=: equals\n%: percent\n÷: divided by\n×: times"
+            "&: and\n@: at\n²: squared\n³: cubed\n++: plus plus\n+: plus\n=: equals\n%: percent"
+            "\n÷: divided by\n×: times"
             "\n°: degrees\n≈ ~: about\n<: less than\n>: more than\n≤: at most\n≥: at least"
             "\n±: plus or minus\n©: copyright\n§: section\n→: to\n*: times"
         )

@@ -28,7 +28,6 @@ UNITS = """
     ms: millisecond, milliseconds
     mph: mile per hour, miles per hour
     kph kmh: kilometer per hour, kilometers per hour
-    B: byte, bytes
     KB kB: kilobyte, kilobytes
     MB: megabyte, megabytes
     GB: gigabyte, gigabytes

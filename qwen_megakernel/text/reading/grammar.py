@@ -29,6 +29,8 @@ _PHONE = re.compile(
     r"|\d{4}(?:[ -]\d{4}){3}|0\d(?:[ .-]\d{2}){4}|0\d{1,4}[-/ ]\d{3,}(?:[- ]\d{2,})*"
     r"|\d{3}-\d{4}-\d{4}"
 )
+_MIN_PHONE_DIGITS = 7
+_RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
@@ -253,6 +255,8 @@ class Grammar:
 
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
+        if match["sign"] and match.string[: match.start()][-1:].isalnum():
+            return None  # of a range
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
@@ -307,6 +311,8 @@ class Grammar:
     def _phone(self, match: re.Match[str], before: str) -> str | None:
         if match.string[match.end() : match.end() + 1].isalnum():
             return None
+        if sum(map(str.isdigit, match.group())) < _MIN_PHONE_DIGITS:
+            return None
         if re.fullmatch(r"\d{3} \d{4}", match.group()) and before.strip(".,").isnumeric():
             return None
         groups = [self.language.spell(group) for group in re.findall(r"\d+", match.group())]
@@ -338,7 +344,8 @@ class Grammar:
         return lang.abbreviations[key] + ("." if ends and key.endswith(".") else "")
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
-        if not match.string[: match.start()][-1:].isalnum() or not before[-1:].isdigit():
+        is_behind = match.string[: match.start()][-1:].isalnum()
+        if not is_behind or not _RANGE_BEGIN.match(before):
             return None
         is_minus = match.group() == " - " and ":" not in before
         return self._joint(self.language.minus if is_minus else self.language.to)

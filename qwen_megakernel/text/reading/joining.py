@@ -41,7 +41,7 @@ class WordJoining:
                 bare in lang.opens or bare in lang.final or bare in self._signs
             )
         core = words.rstrip(_MARKS)
-        if lang and (last in lang.scales or last in lang.final):
+        if lang and (last in lang.scales or last.endswith(tuple(lang.final))):
             return True
         if not any(map(str.isdigit, last)):
             bare = last.strip(_OPENING + _MARKS)
@@ -63,7 +63,7 @@ class WordJoining:
         last = words.split()[-1]
         if last in _OPERATORS:
             return word.lstrip(_OPENING + "$€£¥-")[:1].isdigit()
-        is_final = last.strip(_OPENING) in lang.final
+        is_final = last.endswith(tuple(lang.final))
         last = last.strip(_OPENING + _MARKS)
         if not any(map(str.isdigit, words)):
             return last not in self._signs or word[:1].isdigit()
