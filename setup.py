@@ -24,7 +24,7 @@ REPOSITORY_URL = constant("installing", "REPOSITORY_URL")
 
 SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
-RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the demonstration voice
+RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # what hears the demonstration voice
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
@@ -98,6 +98,7 @@ setup(
         "huggingface_hub>=0.34",
         "ninja>=1.11",
         "sentence-stream",
+        "num2words>=0.5.14",
         "tokenizers",
         "tqdm",
     ],

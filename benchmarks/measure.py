@@ -36,6 +36,7 @@ MEASUREMENTS = {
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
+    "reading": ("reading.reading", "Measure what reading a text in words costs."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 

@@ -7,6 +7,9 @@ DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 
+# Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
+NORMALIZE = ("auto", "on", "off")
+
 DTYPES = ("float32", "bfloat16")
 # Further values of `dtype=`: one number format for the talker, another for the code predictor.
 DTYPES_BY_PART = tuple(

@@ -5,6 +5,7 @@ event loop and many callers share one model.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +38,8 @@ from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
@@ -64,6 +67,10 @@ class TTSEngine(OfficialNames):
         num_slots: streams that are spoken at the same time; further ones wait.
         max_frames: maximum number of frames of one part of a text; sizes the KV cache.
         voices: a folder of voice files; requests name a file without its ending.
+        normalize: what "auto" means in a request: "on", "off", or (again "auto") what the
+            checkpoint's config says: on for demo-voice, off for the released models, which read
+            most numbers themselves (docs/speech-control.md).
+        lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
             the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
             takes seconds.
@@ -81,6 +88,8 @@ class TTSEngine(OfficialNames):
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
@@ -136,6 +145,7 @@ class TTSEngine(OfficialNames):
             build,
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
+            reading=Reading(loaded.config.normalize, normalize, Lexicon.of(lexicon)),
         )
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
@@ -143,6 +153,7 @@ class TTSEngine(OfficialNames):
         self._read_languages = [name for name in self.languages if name != AUTO]
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
+            self._reading.warm_up()
             with self._codes_dump.paused():
                 rtf = self._warm_up()
             if rtf > 1 and self.backend == "cpu" and not weights:
@@ -167,8 +178,8 @@ class TTSEngine(OfficialNames):
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
             local_files_only: use local files alone, without any network access.
             progress: show a download bar on stderr.
-            options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices
-                and warmup of `TTSEngine`.
+            options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
+                normalize, lexicon and warmup of `TTSEngine`.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             SetupError: the requested backend cannot run on this machine.

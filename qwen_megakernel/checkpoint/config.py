@@ -124,6 +124,7 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
+    normalize: bool = False  # its texts are to be read in words; only our own checkpoints say so
 
     @property
     def drops_instruct(self) -> bool:
@@ -221,7 +222,16 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         )
         if values["tts_model_type"] == "base"
         else None,
+        normalize=_parse_flag(values, "normalize", where),
     )
+
+
+def _parse_flag(values: dict[str, Any], key: str, where: str) -> bool:
+    """A flag of our own, which released files lack."""
+    value = values.get(key, False)
+    if not isinstance(value, bool):
+        raise ModelFilesError(f"{where}: {key} is {value!r}; it must be true or false.")
+    return value
 
 
 def _parse_stack(keys: Keys) -> StackConfig:

@@ -17,6 +17,7 @@ from qwen_megakernel.choices import (
     DEFAULT_MODEL,
     DTYPES,
     DTYPES_BY_PART,
+    NORMALIZE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -126,7 +127,7 @@ def plot_file(text: str) -> str:
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
-    verbosity."""
+    --normalize, --lexicon, verbosity."""
     parser.add_argument(
         "--model",
         default=default,
@@ -150,6 +151,18 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     )
     parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
+    parser.add_argument(
+        "--normalize",
+        default="auto",
+        choices=NORMALIZE,
+        help="read numbers, dates, abbreviations and Markdown as words (default: what the model "
+        "needs: on for demo-voice, off for Qwen's)",
+    )
+    parser.add_argument(
+        "--lexicon",
+        metavar="FILE",
+        help="how words are said: rows of word<TAB>respelling, or a W3C pronunciation lexicon",
+    )
     add_verbosity(parser)
 
 
@@ -276,7 +289,9 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
+    from qwen_megakernel.text.reading.lexicon import Lexicon
 
+    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     tell_compiling(args)
     # Of threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -290,6 +305,8 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         num_threads=args.threads,
         local_files_only=args.local_files_only,
         voices=args.voices,
+        normalize=args.normalize,
+        lexicon=lexicon,
         progress=not args.quiet,
         **options,
     )

@@ -10,7 +10,8 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +25,11 @@ from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Files, Sampling, SpeechRequest
-from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
+from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
@@ -44,6 +48,7 @@ class SpeechEngine(ABC):
         build: makes the stages, on the loop's thread.
         sample_rate: of the audio, in Hz.
         seconds_per_frame: the duration of one frame of codes.
+        reading: how texts are read; None: as they are written, if the request does not say more.
     """
 
     files: Files
@@ -61,9 +66,15 @@ class SpeechEngine(ABC):
     can_clone = False  # `create_voice` works
 
     def __init__(
-        self, build: Callable[[], Stages], *, sample_rate: int, seconds_per_frame: float
+        self,
+        build: Callable[[], Stages],
+        *,
+        sample_rate: int,
+        seconds_per_frame: float,
+        reading: Reading | None = None,
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
+        self._reading = reading or Reading()
         self._codes_dump = _CodesDump()
         self._loop = StepLoop(build, on_finished=self._codes_dump)
         # Threads that compute on a CPU: those of the loop's thread, not of this one.
@@ -78,6 +89,11 @@ class SpeechEngine(ABC):
         if self.predictor_dtype is None:
             return name
         return f"talker={name},predictor={str(self.predictor_dtype).removeprefix('torch.')}"
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are read in words where a request leaves normalize at "auto"."""
+        return self._reading.is_on
 
     # ---- what a family defines -------------------------------------------------------------------
 
@@ -133,6 +149,8 @@ class SpeechEngine(ABC):
         first_chunk_frames: int = 1,
         chunk_frames: int = 10,
         text_open: bool = False,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | os.PathLike[str] | None = None,
         **sampling: Any,
     ) -> SpeechStream:
         """Start speaking; returns at once.
@@ -151,6 +169,10 @@ class SpeechEngine(ABC):
             split: "auto" cuts long text at sentences, "off" does not cut it.
             first_chunk_frames, chunk_frames: frames of the first chunk and of the longest; each
                 chunk doubles the one before.
+            normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" leaves
+                them as they are written, "auto" is the engine's choice (docs/speech-control.md).
+            lexicon: respellings of this request, before the engine's own: a file, words with their
+                respellings, or a `Lexicon`.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
@@ -185,6 +207,10 @@ class SpeechEngine(ABC):
             first_chunk_frames=first_chunk_frames,
             chunk_frames=chunk_frames,
         )
+        reader = self._reader(normalize, language, Lexicon.of(lexicon))
+        if reader and text is not None:
+            check_length(len(text), MAX_CHARS)
+            request = replace(request, text=reader.whole(text))
         encoded, loop = self._encode(request), self._loop
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
@@ -196,11 +222,23 @@ class SpeechEngine(ABC):
         state.warn(request.sampling.cold_warnings(self._sampling))
         if text is not None:
             state.look(text)
+        if reader:
+            state.warn(reader.take_warnings())
         loop.submit(state)
         if not text_open:
-            return SpeechStream(state, self)
+            return SpeechStream(state, self, reader=reader)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter)
+        return SpeechStream(state, self, cutter, reader)
+
+    def _reader(
+        self, normalize: str, language: str | None, lexicon: Lexicon | None
+    ) -> TextReader | None:
+        """What reads the text of a request; a model of one language is not asked which it is in."""
+        name = (language or AUTO).strip().lower()
+        own = [each for each in self.languages if each != AUTO]
+        if name == AUTO and len(own) == 1:
+            name = own[0]
+        return self._reading.reader(normalize, language_of_code(name) or name, lexicon)
 
     @property
     def spent_ms(self) -> dict[str, float]:

@@ -20,6 +20,8 @@ from qwen_megakernel import audio
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
 from qwen_megakernel.text.parts import PartCutter, TextPart
+from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.unreadable import TextWatch
 
 logger = logging.getLogger(__name__)
@@ -141,11 +143,17 @@ class SpeechStream:
     """
 
     def __init__(
-        self, state: StreamState, engine: object, cutter: PartCutter | None = None
+        self,
+        state: StreamState,
+        engine: object,
+        cutter: PartCutter | None = None,
+        reader: TextReader | None = None,
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
         self._cutter = cutter  # of a text that arrives in pieces
+        self._reader = reader  # None: the text is spoken as it is written
+        self._written = [state.request.text or ""]  # the text so far, if no reader keeps it
         self._over = False
 
     @property
@@ -190,6 +198,26 @@ class SpeechStream:
         """Number of text tokens that the model has received so far."""
         return self._state.num_text_tokens
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the text is read in words, or by a lexicon, before it is spoken."""
+        return self._reader is not None
+
+    @property
+    def spoken_text(self) -> str:
+        """The text so far as the model is given it: numbers in words, words as a lexicon spells
+        them. It grows while text comes through `feed`, and what is there never changes."""
+        return self._reader.spoken.text if self._reader else "".join(self._written)
+
+    @property
+    def spoken_pieces(self) -> tuple[Piece, ...]:
+        """The pieces of `spoken_text`, each with the characters of the written text that it stands
+        for, counted over everything that was given or fed."""
+        if self._reader:
+            return self._reader.spoken.pieces
+        text = self.spoken_text
+        return (Piece(text, 0, len(text), is_kept=True),) if text else ()
+
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
         end = chunk.frame_index + chunk.num_frames
@@ -211,6 +239,11 @@ class SpeechStream:
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._state.look(text)
+        if self._reader:
+            text = self._reader.feed(text)
+            self._state.warn(self._reader.take_warnings())
+        else:
+            self._written.append(text)
         self._cutter.feed(text)
         self._state.wake()
 
@@ -218,6 +251,9 @@ class SpeechStream:
         """Declare the text complete; the stream ends when all of it is spoken."""
         if self._cutter is None or self._state.text_closed:
             return
+        if self._reader:
+            self._cutter.feed(self._reader.end())
+            self._state.warn(self._reader.take_warnings())
         self._cutter.end()
         self._state.text_closed = True
         self._state.wake()
@@ -277,6 +313,7 @@ class Speech:
     seed: int
     parts: int
     timings: dict[str, float]
+    spoken_text: str = ""  # what the model was given: numbers in words
 
     def save(self, path: str | Path) -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
@@ -300,4 +337,5 @@ class Speech:
             seed=stream.seed,
             parts=stream.num_parts,
             timings=stream.timings,
+            spoken_text=stream.spoken_text,
         )

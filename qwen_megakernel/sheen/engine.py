@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -53,6 +56,8 @@ class SheenEngine(SpeechEngine):
         phonemes: texts are phonemes already, even if the voice was trained with espeak-ng.
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
+        normalize: what "auto" means in a request; "auto" is off: espeak-ng reads numbers itself.
+        lexicon: respellings of every request, as `TTSEngine` takes them.
     Raises:
         ModelFilesError: a file is damaged, or does not fit the others.
         UsageError: an argument can never work.
@@ -71,6 +76,8 @@ class SheenEngine(SpeechEngine):
         phonemes: bool = False,
         order: str = "repair",
         voices: str | Path | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype = dtype_of(dtype)
@@ -115,6 +122,7 @@ class SheenEngine(SpeechEngine):
             build,
             sample_rate=self._codec.sample_rate,
             seconds_per_frame=self._codec.seconds_per_frame,
+            reading=Reading(False, normalize, Lexicon.of(lexicon)),
         )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
@@ -130,8 +138,8 @@ class SheenEngine(SpeechEngine):
         Args:
             model: the folder that `sheen train` wrote.
             local_files_only, progress: ignored, since a folder is complete.
-            options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order
-                and warmup of `SheenEngine`.
+            options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
+                normalize, lexicon and warmup of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
         """

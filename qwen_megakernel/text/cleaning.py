@@ -12,8 +12,8 @@ _CHARS_PER_SECOND = 15
 
 # Control characters other than tab and line ends, surrogates (not characters, and no tokenizer
 # accepts them), and the byte order mark. Those that separate words become a space.
-_SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
-_REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
+SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
+REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
 
 
 def clean(text: str) -> str:
@@ -28,7 +28,7 @@ def clean(text: str) -> str:
 
 def drop_controls(text: str) -> str:
     """Drop the same characters as `clean`, but keep the white space at both ends."""
-    return _REMOVED.sub("", _SEPARATORS.sub(" ", text))
+    return REMOVED.sub("", SEPARATORS.sub(" ", text))
 
 
 def validate(text: str, max_chars: int = MAX_CHARS) -> str:
