@@ -72,10 +72,10 @@ def test_measured_constants_are_taken_by_name(capsys, monkeypatch):
     assert tool.main() == 0
     printed = capsys.readouterr().out
     (line,) = re.findall(r"^the kernel +(.*)", printed, re.M)
-    columns = [float(each) for each in line.split()]
+    columns = line.split()
     measured = replace(tool.REALISTIC, barrier=2.2)
     assert columns == [
-        round(frame_ms(name, constants), 2)
+        f"{frame_ms(name, constants):.2f}"
         for constants in (tool.IDEAL, tool.REALISTIC, measured)
         for name in NAMES
     ]

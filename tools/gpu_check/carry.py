@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from qwen_megakernel.decoders.kernel import build as kernel_build

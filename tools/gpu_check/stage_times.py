@@ -33,6 +33,7 @@ medians over its occurrences.
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 import numpy as np
 import torch
 
 from benchmarks import common
+from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import StageRecord
 from qwen_megakernel.installing import install_command
@@ -305,7 +309,9 @@ def main() -> int:
     parser.add_argument("--emulation", action="store_true", help="toy model on the CPU")
     parser.add_argument("--against", metavar="FILE", type=Path, help="earlier documents beside it")
     parser.add_argument("--json", metavar="FILE", type=Path, help="where to write the documents")
-    parser.add_argument("--plot", metavar="PNG", type=Path, help="picture of the first document")
+    parser.add_argument(
+        "--plot", metavar="PNG", type=options.plot_file, help="picture of the first document"
+    )
     args = parser.parse_args()
     if args.file:
         found = documents(args.file)
@@ -324,7 +330,7 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps({"launches": found}, indent=1) + "\n")
     if args.plot:
-        plot(found[0], args.plot)
+        plot(found[0], Path(args.plot))
     return 0
 
 
