@@ -51,6 +51,7 @@ def in_pieces(text: str, cuts: Sequence[int], made: TextReader) -> str:
 @given(texts, st.lists(st.integers(0, 200), max_size=12), st.booleans())
 @example("5 March 2026", [1, 3], False)
 @example("New York City", [8], True)
+@example("xGPT GPT", [1], True)
 @example("x" * 70 + "年5 kg", [30], False)
 @example("12 яблок", [2], False)
 def test_any_cut_of_a_text_gives_the_words_of_the_whole(
