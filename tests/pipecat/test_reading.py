@@ -9,6 +9,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipelines import TOKEN, Run, service
+from tolerances import nearly
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -70,4 +71,4 @@ def test_a_word_takes_as_long_as_what_is_said_for_it():
     pace = 10.0 / sum(letters)
     assert list(times) == text.split()
     starts = [sum(letters[:index]) * pace for index in range(len(letters))]
-    assert list(times.values()) == pytest.approx(starts)
+    assert list(times.values()) == nearly(starts)
