@@ -431,7 +431,7 @@ def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
         "# What ptxas says",
         "",
         "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for both kernels of an architecture, compiled side by side.",
+        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side.",
         "",
         *table([*columns, "spill stores/loads", "CPU s"], rows_of(PTXAS) if rows is None else rows),
     ]

@@ -8,8 +8,8 @@
 
 namespace qwen_tts {
 
-constexpr int kKeyBlock =
-    16;  // keys lie [position / 16][head_dim][16]: scores need no sum of lanes
+// Keys lie [position / 16][head_dim][16]: scores need no sum of lanes.
+constexpr int kKeyBlock = 16;
 constexpr int kPartialSums = 16;
 
 // The sum of term(i), i < n, in 16 running sums that the compiler makes vectors of.

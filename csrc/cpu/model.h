@@ -192,11 +192,7 @@ inline void pack(Model& model) {
   size_t bytes = 0;
   each_matrix(model, [&](Matrix& matrix) { bytes += matrix.bytes(); });
   model.arena = std::make_unique<Arena>(bytes);
-  uint8_t* next = model.arena->data();
-  each_matrix(model, [&](Matrix& matrix) {
-    matrix.packed = next;
-    next += matrix.bytes();
-  });
+  each_matrix(model, [&](Matrix& matrix) { matrix.packed = model.arena->take(matrix.bytes()); });
   // By the workers that will read it: the first to write a page has it in its own memory.
   model.pool->run([&](int worker, int num_workers) {
     each_matrix(model, [&](Matrix& matrix) {

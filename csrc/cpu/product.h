@@ -210,6 +210,7 @@ void product(const Matrix& matrix, int first_block, int end_block, const Inputs&
     const uint8_t* weights = matrix.packed + block * matrix.block_bytes();
     for (int first = 0; first < inputs.num_rows();) {
       const int size = std::min(kTileRows, inputs.num_rows() - first);
+      static_assert(kTileRows == 4, "a case for each size of a tile");
       switch (size) {
         case 1:
           dot_block<1>(matrix, weights, inputs, first, sums);
@@ -220,8 +221,9 @@ void product(const Matrix& matrix, int first_block, int end_block, const Inputs&
         case 3:
           dot_block<3>(matrix, weights, inputs, first, sums);
           break;
-        default:
+        case kTileRows:
           dot_block<kTileRows>(matrix, weights, inputs, first, sums);
+          break;
       }
       for (int b = 0; b < size; ++b) use(block, first + b, sums + b * kBlockRows);
       first += size;

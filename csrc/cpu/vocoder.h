@@ -1,10 +1,11 @@
 // A piece of speech, stage by stage. A barrier stands behind every stage.
 //
+// clang-format off
 //   front   embed       the first codebook's entry beside the sum of the others   rows
 //           projection, pre_conv, input_proj                                      columns
 //   layer   qkv         x -> norm -> q, k, v                                      columns
-//           attention   rotation; softmax over the window; history                streams and kv
-//           heads o           x += scale * o * attention                                columns
+//           attention   rotation; softmax over the window; history                streams and kv heads
+//           o           x += scale * o * attention                                columns
 //           gate_up     x -> norm -> silu(gate) * up                              columns
 //           down        x += scale * down * mlp                                   columns
 //   tail    upsample    twice: transposed convolution                             columns
@@ -15,6 +16,7 @@
 //           conv7       3 times: snake(7 taps, dilated)                           columns or rows
 //           conv1       x += conv1; its snake is the next one's input             columns or rows
 //           last        one sample a row, clamped                                 rows
+// clang-format on
 //
 // The last column is what is dealt to the workers. A convolution's inputs lie behind those that the
 // stream's state remembers: the last worker fetches these while the others are being computed.

@@ -8,9 +8,10 @@
 
 namespace qwen_tts {
 
-constexpr int kPieceFrames =
-    8;  // of a stream in one pass; longer chunks are cut, whatever the company
-constexpr int kPassFrames = 16;  // of all its streams
+// Frames of a stream in one pass (longer chunks are cut, whatever other streams there are), and of
+// all streams of a pass.
+constexpr int kPieceFrames = 8;
+constexpr int kPassFrames = 16;
 
 struct TransformerLayer {
   Convolution *qkv, *o, *gate_up, *down;
@@ -71,10 +72,8 @@ inline void pack(VocoderModel& model, const ConvolutionSource* sources) {
     most_taps = std::max(most_taps, c.num_taps + c.num_products());
   });
   model.weights = std::make_unique<Arena>(count * 4);
-  auto* next = reinterpret_cast<float*>(model.weights->data());
   each_packed(model, sources, [&](Convolution& c, auto&) {
-    c.packed = next;
-    next += c.num_weights();
+    c.packed = reinterpret_cast<float*>(model.weights->take(c.num_weights() * 4));
   });
   std::vector<double> of_taps(size_t(most_taps) * model.pool->num_threads());
   model.pool->run([&](int worker, int num_workers) {
@@ -174,10 +173,9 @@ inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
   if (most <= model.buffer_floats) return;
   model.memory.reset(), model.buffer_floats = 0;
   model.memory = std::make_unique<Arena>(5 * most * sizeof(float));
-  model.buffer_floats = most;
-  auto* next = reinterpret_cast<float*>(model.memory->data());
   for (float** each : {&model.in, &model.out, &model.x, &model.mid, &model.points})
-    *each = next, next += most;
+    *each = reinterpret_cast<float*>(model.memory->take(most * sizeof(float)));
+  model.buffer_floats = most;
 }
 
 }  // namespace qwen_tts

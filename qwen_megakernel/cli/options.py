@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from qwen_megakernel.choices import (
     WEIGHTS_HELP,
 )
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.signals import GracefulExit
 
 if TYPE_CHECKING:
@@ -120,9 +121,7 @@ class Parser(argparse.ArgumentParser):
 def plot_file(text: str) -> str:
     """An argparse type: where to draw, refused before anything is measured if nothing can draw."""
     if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError(
-            'drawing needs matplotlib: pip install "qwen_megakernel[plots]"'
-        )
+        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
     return text
 
 
@@ -395,17 +394,19 @@ def write_output(data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def needed(packages: str, by: str) -> Iterator[None]:
+def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
     """End a script with what to install where the block cannot import a package.
 
     Args:
-        packages: what pip is to install.
+        extras: those of this package that bring what the block imports.
         by: the script, as its user knows it.
+        also: requirements of other packages.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        print(f"error: {by} needs {error.name}.\npip install {packages}", file=sys.stderr)
+        command = install_command(*extras, also=also)
+        print(f"error: {by} needs {error.name}.\n{command}", file=sys.stderr)
         sys.exit(MissingPackageError.exit_code)
 
 

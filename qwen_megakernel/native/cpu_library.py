@@ -19,7 +19,7 @@ from qwen_megakernel.native.compiling import (
     sources_below,
 )
 
-# Compiler flags by instruction set, the best first. What an x86 CPU must have for each is in FLAGS.
+# Compiler flags by instruction set, the best first; an x86 CPU needs CPU_FLAGS for it.
 INSTRUCTION_SETS = {
     "avx512_vnni": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),

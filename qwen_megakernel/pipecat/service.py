@@ -1,6 +1,6 @@
 """Pipecat's TTS service: a `TTSEngine` at the end of a voice agent's pipeline.
 
-Needs pipecat-ai 1.14 (`pip install "qwen_megakernel[pipecat]"`). This is the service that callers
+Needs pipecat-ai 1.14, which the extra `pipecat` brings. This is the service that callers
 make and set: its engine, voice and settings. How it speaks is in `contexts`, what its base
 class needs to be told in `base`.
 """

@@ -38,6 +38,19 @@ def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
         assert 0 < said.answer_after_s(question) < 2 + 5 * late_s
 
 
+def last_answer(said: object) -> list[tuple[float, np.ndarray]]:
+    """When each chunk of it was played, and the chunk."""
+    return [entry for entry in said.played if entry[0] > said.spoken[1][1]]
+
+
+def gaps_of_last(agent: SimpleNamespace, said: object, buffer_ms: float) -> list[float]:
+    """Milliseconds of silence that a listener with this buffer hears inside the last answer."""
+    last = last_answer(said)
+    begins_ms = [1000 * (at - last[0][0]) for at, _ in last]
+    durations_ms = [1000 * len(pcm) / agent.OUT_RATE for _, pcm in last]
+    return playback_gaps(begins_ms, durations_ms, buffer_ms)
+
+
 async def test_the_agent_answers_and_lets_itself_be_interrupted(agent):
     async with asyncio.TaskGroup() as group:
         for mode in TextAggregationMode:
@@ -51,23 +64,23 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
         said = await asyncio.wait_for(agent.converse(tts, patience_s=1.0), 20)
     check(agent, said, late_s())
     assert not engine.speaking
-    last = [entry for entry in said.played if entry[0] > said.spoken[1][1]]
-    begins_ms = [1000 * (at - last[0][0]) for at, _ in last]
-    durations_ms = [1000 * len(pcm) / agent.OUT_RATE for _, pcm in last]
-    gaps_ms = playback_gaps(begins_ms, durations_ms, 0)
+    gaps_ms = gaps_of_last(agent, said, 0)
     assert [gap for gap in gaps_ms if gap > 80 + 1000 * late_s()] == []  # a hole lasts a frame
-    spoken = np.concatenate([pcm for _, pcm in last]).tobytes()
+    spoken = np.concatenate([pcm for _, pcm in last_answer(said)]).tobytes()
     assert spoken.startswith(engine.streams[-1].sent)  # all of the second answer, and padding
     timeline = said.timeline()
     assert len(timeline) / agent.OUT_RATE > 2 and timeline.any()
 
 
-async def test_the_agent_speaks_with_the_demo_voice(agent):
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=1) as engine:
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+async def test_the_agent_speaks_with_the_demo_voice(agent, backend):
+    with TTSEngine.from_pretrained("demo-voice", backend=backend, num_slots=1) as engine:
         tts = MegakernelTTSService(
             engine=engine, settings=MegakernelTTSService.Settings(seed=3, max_frames=60)
         )
         async with lateness() as late_s:
             said = await asyncio.wait_for(agent.converse(tts, patience_s=1.2), 40)
         check(agent, said, late_s())
+        if backend == "cpu":
+            assert [gap for gap in gaps_of_last(agent, said, 100) if gap > 1000 * late_s()] == []
         assert engine.num_active == 0

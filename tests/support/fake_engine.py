@@ -1,4 +1,4 @@
-"""An engine that hums: the public face of `TTSEngine`, with faults that can be planted.
+"""An engine that hums: the public methods of `TTSEngine`, with faults that can be planted.
 
 Speech takes `letter_s` per letter, at a pitch of its own for each request, so a test can tell whose
 audio it hears and how much of the text was spoken.
@@ -35,13 +35,13 @@ STORY = "Once upon a time there was a very small house at the edge of a wood. "
 
 
 class FakeEngine:
-    """Speaks on `num_slots` slots; more requests wait their turn.
+    """Speaks on `num_slots` slots; further requests wait.
 
     Args:
         rtf: seconds to make a second of audio.
         letter_s: seconds of audio per letter (word_timestamps.count_letters).
         first_delay_s: before the first chunk, for the prefill.
-        silent_frames: without a sound, before the first word.
+        silent_frames: silent frames before the first word.
         refusal: raised for every request.
         fail_after: frames after which a request fails with `error`.
         stall_after: frames after which a request delivers nothing more, ever.
@@ -69,7 +69,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
         self.reference_cache_hits, self.ignores_instruct = 0, False
-        self.failure: QwenTTSError | None = None  # why it takes nothing more, for good
+        self.failure: QwenTTSError | None = None  # set: it takes no more requests
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
@@ -228,7 +228,7 @@ class FakeStream:
         leaving = asyncio.ensure_future(self._wait_for_cancel())
         try:
             await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # of whoever reads: a slot that is free later is not ours
+        except asyncio.CancelledError:  # of the reader: a slot that gets free later is another's
             if not entering.cancel() and entering.result():
                 self.engine._slots.release()
             raise

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -59,7 +60,8 @@ class Weights {
  public:
   Weights(Kind kind, int hidden, int code_hidden, bool has_bias) : kind_(kind) {
     state = 1;
-    model_.talker = stack(hidden, 80, 2, 4, 2, 32, kPositions, has_bias);
+    // The narrowest and the widest heads.
+    model_.talker = stack(hidden, 80, 2, 4, 2, has_bias ? 256 : 32, kPositions, has_bias);
     model_.predictor = stack(code_hidden, 48, 1, 2, 1, 48, kGroups, false);
     model_.num_code_groups = kGroups, model_.codec_eos_id = kEos;
     model_.suppressed_from = kCodes, model_.min_frames = 2, model_.num_slots = kSlots;
@@ -200,6 +202,25 @@ void step(void* decoder, const std::vector<int>& slots, int num_frames) {
   }
 }
 
+// Steps while another thread cancels them at any moment; no frame is lost.
+void race(void* decoder) {
+  std::atomic<bool> is_over{false};
+  std::thread canceller([&] {
+    while (!is_over) {
+      qwen_cpu_decoder_cancel(decoder);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  });
+  const std::vector<int> forced(20 * kGroups, 1);
+  int slots[] = {5}, done[1] = {0}, ended[1], bad[1], codes[20 * kGroups];
+  for (int num_done = 0; num_done < 20; num_done += done[0]) {
+    StepRequest request = {slots, 1, 20 - num_done, forced.data(), codes, done, ended, bad, 0, 0};
+    expect(qwen_cpu_decoder_step(decoder, &request) == kDone && bad[0] < 0, "a cancelled step");
+  }
+  is_over = true;
+  canceller.join();
+}
+
 void speak(void* pool, const ModelSource& model) {
   void* decoder = nullptr;
   expect(qwen_cpu_decoder_create(pool, &model, &decoder) == kDone, "making the decoder");
@@ -234,6 +255,7 @@ void speak(void* pool, const ModelSource& model) {
   canceller.join();
   step(decoder, {1, 3}, 2);  // ends before its first frame
   step(decoder, {1, 3}, 2);
+  race(decoder);
   qwen_cpu_decoder_destroy(decoder);
 }
 

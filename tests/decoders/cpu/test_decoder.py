@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from tolerances import LOGITS_F32, LOGITS_INT8_RMS
 
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
 from qwen_megakernel.records import Sampling
@@ -24,6 +27,7 @@ MODES = {
     "top-p": Sampling(top_p=0.8, subtalker_top_p=0.7),
     "penalised": Sampling(repetition_penalty=1.5, top_k=0, subtalker_temperature=0.4),
 }
+MAX_NEAR_TIES = 1  # of the codes of one speech, some hundred
 MODELS = ("tiny-random", "tiny-random-base-1.7b", "demo-voice")
 
 
@@ -47,7 +51,11 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize(
-    "weights", [None, "float32", "float16", "int8", "int8-talker", "int8-groups-heads"]
+    "weights",
+    [
+        *(None, "float32", "bfloat16", "float16", "int8", "int8-talker"),
+        *("int8-heads", "int8-groups", "int8-groups-heads"),
+    ],
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_codes_are_those_of_the_plain_decoder(
@@ -55,15 +63,32 @@ def test_codes_are_those_of_the_plain_decoder(
 ):
     checkpoint = stored(load_checkpoint(model), weights)
     fast, slow = native(checkpoint), plain(checkpoint)
-    for sampling in MODES.values():
+    for name, sampling in MODES.items():
         for decoder in (fast, slow):
             begin(decoder, prompt(checkpoint), sampling)
-        assert_same(fast.step([0], 20), slow.step([0], 20))
+        want = slow.step([0], 20)
+        if name == "greedy" or not (weights or "").startswith("int8"):
+            assert_same(fast.step([0], 20), want)
+            continue
+        # Activations of 16 bits decide draws that are nearly tied; one such draw was seen. Each
+        # code is drawn behind the codes of the plain decoder, so that one does not move the others.
+        count = want.num_frames[0]
+        codes = torch.from_numpy(want.codes[:, :count])
+        got = fast.step([0], count, codes, taps := {})
+        begin(slow, prompt(checkpoint), sampling)
+        slow.step([0], count, codes, of_slow := {})
+        assert (got.codes != want.codes[:, :count]).sum() <= MAX_NEAR_TIES
+        for part, logits in of_slow.items():
+            assert (taps[part] - logits).square().mean().sqrt() < LOGITS_INT8_RMS
 
 
 @pytest.mark.parametrize(
     ("weights", "limit"),
-    [(None, None), ("int8", LOGITS_INT8_RMS), ("int8-groups-heads", LOGITS_INT8_RMS)],
+    [
+        *[(form, None) for form in (None, "bfloat16")],
+        *[(form, LOGITS_INT8_RMS) for form in ("int8", "int8-heads", "int8-groups")],
+        ("int8-groups-heads", LOGITS_INT8_RMS),
+    ],
 )
 def test_forced_logits_are_those_of_the_plain_decoder(
     load_checkpoint, native, plain, prompt, weights, limit
@@ -110,6 +135,43 @@ def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, promp
             assert torch.equal(talker[slot], taps["talker"][0])
             assert torch.equal(predictor[slot], taps["predictor"][0])
             np.testing.assert_array_equal(late[slot], codes[0])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("weights", [None, "int8-groups"])
+def test_bits_are_the_same_for_every_number_of_threads_and_slots(
+    load_checkpoint, native, prompt, weights
+):
+    checkpoint = stored(load_checkpoint("tiny-random"), weights)
+    prompts = [prompt(checkpoint, slot, num_positions=5 + 13 * slot) for slot in range(8)]
+    expected = None
+    for num_threads in range(1, 9):
+        decoder = native(checkpoint, 8, num_threads)
+        for num_slots in range(8, 0, -1):
+            for slot in range(num_slots):
+                begin(decoder, prompts[slot], MODES["sampled"], slot, seed=slot)
+            taps = {}
+            codes = decoder.step(range(num_slots), 2, None, taps).codes
+            found = codes, taps["talker"].numpy(), taps["predictor"].numpy()
+            expected = expected or found
+            for ours, theirs in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs[:num_slots])
+
+
+def test_two_decoders_at_once_draw_the_codes_of_each_alone(load_checkpoint, native, prompt):
+    checkpoint = load_checkpoint("demo-voice")
+    decoders = [native(checkpoint), native(checkpoint)]
+    prompts = [prompt(checkpoint, seed, num_text=20) for seed in (0, 1)]
+    forced = torch.zeros((1, 1, checkpoint.config.talker.num_code_groups), dtype=torch.int32)
+
+    def speak(index) -> list:
+        begin(decoders[index], prompts[index], MODES["sampled"], seed=index)
+        return [decoders[index].step([0], 1, forced).codes.tobytes() for _ in range(20)]
+
+    alone = [speak(0), speak(1)]
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(3):
+            assert list(threads.map(speak, (0, 1))) == alone
 
 
 def test_an_open_text_goes_on_as_a_whole_one(load_checkpoint, native, prompt):
@@ -280,6 +342,60 @@ def test_a_prompt_that_its_caller_writes_over_is_still_known(
     assert kept == [4]
 
 
+@pytest.mark.parametrize("num_forks", [2, 3])
+def test_a_fork_of_a_fork_and_a_sibling_decode(load_checkpoint, native, prompt, num_forks):
+    decoder = native(load_checkpoint("tiny-random"))
+    given = prompt(load_checkpoint("tiny-random"))
+    begin(decoder, given)
+    want = decoder.step([0], 2).codes.tobytes()
+
+    def again(depth) -> bool:
+        """In a child, its sibling, and a child of each."""
+        if depth == 0:
+            begin(decoder, given)
+            return decoder.step([0], 2).codes.tobytes() == want
+        children = []
+        for _ in range(2):
+            children.append(os.fork())
+            if children[-1] == 0:
+                os._exit(0 if again(depth - 1) else 1)
+        return all(os.waitpid(child, 0)[1] == 0 for child in children) and again(0)
+
+    assert again(num_forks - 1)
+
+
+def test_a_child_that_is_forked_while_another_thread_speaks_decodes(
+    load_checkpoint, native, prompt
+):
+    checkpoint = load_checkpoint("demo-voice")
+    decoder, given = native(checkpoint), prompt(checkpoint, num_text=60)
+    groups = checkpoint.config.talker.num_code_groups
+    begin(decoder, given, MODES["sampled"])
+    want = decoder.step([0], 2).codes.tobytes()
+    forced = torch.zeros((1, 1, groups), dtype=torch.int32)
+    stop = threading.Event()
+
+    def speak():
+        while not stop.is_set():
+            begin(decoder, given)
+            for _ in range(10):
+                decoder.step([0], 1, forced)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        for _ in range(5):
+            time.sleep(0.01)
+            child = os.fork()
+            if child == 0:
+                begin(decoder, given, MODES["sampled"])
+                os._exit(0 if decoder.step([0], 2).codes.tobytes() == want else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        speaker.join()
+
+
 def test_a_forked_child_decodes_and_so_does_its_parent(load_checkpoint, native, prompt):
     checkpoint = load_checkpoint("tiny-random")
     decoder = native(checkpoint)
@@ -293,12 +409,30 @@ def test_a_forked_child_decodes_and_so_does_its_parent(load_checkpoint, native, 
     assert decoder.step([0], 2).codes.tobytes() == os.read(reader, 4096)
 
 
-def test_what_it_cannot_run_is_refused_by_name(load_checkpoint, native):
+@pytest.mark.parametrize("part", ["talker", "predictor"])
+@pytest.mark.parametrize(
+    ("width", "runs"), [(24, 0), (40, 0), (272, 0), (16, 0), (256, 1), (32, 1)]
+)
+def test_head_widths_that_it_cannot_run_are_refused_by_name(load_checkpoint, part, width, runs):
+    config = load_checkpoint("tiny-random").config
+    one = getattr(config, part)
+    config = replace(config, **{part: replace(one, stack=replace(one.stack, head_dim=width))})
+    if runs:
+        check_config(config)
+        return
+    with pytest.raises(UnsupportedModel, match=f"{part} head_dim {width}\\.\n.* from 32 to 256"):
+        check_config(config)
+
+
+def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
+    """In bf16 they take half of float32, in int8 a quarter and the scales; a block pads rows."""
     checkpoint = load_checkpoint("tiny-random")
-    talker = checkpoint.config.talker
-    odd = replace(talker, stack=replace(talker.stack, head_dim=24))
-    with pytest.raises(UnsupportedModel, match="talker head_dim 24"):
-        native(replace(checkpoint, config=replace(checkpoint.config, talker=odd)))
+    made = {form: native(stored(checkpoint, form)) for form in ("float32", "bfloat16", "float16")}
+    packed = {form: decoder.packed_bytes for form, decoder in made.items()}
+    assert packed["bfloat16"] == packed["float32"] / 2 and packed["float16"] == packed["float32"]
+    for form in ("int8-heads", "int8-groups-heads"):
+        share = native(stored(checkpoint, form)).packed_bytes / packed["float32"]
+        assert 0.25 < share < 0.29
 
 
 LITTLE_MEMORY = """
@@ -362,3 +496,29 @@ def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
         if found[-1] <= 1.5:
             return
     pytest.fail(f"times as slow as one thread alone: {found}")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, native, prompt):
+    """However the system is set: `nh` is the mark of memory that never gets huge pages."""
+    marked = mappings("nh")
+    checkpoint = load_checkpoint("tiny-random")
+    decoder = native(checkpoint, 64)  # much larger than the stacks of threads, which have it, too
+    begin(decoder, prompt(checkpoint))
+    caches = mappings("nh") - marked
+    stack = checkpoint.config.talker.stack
+    num_bytes = 4 * 64 * 256 * stack.num_layers * 2 * stack.kv_size
+    assert num_bytes > 2**25 and sum(size for _, size in caches) >= num_bytes
+
+
+def mappings(flag: str) -> set[tuple[str, int]]:
+    """Address and bytes of this process's memory that has a flag."""
+    found, mapping = set(), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            mapping = words[0]
+        elif words[0] == "VmFlags:" and flag in words:
+            first, end = (int(each, 16) for each in mapping.split("-"))
+            found.add((mapping, end - first))
+    return found
