@@ -51,6 +51,7 @@ def in_pieces(text: str, cuts: Sequence[int], made: TextReader) -> str:
 @given(texts, st.lists(st.integers(0, 200), max_size=12), st.booleans())
 @example("5 March 2026", [1, 3], False)
 @example("New York City", [8], True)
+@example("xGPT GPT", [1], True)
 @example("x" * 70 + "年5 kg", [30], False)
 @example("12 яблок", [2], False)
 def test_any_cut_of_a_text_gives_the_words_of_the_whole(
@@ -90,12 +91,13 @@ def test_a_spoken_piece_knows_what_it_stands_for():
     ]
 
 
+LETTERS = st.characters(categories=("Ll", "Lo", "Zs"), include_characters=",!?'")
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.text(st.characters(categories=("L", "Zs"), include_characters=".,!?'")))
+@given(st.text(LETTERS).filter(lambda text: not {"vs", "etc"} & {*text.split()}))
 def test_a_text_without_expressions_stays_as_it_is(text: str):
-    if not any(numeral in text for numeral in ("II", "IV", "VI", "IX", "XI", "XV", "XX", "LI")):
-        plain = text.replace(".", ",")
-        assert reader().whole(plain) == drop_controls(plain)
+    assert reader().whole(text) == drop_controls(text)
 
 
 def test_an_expression_waits_for_the_next_word_and_no_longer():
