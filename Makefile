@@ -8,6 +8,17 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
+# $(call waiting,WORDS,COMMAND): say what is done and how long it takes, then every few seconds that it
+# is still being done. pip by itself says nothing for minutes, or a line for each of 200 packages.
+SECONDS_BETWEEN_WORDS := 8
+COMMA := ,
+define waiting
+@echo "$(1)"; \
+( waited=0; while sleep $(SECONDS_BETWEEN_WORDS) >&- 2>&-; do \
+    waited=$$((waited + $(SECONDS_BETWEEN_WORDS))); echo "  $$waited seconds so far"; \
+done ) & words=$$!; trap "kill $$words" EXIT; trap "exit 130" INT TERM; $(2)
+endef
+
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
@@ -52,23 +63,26 @@ nvcc: $(VENV)/.test-ready  ## an nvcc from NVIDIA's Python packages, where none 
 
 # What came with Python may be an old pip, which takes twice as long.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+	$(call waiting,Making $(VENV): some 15 seconds.,\
+	    $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip)
 
 # torch first and by itself: its pin decides which build the rest resolves against.
 $(VENV)/.torch-ready: requirements.txt | $(BIN)/python
-	$(PIP) "$$(grep ^torch requirements.txt)"
+	$(call waiting,Installing PyTorch: one to five minutes$(COMMA) by your network.,\
+	    $(PIP) "$$(grep ^torch requirements.txt)")
 	@touch $@
 
 $(VENV)/.demo-ready: $(VENV)/.torch-ready setup.py
-	$(PIP) -r requirements.txt --editable .[pipecat]
+	$(call waiting,Installing this package with Pipecat and its server: about a minute.,\
+	    $(PIP) -r requirements.txt --editable .[pipecat$(COMMA)server])
 	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
 $(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
-	$(PIP) -r requirements.txt --editable .[pipecat,dev,reference,plots]
-	$(PIP) --no-deps qwen-tts==0.1.1
+	$(call waiting,Installing this package and all that its tests need: two to five minutes.,\
+	    $(PIP) -r requirements.txt --editable .[pipecat$(COMMA)server$(COMMA)dev$(COMMA)reference$(COMMA)plots] \
+	    && $(PIP) --no-deps qwen-tts==0.1.1)
 	@touch $@ $(VENV)/.demo-ready
 
 # Everything of ours that only a GPU executes, without one (tools/fake_gpu): the steps of gpu_check.sh

@@ -244,9 +244,10 @@ def model_header(files: "Files", **facts: Any) -> dict[str, Any]:
 
 
 def engine_header(tts: "TTSEngine") -> dict[str, Any]:
-    """`model_header` with what decodes, where and in what precision."""
+    """`model_header` with what decodes, where, in what precision, and with how many threads."""
+    threads = {"threads": tts.num_threads} if tts.device.type == "cpu" else {}
     return model_header(
-        tts.files, backend=tts.backend, device=str(tts.device), dtype=tts.dtype_name
+        tts.files, backend=tts.backend, device=str(tts.device), dtype=tts.dtype_name, **threads
     ) | native_set(tts.backend)
 
 
@@ -387,7 +388,7 @@ def load_pyplot() -> ModuleType:
         import matplotlib
     except ImportError as error:
         raise MissingPackageError(
-            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
+            "--plot needs matplotlib.", hint='pip install "qwen_megakernel[plots]"'
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -1,6 +1,7 @@
 """What the generated pages share: result files, tables, and the helper that writes a page."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -76,8 +77,11 @@ def timed_on(result: dict[str, Any]) -> str:
 def mark_of(machine: dict[str, Any]) -> str:
     """The footnote of figures that were taken on a machine as a result file tells of it."""
     load, stolen = machine.get("load_before_run"), machine.get("stolen_share")
+    # Files of schema 1 have the load at the end of the run, in which the run has its own share: an
+    # excess proves that something else ran beside it, and a small one proves nothing.
+    at_most = load if load is not None else machine.get("load_1min", 0) - machine["cores"]
     cores = machine.get("online_cores") or machine["cores"]
-    if (load or 0) > MAX_LOAD_PER_CORE * cores or (stolen or 0) > MAX_STOLEN_SHARE:
+    if at_most > MAX_LOAD_PER_CORE * cores or (stolen or 0) > MAX_STOLEN_SHARE:
         return DISTURBED
     return UNKNOWN if load is None or stolen is None else ""
 
@@ -98,8 +102,18 @@ def cell(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
+        if 0 < abs(value) < 0.1:
+            return digits(value, 2)
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
+
+
+def digits(value: float, count: int = 3) -> str:
+    """A value to so many significant digits, without an exponent."""
+    if value == 0:
+        return "0"
+    places = count - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{max(0, places)}f}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -8,6 +8,7 @@ python benchmarks/pages.py --plot FILE    draw floors and measured frames (needs
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -15,11 +16,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 from benchmarks import roofline
 from benchmarks.page_parts import (
     ROOT,
     Cell,
     backend_of,
+    digits,
+    footnotes,
     load_result,
     load_results,
     machine_of,
@@ -33,19 +38,64 @@ from benchmarks.page_parts import (
 )
 from benchmarks.performance_page import configs, performance, plot
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import options
 
 
 def speech_table() -> list[str]:
-    """Results of benchmark.py: what ran where, and its p50 figures."""
-    columns: dict[str, Cell] = {
-        "model": model_of,
-        "backend": backend_of,
-        "machine": timed_on,
-        "first frame": "{summary[first_frame_ms][p50]:.3g} ms",
-        "first samples": "{summary[first_chunk_ms][p50]:.3g} ms",
-        "RTF": "{summary[rtf][p50]:.2g}",
-    }
-    return result_table("benchmark_*.json", columns)
+    """What a speech costs on this project's decoders, and beside them what others take."""
+    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    rows = []
+    for result in load_results("benchmark_*.json"):
+        figures = result["summary"]
+        rows.append(
+            [
+                f"this project, `{result['backend']}`",
+                f"{model_of(result)}, {', '.join(backend_of(result).split(', ')[1:])}",
+                digits(figures["rtf"]["p50"]),
+                f"{digits(figures['first_chunk_ms']['p50'])} ms",
+                most_listeners(result["model"]),
+                *(timed_on(result), *source_of(result)),
+            ]
+        )
+    for result in load_results("c_engine_cpu_*.json"):
+        rows += [
+            [
+                "[an engine in C](https://github.com/gabriele-mastrapasqua/qwen3-tts)",
+                f"{model_of(result)}, {row['weights']}",
+                digits(row["rtf"]["p50"]),
+                f"{digits(row['first_chunk_ms']['p50'])} ms",
+                *(None, timed_on(result), *source_of(result)),
+            ]
+            for row in result["rows"]
+            if row["engine"] == "C engine"
+        ]
+    for result in load_results("texts_cpu_0.6b_native.json"):
+        rows += [
+            [
+                *("espeak-ng, for scale", "rules, no network", digits(row["rtf"]["p50"])),
+                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, timed_on(result)),
+                *source_of(result),
+            ]
+            for row in result["rows"]
+            if row["system"] == "espeak-ng" and row["text"] == "medium"
+        ]
+    return table([*columns, "machine", "commit", "file"], rows)
+
+
+def most_listeners(model: str) -> str | None:
+    """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
+    name = f"listeners_cpu_{model}.json"
+    loads = [
+        (row["listeners"], row["underruns_100ms"])
+        for result in load_results(name)
+        for row in result["rows"]
+        if "listeners" in row and row["busy"] == 0
+    ]
+    heard_all = [listeners for listeners, underruns in loads if not underruns]
+    if not heard_all:
+        return None
+    more = " or more" if len(heard_all) == len(loads) else ""
+    return f"{max(heard_all)}{more}"
 
 
 def voices_table() -> list[str]:
@@ -83,7 +133,7 @@ def load_table() -> list[str]:
         for level in result["levels"]:
             unit = "requests/s" if level["mode"] == "open" else "listeners"
             times = [
-                " / ".join(f"{level['summary'][name][rank]:.0f}" for rank in ("p50", "p95", "p99"))
+                " / ".join(digits(level["summary"][name][rank]) for rank in ("p50", "p95", "p99"))
                 for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
             ]
             rows.append(
@@ -93,7 +143,7 @@ def load_table() -> list[str]:
                     timed_on(result),
                     *times,
                     f"{level['underrun_share']:.0%}, {level['underrun_100ms_share']:.0%}",
-                    f"{level['xrt']:.2f}",
+                    digits(level["xrt"]),
                     *source_of(result),
                 ]
             )
@@ -123,17 +173,26 @@ def server_table() -> list[str]:
 
 
 def what_is_left() -> list[str]:
-    """docs/performance-journey.md: how far decoding is from the memory's speed, and in what."""
-    bandwidth = load_result("bandwidth_cpu_random-0.6b-base.json")
-    profile = load_result("profile_cpu_random-0.6b-base.json")
-    product = max(profile["operations"], key=lambda operation: operation["share"])
-    return [
-        f"**What is left** is {bandwidth['times_the_floor']:.1f} times the time to read the "
-        f"weights (commit {bandwidth['commit']}, `{bandwidth['file']}`).",
-        f"{100 * product['share']:.0f} % of a frame is the matrix-vector product itself "
-        f"(commit {profile['commit']}, `{profile['file']}`),",
-        "the rest thousands of small calls.",
+    """docs/performance-journey.md: what a frame waits for on the decoder that `auto` takes."""
+    decoded, spoken = (load_result(f"{kind}_cpu_random-0.6b.json") for kind in ("decode", "speech"))
+    one = {(row["backend"], row["weights"]): row for row in decoded["rows"] if row["streams"] == 1}
+    native, int8, plain = (
+        one[key] for key in (("cpu", "stored"), ("cpu", "int8"), ("torch", "stored"))
+    )
+    (speech,) = (row for row in spoken["rows"] if row["backend"] == "cpu")
+    ms = [digits(row["ms_per_frame"]["p50"]) for row in (native, plain, int8)]
+    decode, vocoder = (
+        digits(speech[f"{part}_ms_per_frame"]["p50"]) for part in ("decode", "vocoder")
+    )
+    lines = [
+        f"**What is left.** `auto` takes the native decoder: a frame of {model_of(native)} takes "
+        f"{native['times_the_floor']:.2f} times the time in which numpy reads its weights, ",
+        f"{ms[0]} ms where PyTorch's decoder takes {ms[1]}. Only fewer bytes are faster: "
+        f"{ms[2]} ms in int8 ({timed_on(native | decoded)}; {', '.join(source_of(decoded))}).",
+        f"In a whole speech a frame's decoding takes {decode} ms and its vocoder {vocoder} "
+        f"({timed_on(speech | spoken)}; {', '.join(source_of(spoken))}).",
     ]
+    return [line.rstrip() for line in lines] + footnotes(lines)
 
 
 # ---- docs/precision.md ---------------------------------------------------------------------------
@@ -281,7 +340,8 @@ and holds no weight of Qwen's. How it is made: `tools/demo_voice/README.md`.
 
 ## Figures
 
-From `benchmarks/results/{result}` (commit {commit}). The sentences were not
+From `benchmarks/results/{result}` (commit {commit}),
+on {machine}. The sentences were not
 trained on. A word is right if most of its frames were drawn close to the reference's: that is
 strict, and does not see faults of the vocoder. Sampling is the checkpoint's own; no voice and no
 language are named.
@@ -328,6 +388,7 @@ def model_card() -> list[str]:
         size=weights / 1e6,
         result=result["file"],
         commit=result["commit"],
+        machine=machine_of(result),
     )
     columns = ["sentences", "number", "text", "words right", "ended by themselves", "length right"]
     tail = CARD_TAIL.format(tolerance=100 * LENGTH_TOLERANCE)
@@ -391,8 +452,8 @@ def coreml() -> list[str]:
         for name, found in result["signal_to_noise_db"].items()
     ]
     return [
-        f"{result['frames']} frames of random codes, commit {result['commit']}; each operation's "
-        "result is rounded to its type:",
+        f"{result['frames']} frames of random codes, on {machine_of(result)}, commit "
+        f"{result['commit']}; each operation's result is rounded to its type:",
         "",
         *table(["codec of", "float32", "float16"], rows),
     ]
@@ -422,7 +483,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the floors of docs/performance.md instead of writing"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
     )
     args = parser.parse_args(argv)
     if args.plot:

@@ -7,6 +7,7 @@ from benchmarks import roofline
 from benchmarks.page_parts import (
     RESULTS,
     UNKNOWN,
+    digits,
     footnotes,
     load_results,
     model_of,
@@ -147,7 +148,7 @@ def measured_cpu() -> list[str]:
     table = spaced_table([*columns, "times the floor", "commit, file"], rows)
     note = "PyTorch's decoder alone, as it was before there was another one:"
     return [*cpu_decode_table(), *cpu_speech_table(), note, "", *table] + (
-        streams_table() + threads_table() + texts_table()
+        streams_table() + threads_table() + listeners_table() + texts_table()
     )
 
 
@@ -156,18 +157,18 @@ def cpu_decode_table() -> list[str]:
     rows = []
     for result in load_results("decode_cpu_*.json"):
         for row in result["rows"]:
-            figures = [f"{row['ms_per_frame'][p]:.2f}" for p in ("p50", "p95")]
+            figures = [digits(row["ms_per_frame"][p]) for p in ("p50", "p95")]
             once = [
-                f"{row[f'prompt_{length}_ms']['p50']:.0f} ms" if "load_s" in row else ""
+                f"{digits(row[f'prompt_{length}_ms']['p50'])} ms" if "load_s" in row else ""
                 for length in (10, 110)
             ]
-            load = [f"{row['load_s']:.1f} s" if "load_s" in row else ""]
+            load = [f"{digits(row['load_s'], 2)} s" if "load_s" in row else ""]
             is_cpu = row["backend"] == "cpu" and "load_s" in row
             private = [f"{row['private_mb']:.0f} MB" if is_cpu else ""]
             rows.append(
                 [
                     *(model_of(row), row["weights"], row["backend"], row["streams"], *figures),
-                    f"{row['floor_ms_per_frame']:.2f}",
+                    digits(row["floor_ms_per_frame"]),
                     *(f"{row['times_the_floor']:.2f}", *once, *load, *private),
                     *(timed_on(result | row), ", ".join(source_of(result))),
                 ]
@@ -192,42 +193,119 @@ def cpu_speech_table() -> list[str]:
                 [
                     *(model_of(row), result["settings"]["weights"], row["backend"], row["threads"]),
                     *(
-                        f"{row[name]['p50']:.1f} ms"
+                        f"{digits(row[name]['p50'])} ms"
                         for name in ("first_frame_ms", "first_chunk_ms")
                     ),
-                    f"{row['rtf']['p50']:.3f}",
-                    *(f"{row[f'{part}_ms_per_frame']['p50']:.2f}" for part in PARTS[:2]),
+                    digits(row["rtf"]["p50"]),
+                    *(digits(row[f"{part}_ms_per_frame"]["p50"]) for part in PARTS[:2]),
                     *(timed_on(row | result), ", ".join(source_of(result))),
                 ]
             )
     note = "Whole speeches through the engine, both backends by turns in one process, p50:"
     columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
     columns += ["decode, ms a frame", "vocoder, ms a frame", "machine", "commit, file"]
-    return [note, "", *spaced_table(columns, rows), *vocoder_table()]
+    return [
+        note,
+        "",
+        *spaced_table(columns, rows),
+        *vocoder_table(),
+        *cores_table(),
+        *c_engine_table(),
+    ]
 
 
 def vocoder_table() -> list[str]:
     """The vocoders of a CPU by turns, from `measure.py vocoder`."""
     rows = [
         [
-            *(model_of(result), row["vocoder"], row["chunk_frames"]),
-            *(f"{row['ms_per_frame'][name]:.2f}" for name in ("p50", "best")),
+            *(model_of(result), result.get("weights"), row["vocoder"], row["chunk_frames"]),
+            *(digits(row["ms_per_frame"][name]) for name in ("p50", "best")),
+            value(result, "read_bandwidth_gb_s.p50"),
             *(timed_on(result), ", ".join(source_of(result))),
         ]
         for result in load_results("vocoder_cpu_*.json")
         for row in result["rows"]
     ]
     note = (
-        "The vocoder alone, by turns: PyTorch's (`torch`), the native one (`native`), and the "
-        "native one without fast convolutions along time (`direct`), two threads each:"
+        "The vocoders by turns, two threads each: PyTorch's (`torch`), the native one (`native`), "
+        "and the native one without fast convolutions along time (`direct`). Before every chunk "
+        "the native decoder draws its frames, with weights as in the second column:"
     )
-    columns = ["model", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
+    columns = ["model", "weights", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
+    columns += ["memory reads, GB/s"]
     return [note, "", *spaced_table([*columns, "machine", "commit, file"], rows)]
 
 
+CORES = (2, 4, 8)
+
+
+def cores_table() -> list[str]:
+    """What more cores would give, calculated from the native rows of `measure.py cpu-speech`."""
+    rows = []
+    for result in load_results("speech_cpu_*.json"):
+        for row in result["rows"]:
+            if row["backend"] != "cpu":
+                continue
+            decode, vocoder = (row[f"{part}_ms_per_frame"]["p50"] for part in PARTS[:2])
+            times = (decode + vocoder * row["threads"] / cores for cores in CORES)
+            rows.append(
+                [
+                    *(model_of(row), result["settings"]["weights"]),
+                    *(digits(ms / FRAME_MS) for ms in times),
+                    *(timed_on(row | result), ", ".join(source_of(result))),
+                ]
+            )
+    note = (
+        "Calculated, not measured: the real-time factor of one stream with more cores and the same "
+        "memory. Decoding keeps its time, because two cores read as fast as this memory gives; the "
+        "vocoder's is divided among the cores. Memory that is faster shortens decoding:"
+    )
+    columns = ["model", "weights", *(f"{cores} cores" for cores in CORES), "from", "commit, file"]
+    return [note, "", *spaced_table(columns, rows)]
+
+
+C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
+# What its README publishes of the 0.6B model in int8: machine, real-time factor.
+C_ENGINE_PUBLISHED = [
+    ["4 cores of an EPYC 9555P (Zen 5)", "0.95"],
+    ["1 core of an EPYC 9555P (Zen 5)", "1.21"],
+    ["4 cores of a Graviton3", "0.66"],
+    ["4 cores of an Apple M1", "0.69"],
+]
+
+
+def c_engine_table() -> list[str]:
+    """The C engine by turns with this one, from `measure.py c-engine`, and what it publishes."""
+    rows = [
+        [
+            *(row["engine"], model_of(result), row["weights"], digits(row["rtf"]["p50"])),
+            f"{digits(row['first_chunk_ms']['p50'])} ms",
+            *(timed_on(result), ", ".join(source_of(result))),
+        ]
+        for result in load_results("c_engine_cpu_*.json")
+        for row in result["rows"]
+    ]
+    rows += [
+        ["C engine", "0.6B", "int8", rtf, None, machine, "its README"]
+        for machine, rtf in C_ENGINE_PUBLISHED
+    ]
+    note = (
+        f"An engine written in C ({C_ENGINE}), by turns with this one on the same random "
+        "checkpoint, p50; it hands on ten frames at once. Rows without a file are published "
+        "figures that were not repeated here:"
+    )
+    columns = ["engine", "model", "weights", "RTF", "first samples", "machine", "source"]
+    return [note, "", *spaced_table(columns, rows)]
+
+
+# Size -> the frames after which its texts are cut, alike in every precision, because their times
+# are compared: all of `TEXTS_OF` take 25 minutes at most on two cores.
+TEXT_FRAMES = {"0.6b": 30, "1.7b": 20}
+TEXT_RUNS = 2
 TEXTS_OF = {  # result file -> how it is made, in place of what is still missing
-    f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend}"
-    for size in ("0.6b", "1.7b")
+    f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend} "
+    f"--runs {TEXT_RUNS} --max-frames {frames}"
+    for size, frames in TEXT_FRAMES.items()
     for name, backend in (
         ("native", "cpu"),
         ("float32", "torch --dtype float32"),
@@ -242,7 +320,7 @@ def texts_table() -> list[str]:
     results = load_results("texts_cpu_*.json")
     rows = []
     for result in results:
-        loaded = f"{result['load_s']:.1f} s", f"{result['peak_memory_mb']['host']:.0f} MB"
+        loaded = f"{digits(result['load_s'], 2)} s", f"{result['peak_memory_mb']['host']:.0f} MB"
         for row in result["rows"]:
             is_ours = row["system"] == result["backend"]
             rows.append(
@@ -256,7 +334,17 @@ def texts_table() -> list[str]:
                     *(timed_on(result), ", ".join(source_of(result))),
                 ]
             )
-    lines = ["Texts of three lengths, by precision, beside the system's own voice (p50):", ""]
+    cuts = " and ".join(
+        f"{frames} frames ({frames * FRAME_MS / 1000:.1f} s) with {size}"
+        for size, frames in TEXT_FRAMES.items()
+    )
+    lines = [
+        "Texts of three lengths, by precision, beside the system's own voice (p50 of "
+        f"{TEXT_RUNS} speeches each). A speech is cut after {cuts}: random weights seldom end one, "
+        "so a longer text is a longer prompt here and not a longer speech. The system's own voice "
+        "says each text to its end.",
+        "",
+    ]
     if rows:
         columns = ["model", "backend", "loaded in", "memory", "text", "first frames"]
         columns += [*TEXT_FIGURES.values(), "machine", "commit, file"]
@@ -265,7 +353,11 @@ def texts_table() -> list[str]:
         name: how for name, how in TEXTS_OF.items() if name not in {r["file"] for r in results}
     }
     if missing:
-        lines += ["Not measured yet; each takes minutes of an idle machine:", "", "```"]
+        lines += [
+            "Not measured yet; all together take some 25 minutes of two idle cores:",
+            "",
+            "```",
+        ]
         lines += [
             f"python benchmarks/measure.py texts {how} --json benchmarks/results/{name}"
             for name, how in missing.items()
@@ -293,8 +385,8 @@ def streams_table() -> list[str]:
             [
                 *(model_of(result), result["settings"]["streams"]),
                 f"{result['dtype']}, {timed_on(result)}",
-                f"{result['summary']['rtf']['p50']:.2f}",
-                *per_frame,
+                digits(result["summary"]["rtf"]["p50"]),
+                *map(digits, per_frame),
                 ", ".join(source_of(result)),
             ]
         )
@@ -310,18 +402,49 @@ def threads_table() -> list[str]:
         for row in result["rows"]:
             rows.append(
                 [
-                    *(model_of(row), timed_on(result | row), row["busy"], row["threads"]),
-                    row["waiting"] if row["threads"] > 1 else "",
-                    *(f"{row['first_chunk_ms'][p]:.0f} ms" for p in ("p50", "p95")),
-                    *(f"{row['rtf'][p]:.2f}" for p in ("p50", "p95")),
+                    # The backend is not recorded where there was only one.
+                    *(model_of(row), row.get("backend", "torch"), timed_on(result | row)),
+                    *(row["busy"], row["threads"], row["waiting"] if row["threads"] > 1 else ""),
+                    *(f"{digits(row['first_chunk_ms'][p])} ms" for p in ("p50", "p95")),
+                    *(digits(row["rtf"][p]) for p in ("p50", "p95")),
                     ", ".join(source_of(result)),
                 ]
             )
     if not rows:
         return []
-    columns = ["model", "machine", "busy programs", "threads", "waiting"]
+    columns = ["model", "backend", "machine", "busy programs", "threads", "waiting"]
     columns += ["first chunk, p50", "p95", "RTF, p50", "p95", "commit, file"]
     note = "Threads that compute, alone and beside programs that never rest (`docs/operations.md`):"
+    return [note, "", *spaced_table(columns, rows)]
+
+
+def listeners_table() -> list[str]:
+    """Listeners who play what they hear, and requests that come when they like, beside busy
+    programs: from `measure.py open-loop` on a CPU."""
+    rows = []
+    for result in load_results("listeners_cpu_*.json"):
+        for row in result["rows"]:
+            load = (
+                f"{row['listeners']} listeners"
+                if "listeners" in row
+                else f"{row['rps']:g} a second"
+            )
+            rows.append(
+                [
+                    *(model_of(result), result["backend"], result["threads"], load, row["busy"]),
+                    *(f"{digits(row['first_chunk_ms'][p])} ms" for p in ("p50", "p95")),
+                    *(f"{100 * row[name]:.1f} %" for name in ("underruns", "underruns_100ms")),
+                    *(row["requests"], timed_on(result), ", ".join(source_of(result))),
+                ]
+            )
+    if not rows:
+        return []
+    columns = ["model", "backend", "threads", "load", "busy programs", "first chunk, p50", "p95"]
+    columns += ["underruns", "with 100 ms buffered", "requests", "machine", "commit, file"]
+    note = (
+        "Listeners at once, each of whom plays a speech and asks for the next, alone and beside "
+        "programs that never rest; underruns are speeches in which a player runs dry:"
+    )
     return [note, "", *spaced_table(columns, rows)]
 
 

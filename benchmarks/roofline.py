@@ -7,12 +7,15 @@ Nothing here is measured. A floor is bytes over bandwidth or products over arith
 longer; kernels, barriers and the host come on top of it.
 """
 
+import os
 import sys
 from dataclasses import astuple, dataclass
 from math import prod
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config

@@ -13,7 +13,10 @@ Where nothing but Python is at hand, `python -m qwen_megakernel serve --ray --re
 same.
 """
 
+import os
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from ray.serve import Application
 

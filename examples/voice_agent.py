@@ -21,6 +21,8 @@ import functools
 import os
 import sys
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 from qwen_megakernel.cli import options
 
 with options.needed(
@@ -43,7 +45,7 @@ with options.needed(
     from pipecat.transports.base_transport import BaseTransport, TransportParams
     from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import QwenTTSError, TTSEngine
+from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 INSTRUCTION = (
@@ -56,21 +58,24 @@ transport_params = {
 }
 
 
-@functools.cache
-def load_engine(model: str) -> TTSEngine:
-    """The model, loaded once and shared by all calls of this process."""
-    return TTSEngine.from_pretrained(model, num_slots=4)
-
-
 def model_parser() -> argparse.ArgumentParser:
-    """The command line's own option; Pipecat's runner adds its own to it."""
-    parser = options.Parser(add_help=False)
-    parser.add_argument(
-        "--model",
-        default="demo-voice",
-        help="the voice: hub id, folder or built-in name (default: %(default)s)",
-    )
+    """The command line's own options; Pipecat's runner adds its own to them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_model_options(parser, default="demo-voice")
     return parser
+
+
+@functools.cache
+def load_engine() -> SpeechEngine:
+    """The engine that the command line names, loaded once and shared by all calls."""
+    args, _ = model_parser().parse_known_args()
+    return options.engine_from_args(args, num_slots=4)
+
+
+def preload(_: argparse.Namespace) -> int:
+    """Load the engine before the first call."""
+    load_engine()
+    return 0
 
 
 def make_stt() -> FrameProcessor:
@@ -93,7 +98,7 @@ def make_llm() -> FrameProcessor:
     return OpenAILLMService(base_url=base_url, api_key=key, settings=settings)
 
 
-def make_tts(engine: TTSEngine) -> MegakernelTTSService:
+def make_tts(engine: SpeechEngine) -> MegakernelTTSService:
     """The voice. One service a call, one engine a process."""
     voice = os.environ.get("TTS_VOICE", "aiden" if "aiden" in engine.voices else None)
     return MegakernelTTSService(
@@ -143,9 +148,7 @@ def make_worker(
 async def bot(runner_args: RunnerArguments) -> None:
     """One call; Pipecat's runner calls this."""
     transport = await create_transport(runner_args, transport_params)
-    worker = make_worker(
-        transport, make_stt(), make_llm(), make_tts(load_engine(runner_args.cli_args.model))
-    )
+    worker = make_worker(transport, make_stt(), make_llm(), make_tts(load_engine()))
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint)
     await runner.add_workers(worker)
     await runner.run()
@@ -155,8 +158,7 @@ if __name__ == "__main__":
     from pipecat.runner.run import main
 
     if not {"-h", "--help"} & set(sys.argv):
-        try:
-            load_engine(model_parser().parse_known_args()[0].model)  # before the first call
-        except QwenTTSError as error:
-            sys.exit(f"error: {error}")
+        code = options.run(preload, model_parser().parse_known_args()[0])
+        if code:
+            sys.exit(code)
     main(options.Parser(description=__doc__.splitlines()[0], parents=[model_parser()]))

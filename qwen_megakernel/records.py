@@ -84,7 +84,7 @@ class Sampling:
                 raise UsageError(
                     f"{prefix}temperature is {temperature}; it must be in "
                     f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}.",
-                    cure=f"For greedy decoding set {prefix}do_sample=False.",
+                    hint=f"For greedy decoding set {prefix}do_sample=False.",
                 )
             if not 0 <= top_k <= MAX_TOP_K:
                 raise UsageError(

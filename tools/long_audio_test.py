@@ -105,6 +105,8 @@ if __name__ == "__main__":
     options.add_speech_options(parser)
     parser.set_defaults(max_frames=MAX_FRAMES)
     common.add_result_option(parser)
-    parser.add_argument("--plot", metavar="FILE", help="draw them (needs the [plots] extra)")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=options.plot_file, help="draw them (needs the [plots] extra)"
+    )
     args = parser.parse_args()
     sys.exit(common.run(main, args))

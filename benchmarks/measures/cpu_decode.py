@@ -132,7 +132,6 @@ def cpu_speech(args: argparse.Namespace) -> int:
                 its_runs.append(common.run_once(engine, args, index))
         rows = [
             common.engine_header(engine)
-            | {"threads": engine.num_threads}
             | {name: common.spread([run[name] for run in its[args.warmup :]]) for name in SPEECH}
             for engine, its in zip(engines, runs, strict=True)
         ]

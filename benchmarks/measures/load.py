@@ -72,11 +72,12 @@ def open_loop(args: argparse.Namespace) -> int:
     result file is written after each load.
     """
     if not args.rps and not args.listeners:
-        raise UsageError("There is no load.", cure="Give --rps 1,10,20, --listeners 8,16 or both.")
+        raise UsageError("There is no load.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
     name = args.model or "random-0.6b"
     loaded = endless(loading.load(loading.resolve(name)))
     rows = []
     settings = {"num_slots": args.streams, "backend": args.backend, "device": args.device}
+    settings |= {"num_threads": args.threads}
     with TTSEngine(loaded, dtype=args.dtype, weights=args.weights, **settings) as tts:
         loads = [("rps", value, at_random_times) for value in args.rps]
         loads += [("listeners", value, listen) for value in args.listeners]

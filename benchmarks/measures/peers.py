@@ -17,7 +17,8 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import SetupError
+from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Prefill, Sampling
 from qwen_megakernel.validation import official
 
@@ -39,6 +40,7 @@ def peers(args: argparse.Namespace) -> int:
         if args.dtype
         else default_dtype(loaded, Backend("torch", device, ""))
     )
+    torch.set_num_threads(args.threads or cpu_threads.available_cores())
     rows: list[dict[str, Any]] = []
     found = common.model_header(loaded.files, device=str(device), dtype=common.name_of(dtype))
     found |= {"settings": {"frames": args.frames, "prompt_positions": PROMPT_POSITIONS}}
@@ -46,8 +48,10 @@ def peers(args: argparse.Namespace) -> int:
     def add(system: str, measure: Callable[[], list[float]]) -> None:
         try:
             row = {"system": system} | common.native_set(system)
+            if device.type == "cpu":
+                row |= {"threads": torch.get_num_threads()}
             rows.append(row | {"ms_per_frame": common.spread(measure())})
-        except EnvironmentError_ as error:
+        except SetupError as error:
             rows.append({"system": system, "why_not": error.what})
         measured = [row for row in rows if "ms_per_frame" in row]
         for row in measured:
@@ -89,6 +93,7 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
             device=backend.device,
             dtype=dtype,
         ),
+        num_threads=torch.get_num_threads(),
     )
     width = loaded.config.talker.stack.hidden_size
     generator = torch.Generator().manual_seed(1)

@@ -183,6 +183,7 @@ def profile(args: argparse.Namespace) -> int:
         **common.header(),
         "model": loaded.files.name,
         "dtype": common.name_of(dtype),
+        "threads": torch.get_num_threads(),
         "frames": PROFILED_FRAMES,
         "total_ms_per_frame": total / 1000 / PROFILED_FRAMES,
         "operations": [

@@ -47,10 +47,9 @@ def voices(args: argparse.Namespace) -> int:
     for index in range(args.warmup):
         run_once(library, args.seconds, args.runs + index)
     runs = [run_once(library, args.seconds, index) for index in range(args.runs)]
-    found = common.model_header(loaded.files) | {
+    found = common.model_header(loaded.files, threads=args.threads) | {
         "settings": {
             "seconds": args.seconds,
-            "threads": args.threads,
             "warmup": args.warmup,
             # On a busy machine threads that wait actively take the time they wait for.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),

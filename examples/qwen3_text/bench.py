@@ -6,12 +6,15 @@ not text, and nothing is downloaded.
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs from a checkout
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import torch
 from model import Decoder  # the file beside this one

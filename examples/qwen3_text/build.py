@@ -6,10 +6,13 @@ Only config.json is read. Without --arch the emulation is built.
 import argparse
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs from a checkout
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from model import find  # the file beside this one
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.errors import BuildError, EnvironmentError_
+from qwen_megakernel.errors import BuildError, SetupError
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.native import compiling
 
@@ -89,7 +89,7 @@ def _chosen(choose: Callable[[], str]) -> str:
     """The instruction set that the CPU decoder is compiled for, or why there is none."""
     try:
         return choose()
-    except EnvironmentError_ as error:
+    except SetupError as error:
         return f"none: {error.what}"
 
 

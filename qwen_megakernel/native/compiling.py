@@ -321,5 +321,5 @@ def load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(
-            f"{path} does not load: {error}.", cure=f"Remove {path.parent}; it is built anew."
+            f"{path} does not load: {error}.", hint=f"Remove {path.parent}; it is built anew."
         ) from error

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
+from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
@@ -78,14 +78,14 @@ def choose_set() -> str:
     """The instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
 
     Raises:
-        EnvironmentError_: the variable names one that this CPU does not have.
+        SetupError: the variable names one that this CPU does not have.
     """
     supported = supported_sets()
     forced = os.environ.get(FORCED)
     if forced and forced not in supported:
-        raise EnvironmentError_(
+        raise SetupError(
             f"{FORCED} is {forced!r}; this CPU runs {', '.join(supported)}.",
-            cure=f"Unset {FORCED}, or set it to one of these.",
+            hint=f"Unset {FORCED}, or set it to one of these.",
         )
     return forced or supported[0]
 
@@ -139,7 +139,7 @@ def open_library() -> ctypes.CDLL:
 
     Raises:
         BuildError: there is no compiler, or it failed; the library does not load.
-        EnvironmentError_: as `choose_set`.
+        SetupError: as `choose_set`.
     """
     library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
@@ -159,17 +159,17 @@ def open_library() -> ctypes.CDLL:
     return library
 
 
-def check_status(status: int, what: str, cure: str) -> None:
+def check_status(status: int, what: str, hint: str) -> None:
     """Raise what a native function's Status means.
 
     Args:
         what: was being done, or made.
-        cure: where there is no memory for it.
+        hint: where there is no memory for it.
     Raises:
         OutOfMemory, GenerationError
     """
     if status == OUT_OF_MEMORY:
-        raise OutOfMemory(f"{what} does not fit into memory.", cure=cure)
+        raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
     if status == NO_THREADS:
         raise GenerationError(f"{what}: the system refuses a thread.")
     if status != DONE:
@@ -218,16 +218,16 @@ class CpuPool:
         library: from `open_library`.
         num_threads: 1 or more, the calling thread included.
     Raises:
-        EnvironmentError_: the system refuses so many threads.
+        SetupError: the system refuses so many threads.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int):
         self.library, self.num_threads = library, num_threads
         self.handle = library.qwen_cpu_pool_create(num_threads)
         if not self.handle:
-            raise EnvironmentError_(
+            raise SetupError(
                 f"The system refuses {num_threads} threads.",
-                cure="Ask for fewer with --threads, or raise the limit (ulimit -u).",
+                hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
             )
         # A decoder and a vocoder hold their pool.
         destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)

@@ -20,7 +20,7 @@ from ray.serve.config import AutoscalingConfig
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.errors import EnvironmentError_, ResourceError, UsageError
+from qwen_megakernel.errors import ResourceError, SetupError, UsageError
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.serving import listen
 from qwen_megakernel.server.settings import ServerSettings
@@ -34,6 +34,9 @@ _SPARE_REQUESTS = 64
 # A busy machine does not start Serve's proxy within the 5 s after which Serve kills it. To be set
 # before Ray starts; Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+
+# How the threads of a replica wait for each other; the commands' own is `options.wait_passively`.
+WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def application(
         scale: how many replicas.
         num_slots: streams that one engine speaks at the same time; the autoscaler aims at that.
     """
+    name, policy = WAITING
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=num_slots + settings.max_queue + _SPARE_REQUESTS,
@@ -107,7 +111,12 @@ def application(
             downscale_delay_s=scale.downscale_delay_s,
         ),
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        ray_actor_options={"num_cpus": scale.num_cpus, "num_gpus": scale.num_gpus},
+        ray_actor_options={
+            "num_cpus": scale.num_cpus,
+            "num_gpus": scale.num_gpus,
+            # Of the process in which a replica imports torch, on any machine of the cluster.
+            "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
+        },
     )
     return deployment(serve.ingress()(Replica)).bind(make_engine, settings)
 
@@ -136,7 +145,7 @@ def run(
     Raises:
         UsageError: the address cannot be had.
         ResourceError: there is no room for that many replicas.
-        EnvironmentError_: the proxy or the replicas could not be started.
+        SetupError: the proxy or the replicas could not be started.
     """
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
         port = listener.getsockname()[1]
@@ -154,7 +163,7 @@ def run(
         try:
             serve.start(http_options={"host": host, "port": port})
         except (RayError, TimeoutError) as error:
-            raise EnvironmentError_(
+            raise SetupError(
                 "Serve's proxy did not start.",
                 str(error).partition("\n")[0],
                 "Is the machine too busy? Ray keeps its logs under its session's logs/serve.",
@@ -162,7 +171,7 @@ def run(
         try:
             serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
         except RuntimeError as error:
-            raise EnvironmentError_(
+            raise SetupError(
                 "The replicas could not be started.",
                 _why_not(),
                 "Ray keeps their logs under its session's logs/serve.",
@@ -191,7 +200,7 @@ def _check_room(scale: Scale) -> None:
             raise ResourceError(
                 f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
                 f"has {there_is.get(name, 0):g}.",
-                cure="Ask for fewer with --replicas.",
+                hint="Ask for fewer with --replicas.",
             )
 
 

@@ -233,7 +233,10 @@ class Session:
                 num_samples += len(chunk.samples)
         end = AudioStop(timestamp=1000 * num_samples // rate).event()
         # Not of the protocol, whose readers take what they know.
-        end.data |= {"finish_reason": speaking.finish_reason, "seed": speaking.stream.seed}
+        stream = speaking.stream
+        end.data |= {"finish_reason": speaking.finish_reason, "seed": stream.seed}
+        if stream.warnings:
+            end.data["warnings"] = stream.warnings
         await self._send(end)
         if is_streamed:
             await self._send(SynthesizeStopped().event())

@@ -4,27 +4,25 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-# Scripts, by the first word of a character's Unicode name, and how a message calls them.
-_SCRIPTS = {
-    "LATIN": "Latin letters",
+# A letter's Unicode name begins with its script: "GEORGIAN LETTER AN", "HANGUL SYLLABLE GA". Signs
+# of no script (the micro sign, mathematical letters, modifiers) have no such name.
+_NAME = re.compile(
+    r"(?:FULLWIDTH |HALFWIDTH |SUPERSCRIPT )?(?!MODIFIER)([A-Z][A-Z -]*?)"
+    r"(?: (?:CAPITAL|SMALL|FINAL|DIGRAPH|TURNED|SIDEWAYS|SUBJOINED|SUBSCRIPT|MODIFIER|EPIGRAPHIC"
+    r"|AFRICAN|INDEPENDENT|MTAVRULI|SUPERFIXED|CLUSTER-INITIAL))*"
+    r" (?:LETTER|LIGATURE|SYLLABLE|SYLLABICS|CHARACTER|VOWEL|HIEROGLYPH|CHOSEONG|JUNGSEONG"
+    r"|JONGSEONG|(?:UNIFIED |COMPATIBILITY )?IDEOGRAPH)\b"
+)
+# How a message calls scripts that are not called "Georgian letters".
+_CALLED = {
     "CJK": "Chinese characters",
-    "HIRAGANA": "Japanese kana",
-    "KATAKANA": "Japanese kana",
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "HENTAIGANA"), "Japanese kana"),
     "HANGUL": "Korean letters",
-    "CYRILLIC": "Cyrillic letters",
-    "GREEK": "Greek letters",
-    "ARABIC": "Arabic letters",
-    "HEBREW": "Hebrew letters",
-    "DEVANAGARI": "Devanagari letters",
-    "BENGALI": "Bengali letters",
-    "TAMIL": "Tamil letters",
-    "TELUGU": "Telugu letters",
-    "THAI": "Thai letters",
 }
 # Languages that are not written in Latin letters alone. All texts may have Latin names in them.
 _SCRIPTS_OF = {
-    "chinese": {"CJK"},
-    "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
+    "chinese": {"CJK", "BOPOMOFO"},
+    "japanese": {"CJK", "HIRAGANA", "KATAKANA", "HENTAIGANA"},
     "korean": {"HANGUL", "CJK"},
     "russian": {"CYRILLIC"},
 }
@@ -35,6 +33,12 @@ _MARKUP = re.compile(
 )
 _MAX_TAG_CHARS = 200  # of one that may be complete in the next piece
 _MAX_SHOWN_CHARS = 10
+
+
+def script_of(char: str) -> str | None:
+    """The script of a letter, as Unicode names it ("GEORGIAN"); None: it belongs to none."""
+    match = _NAME.match(unicodedata.name(char, ""))
+    return match[1] if match else None
 
 
 class TextWatch:
@@ -71,9 +75,9 @@ class TextWatch:
         for char in text:
             if char.isascii() or not char.isalpha():
                 continue
-            script = unicodedata.name(char, "").partition(" ")[0]
-            if script in _SCRIPTS and script not in known:
-                name = _SCRIPTS[script]
+            script = script_of(char)
+            if script is not None and script not in known:
+                name = _CALLED.get(script, f"{script.title()} letters")
                 foreign[name] = foreign.get(name, "") + char
         found = []
         for name, letters in foreign.items():

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from commands import ROOT
 
 from benchmarks import common, machine, measure
@@ -84,25 +85,33 @@ def test_a_result_file_of_a_run_that_was_not_observed_is_refused(monkeypatch, tm
         common.write_json(str(tmp_path / "result.json"), {"machine": {}})
 
 
-def test_the_instruction_set_of_native_decoding_is_kept(monkeypatch):
+def test_the_threads_and_the_instruction_set_of_native_decoding_are_kept(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "plain")
     engine = SimpleNamespace(
-        files=SimpleNamespace(name="m", is_synthetic=True), device="cpu", dtype_name="float32"
+        files=SimpleNamespace(name="m", is_synthetic=True),
+        device=torch.device("cpu"),
+        dtype_name="float32",
+        num_threads=2,
     )
     engine.backend = "cpu"
-    assert common.engine_header(engine)["instruction_set"] == "plain"
+    found = common.engine_header(engine)
+    assert (found["instruction_set"], found["threads"]) == ("plain", 2)
     engine.backend = "torch"
-    assert "instruction_set" not in common.engine_header(engine)
+    found = common.engine_header(engine)
+    assert "instruction_set" not in found and found["threads"] == 2
+    engine.device = torch.device("cuda")
+    assert "threads" not in common.engine_header(engine)
 
 
 def test_every_program_that_writes_a_result_file_looks_at_the_machine():
-    folders = ("benchmarks", "tools", "examples")
+    folders = ("benchmarks", "tools", "examples", "tests")
     files = [*ROOT.glob("*.py"), *(path for f in folders for path in ROOT.glob(f"{f}/**/*.py"))]
     texts = {path: path.read_text(encoding="utf-8") for path in files}
-    writers = [
-        text
-        for text in texts.values()
-        if 'if __name__ == "__main__"' in text and "common.write_json(" in text
-    ]
-    assert len(writers) >= 6
-    assert all("common.run(" in text or "common.observe(" in text for text in writers)
+    writers = {
+        path: text
+        for path, text in texts.items()
+        if '\nif __name__ == "__main__"' in text and "common.write_json(" in text
+    }
+    assert len(writers) >= 7
+    for path, text in writers.items():
+        assert "common.run(" in text or "common.observe(" in text, path

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import page_parts, pages, performance_page
+from qwen_megakernel.decoders.backends import choose_backend
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -169,9 +170,119 @@ def test_what_older_files_lack_is_not_recorded(voices):
     assert voices(OLD | {"load_before_run": 1.1})[-1] == DISTURBED
 
 
+def test_an_older_file_is_marked_where_more_ran_than_the_run_itself(voices):
+    """Its load average was taken at the end of the run, which kept two cores busy itself."""
+    assert voices(OLD | {"load_1min": 3.1})[-1] == DISTURBED
+    assert voices(OLD | {"load_1min": 2.9})[-1] == UNKNOWN
+
+
 def test_a_gpus_host_is_named_and_marked_too(results):
     lines = performance_page.measured_gpu("NVIDIA H200", [RESULT | {"file": "f"}])
     assert "Host: not recorded ‡" in lines[2] and lines[4] == UNKNOWN
     busy = RESULT | {"file": "f", "machine": CALM | {"load_before_run": 9}}
     lines = performance_page.measured_gpu("NVIDIA H200", [busy])
     assert "Host: AMD EPYC" in lines[2] and lines[4] == DISTURBED
+
+
+@pytest.mark.parametrize("make", [pages.coreml, pages.model_card])
+def test_a_page_of_one_result_names_its_machine(make, monkeypatch):
+    real = pages.load_result
+    monkeypatch.setattr(pages, "load_result", lambda name: real(name) | {"machine": CALM})
+    assert page_parts.machine_of({"machine": CALM}) in " ".join(make())
+
+
+def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
+    decoder = {"model": "m", "is_synthetic": True, "streams": 1, "instruction_set": "avx2"}
+    rows = [
+        decoder
+        | {"backend": backend, "weights": weights, "times_the_floor": ms / 80}
+        | {"ms_per_frame": spread(ms, ms)}
+        for backend, weights, ms in (("torch", "stored", 170.0), ("cpu", "stored", 76.0))
+    ]
+    rows.append(rows[1] | {"weights": "int8", "ms_per_frame": spread(43.21, 50)})
+    plant("decode_cpu_random-0.6b.json", rows=[rows[0] | {"streams": 2}, *rows])
+    speech = {
+        f"{part}_ms_per_frame": spread(ms, 1) for part, ms in (("decode", 75), ("vocoder", 12))
+    }
+    speech |= {"instruction_set": "avx2", "machine": OLD}
+    other = {"backend": "torch", "decode_ms_per_frame": spread(1, 1)}
+    machine = CALM | {"load_before_run": 5}
+    plant("speech_cpu_random-0.6b.json", rows=[other, speech | {"backend": "cpu"}], machine=machine)
+    told = " ".join(pages.what_is_left())
+    assert "`auto` takes the native decoder: a frame of m (random weights) takes 0.95 times" in told
+    assert "76.0 ms where PyTorch's decoder takes 170" in told and "43.2 ms in int8" in told
+    assert "decoding takes 75.0 ms and its vocoder 12.0" in told
+    assert told.count("avx512_bf16, decoder in avx2") == 2 and "decoder in avx2 †" in told
+    assert told.endswith(DISTURBED)
+    assert choose_backend("auto", "cpu").name == "cpu"
+
+
+# ---- digits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0038, "0.00380"), (2.34, "2.34"), (16.38, "16.4"), (605.4, "605"), (2192.2, "2192")],
+)
+def test_figures_have_three_digits_whatever_their_size(value, told):
+    assert page_parts.digits(value) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0038, "0.0038"), (0.068, "0.068"), (0.13, "0.130"), (16.38, "16.4"), (0.0, "0.000")],
+)
+def test_a_cell_is_never_rounded_to_nothing(value, told):
+    assert page_parts.cell(value) == told
+
+
+# ---- tables of a CPU ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plant(tmp_path, monkeypatch):
+    """plant(name, **facts): the only result file, of a calm machine."""
+    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
+
+    def plant(name, **facts):
+        found = {"model": "m", "is_synthetic": False, "commit": "abc", "machine": CALM}
+        (tmp_path / name).write_text(json.dumps(found | facts))
+
+    return plant
+
+
+def spread(p50, p95):
+    return {"mean": p50, "p50": p50, "p95": p95}
+
+
+def test_threads_of_both_backends_stand_in_one_table(plant):
+    case = {"model": "demo-voice", "is_synthetic": False, "dtype": "float32", "busy": 2}
+    case |= {"first_chunk_ms": spread(2.34, 3.0), "rtf": spread(0.0131, 0.2)}
+    native = {"backend": "cpu", "threads": 2, "waiting": "native", "instruction_set": "avx2"}
+    torch = {"backend": "torch", "threads": 1, "waiting": "passive"}
+    plant("threads_cpu_x.json", rows=[case | native, case | torch])
+    *_, native, torch, _ = performance_page.threads_table()
+    figures = "| 2.34 ms | 3.00 ms | 0.0131 | 0.200 | abc, `threads_cpu_x.json` |"
+    assert native.startswith("| demo-voice | cpu | AMD EPYC") and "decoder in avx2 |" in native
+    assert native.endswith(f"| 2 | 2 | native {figures}")
+    assert torch.startswith("| demo-voice | torch | AMD EPYC") and "decoder in" not in torch
+    assert torch.endswith(f"| 2 | 1 |  {figures}")
+
+
+def test_streams_have_digits_enough_for_a_fast_decoder(plant):
+    summary = {f"{part}_ms_per_frame": spread(0.0192, 1) for part in performance_page.PARTS}
+    summary |= {"rtf": spread(0.0038, 1)}
+    plant("streams_cpu_x.json", dtype="float32", settings={"streams": 8}, summary=summary)
+    assert "| 0.00380 | 0.0192 | 0.0192 | 0.0192 |" in performance_page.streams_table()[-2]
+
+
+def test_listeners_of_a_cpu_have_their_table(plant):
+    row = {"requests": 12, "busy": 2, "first_chunk_ms": spread(4.5, 120.4)}
+    row |= {"underruns": 0.25, "underruns_100ms": 0.0}
+    rows = [row | {"listeners": 8}, row | {"rps": 0.5}]
+    plant("listeners_cpu_x.json", backend="cpu", threads=2, instruction_set="avx2", rows=rows)
+    *_, listeners, requests, _ = performance_page.listeners_table()
+    figures = "| 2 | 4.50 ms | 120 ms | 25.0 % | 0.0 % | 12 | AMD EPYC"
+    assert listeners.startswith(f"| m | cpu | 2 | 8 listeners {figures}")
+    assert requests.startswith(f"| m | cpu | 2 | 0.5 a second {figures}")
+    assert listeners in performance_page.performance()

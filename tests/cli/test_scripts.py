@@ -16,6 +16,7 @@ import soundfile
 import torch
 from commands import ROOT, run
 from huggingface_hub import constants
+from programs import programs
 
 from benchmarks import common
 from qwen_megakernel import families
@@ -445,13 +446,20 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
 
 
-def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(run_here, monkeypatch):
+DRAWING = [path.relative_to(ROOT) for path in programs() if '"--plot"' in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("script", ["benchmark.py", *map(str, DRAWING)])
+def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
+    run_here, monkeypatch, script
+):
+    assert len(DRAWING) >= 3
     found = importlib.util.find_spec
     monkeypatch.setattr(
         options, "find_spec", lambda name: found(name) if name != "matplotlib" else None
     )
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    done = run_here("benchmark.py", "--plot", "a.png", *TINY)
+    done = run_here(script, "--plot", "a.png")
     assert done.returncode == 2 and 'pip install "qwen_megakernel[plots]"' in done.stderr
 
 

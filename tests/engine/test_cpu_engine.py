@@ -31,15 +31,15 @@ def test_a_stream_of_nan_ends_with_its_error_and_its_neighbour_goes_on(two_slots
             given = replace(given, embeds=given.embeds * torch.nan)
         prefill(slot, given, sampling, seed=seed, **options)
 
-    step = decoder.step
+    launch = decoder.launch
 
-    def watched_step(slots, num_frames):
+    def watched_launch(slots, num_frames):
         beside.append(len(slots))
-        return step(slots, num_frames)
+        return launch(slots, num_frames)
 
     alone = Speech.collect(two_slots.stream(TEXT, seed=7, max_frames=20))
     monkeypatch.setattr(decoder, "prefill", broken_prefill)
-    monkeypatch.setattr(decoder, "step", watched_step)
+    monkeypatch.setattr(decoder, "launch", watched_launch)
     streams = [two_slots.stream(TEXT, seed=seed, max_frames=20) for seed in (7, 13)]
     healthy = Speech.collect(streams[0])
     with pytest.raises(GenerationError, match="codebook 0 are not finite"):
@@ -80,6 +80,6 @@ def test_a_vocoder_that_cannot_be_made_is_replaced_under_auto_alone(monkeypatch,
 @pytest.mark.parametrize("name", [DECODER, VOCODER])
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
 def test_too_little_memory_is_an_error_whoever_chose_the_backend(monkeypatch, name, backend):
-    plant(monkeypatch, name, OutOfMemory("It does not fit.", cure="Fewer slots."))
+    plant(monkeypatch, name, OutOfMemory("It does not fit.", hint="Fewer slots."))
     with pytest.raises(OutOfMemory, match="does not fit"):
         TTSEngine.from_pretrained("tiny-random", backend=backend, **OPTIONS)

@@ -71,15 +71,6 @@ def test_the_checks_fit_half_an_hour_of_a_machine_that_ends_a_command_after_ten_
     assert max(calls) <= 9 * 60 and sum(calls) <= 27 * 60  # the rest starts the machine
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_file_a_page_names_is_there(page: str):
-    pattern = r"`((?:docs|csrc|benchmarks|tests|tools|deploy|examples|qwen_megakernel)/[\w./-]*)`"
-    names = re.findall(pattern, text_of(page))
-    assert names
-    missing = [name for name in names if not (ROOT / name).exists() and "NAME" not in name]
-    assert not missing
-
-
 # A number with a unit of speed, size or share, or with decimals; "0.6B" is a model's name.
 UNIT = r"(?:GB/s|GB|MB|KB|ms|us|µs|microseconds?|times)\b|%"
 FIGURE = re.compile(rf"(?<![\w.,])(?:\d+\.\d+(?!B\b)|\d[\d,]*(?: (?:to|->) [\d,]+)? ?(?:{UNIT}))")

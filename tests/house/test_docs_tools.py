@@ -60,3 +60,7 @@ def test_a_checkpoint_is_compared_with_another(run_here, monkeypatch, tmp_path, 
         (tmp_path / folder).symlink_to(model_folder("tiny-random-1.7b"))
     for line in blocks(PAGE, "bash")[2].splitlines():
         run_line(run_here, monkeypatch, line)
+
+
+def test_the_page_says_of_the_overlap_what_the_program_says():
+    assert codes_file.OVERLAP.told in " ".join(PAGE.split())

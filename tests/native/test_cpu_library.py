@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
-from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
+from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill, Sampling
 
@@ -35,7 +35,7 @@ def test_the_best_instruction_set_is_the_first(tmp_path, machine, flags, expecte
 
 def test_a_set_that_this_cpu_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "sve2")
-    with pytest.raises(EnvironmentError_, match="'sve2'; this CPU runs"):
+    with pytest.raises(SetupError, match="'sve2'; this CPU runs"):
         cpu_library.choose_set()
 
 

@@ -5,18 +5,21 @@ import threading
 import pytest
 import torch
 from commands import run
+from programs import ROOT, imports, programs
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
-# Stops a program where it imports torch, with exit code 0 if threads will wait passively then.
-AT_TORCH = """
+# Stops a program where it imports torch: threads will then wait passively, or busily.
+PASSIVE, BUSY, NEVER = 10, 11, 12
+AT_TORCH = f"""
 import os, runpy, sys
 class Watch:
     def find_spec(name, path=None, target=None):
         if name == "torch":
-            os._exit(0 if os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" else 1)
+            os._exit({PASSIVE} if os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" else {BUSY})
 sys.meta_path.insert(0, Watch)
 sys.path.insert(0, "")
 sys.argv = sys.argv[1:]
@@ -24,8 +27,9 @@ if sys.argv[0] == "-m":
     sys.argv.pop(0)
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 else:
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
-os._exit(2)  # it never imported torch
+os._exit({NEVER})
 """
 MODEL = ("--model", "demo-voice")
 
@@ -109,6 +113,23 @@ def test_a_quota_below_two_cores_is_warned_of_at_start(monkeypatch, caplog, gran
     assert says == (f"This container may use {granted} cores; " in caplog.text)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
+    many_cores, run_here, monkeypatch, backend
+):
+    speak = ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--max-frames", 2, "--stdout")
+    monkeypatch.setattr(options, "write_output", lambda data: None)
+    default = {"cpu": 2, "torch": 1}[backend]
+    for words, threads in (((), default), (("--threads", 3), 3)):
+        done = run_here(*speak, "--backend", backend, *words)
+        assert done.returncode == 0, done.stderr
+        assert f"backend {backend} (" in done.stderr
+        assert f"threads: {threads} (cores: 8)" in done.stderr
+    assert "demo-voice 2 with backend cpu, 1 with torch" in " ".join(
+        run_here("-m", "qwen_megakernel", "speak", "--help").stdout.split()
+    )
+
+
 @pytest.mark.parametrize(("asked", "threads"), [(None, 1), (3, 3)])
 def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
     with TTSEngine.from_pretrained("demo-voice", backend="torch", num_threads=asked) as tts:
@@ -121,26 +142,45 @@ def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
         assert found == [4]
 
 
+# What brings a program to the place where it imports torch, if it does not do so as it starts.
+COMMANDS = [
+    ("qwen_megakernel/__main__.py", "speak", "Hello.", *MODEL, "--stdout"),
+    ("qwen_megakernel/__main__.py", "serve", *MODEL, "--port", "0"),
+    ("qwen_megakernel/__main__.py", "doctor"),
+    ("demo_tts.py", "Hello.", *MODEL),
+    ("demo_pipeline.py", "--text", "Hello.", *MODEL),
+    ("benchmark.py", *MODEL),
+    ("test_e2e.py", *MODEL),
+    ("benchmarks/measure.py", "rtf", *MODEL),
+    *((f"benchmarks/measure_{name}.py", *MODEL) for name in ("ttfc", "rtf", "tok_s", "e2e")),
+    ("benchmarks/load_test/__main__.py", "--url", "http://127.0.0.1:9", "--rps", "1"),
+    ("examples/offline_agent.py", *MODEL),
+    ("tools/long_audio_test.py", *MODEL),
+    ("tests/support/truths.py", "--record", "nowhere"),
+]
+WITHOUT_TORCH = {
+    "benchmarks/machine.py",  # it imports it to tell the machine of a result file, not by itself
+    "tools/gpu_check/run.py",  # each of its steps is a program of its own
+    "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
+}
+PROGRAMS = {str(path.relative_to(ROOT)): path for path in programs()}
+AT_ONCE = [name for name, path in PROGRAMS.items() if imports(path, "torch", lazily=False)]
+
+
+def test_the_commands_are_all_that_import_torch_later():
+    lazily = {name for name, path in PROGRAMS.items() if imports(path, "torch", lazily=True)}
+    assert len(AT_ONCE) >= 20
+    assert {command[0] for command in COMMANDS} == lazily - {*AT_ONCE} - WITHOUT_TORCH
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--stdout"),
-        ("-m", "qwen_megakernel", "serve", *MODEL, "--port", "0"),
-        ("-m", "qwen_megakernel", "doctor"),
-        ("demo_tts.py", "Hello.", *MODEL),
-        ("demo_pipeline.py", "--text", "Hello.", *MODEL),
-        ("benchmark.py", *MODEL),
-        ("test_e2e.py", *MODEL),
-        ("validate_kernel.py", *MODEL),
-        ("benchmarks/measure.py", "rtf", *MODEL),
-        ("benchmarks/measure_rtf.py", *MODEL),
-        ("examples/offline_agent.py", *MODEL),
-        ("tools/long_audio_test.py", *MODEL),
-        ("tools/precision_table.py",),
-    ],
-    ids=lambda command: " ".join(command[:3]),
+    "command", [(name,) for name in AT_ONCE] + COMMANDS, ids=lambda command: " ".join(command[:2])
 )
 def test_every_command_lets_threads_wait_passively(monkeypatch, command):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    ended = run("-c", AT_TORCH, *command)
-    assert ended.returncode == 0, ended.stderr
+    name, *arguments = command
+    if name.endswith("__main__.py"):
+        folder = name.removesuffix("/__main__.py")
+        name, arguments = "-m", [folder.replace("/", "."), *arguments]
+    ended = run("-c", AT_TORCH, name, *arguments)
+    assert ended.returncode == PASSIVE, ended.stderr

@@ -3,17 +3,19 @@
 import json
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from commands import CommandsHere, run, start
+from commands import ROOT, CommandsHere, run, start
 from tiny_speech import tiny_engine
 from tolerances import nearly
 
 from qwen_megakernel.audio import WavWriter, to_int16
+from qwen_megakernel.cli import options
 
 TEXT = "Hello there, friend. How are you?"
 TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-frames", "8")
@@ -153,6 +155,39 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
 
 
 # ALSA's way to a loudspeaker that is a file.
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (
+            ModuleNotFoundError("No module named 'sounddevice'"),
+            'pip install "qwen_megakernel[play]"',
+        ),
+        (OSError("PortAudio library not found"), "Install libportaudio2 (Debian, Ubuntu)"),
+    ],
+    ids=["no package", "no library"],
+)
+def test_play_names_what_is_missing_before_a_model_is_loaded(
+    run_here, monkeypatch, tmp_path, error, hint
+):
+    class Broken:
+        """Finds sounddevice, whose import fails as it does where something is missing."""
+
+        def find_spec(self, name, path=None, target=None):
+            if name == "sounddevice":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    monkeypatch.setattr(options, "engine_from_args", None)
+    out = tmp_path / "a.wav"
+    done = run_here("demo_pipeline.py", "--text", TEXT, "--play", "--output", out, *TINY)
+    assert done.returncode == 3 and not out.exists()
+    assert done.stderr.startswith("error: --play needs ") and str(error) in done.stderr
+    assert hint in done.stderr
+    page = (ROOT / "docs" / "pipecat.md").read_text(encoding="utf-8")
+    assert "libportaudio2" in page and "[play]" in page
+
+
 SOUND_CARD = """</usr/share/alsa/alsa.conf>
 pcm.!default {{
   type file

@@ -1,16 +1,21 @@
 """The browser example with everything but the browser, the recogniser and the LLM."""
 
 import asyncio
+import re
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fake_engine import FakeEngine
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transports.base_transport import BaseTransport
 from pipecat.workers.runner import WorkerRunner
 from pipelines import Recorder, WavOutput
+
+from qwen_megakernel.cli import options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,13 +66,47 @@ async def test_the_agent_greets_whoever_connects(example, offline, mode, monkeyp
     await asyncio.wait_for(running, 20)
 
 
-def test_help_loads_no_model_and_a_model_that_is_not_there_is_told(run_here, monkeypatch):
-    agent = EXAMPLES / "voice_agent.py"
-    said = " ".join(run_here(agent, "--help").stdout.split())
-    assert "--model MODEL the voice: hub id" in said and "(default: demo-voice)" in said
-    done = run_here(agent, "--model", "/no/such/folder")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error: There is no folder /no/such/folder" in done.stderr
+def test_help_loads_no_model_and_lists_the_runners_options_as_well(run_here):
+    said = " ".join(run_here(EXAMPLES / "voice_agent.py", "--help").stdout.split())
+    assert "--model MODEL hub id, folder, demo-voice" in said and "(default: demo-voice)" in said
+    assert "--backend" in said and "--transport" in said
+
+
+@pytest.mark.parametrize("agent", ["voice_agent.py", "offline_agent.py"])
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("--model", "/no/such/folder"), 4, "There is no folder /no/such/folder"),
+        (("--device", "cuda"), 3, "cuda"),
+        (("--backend", "kernel"), 3, "kernel"),
+        (("--backend", "cpu", "--dtype", "bfloat16"), 2, "bfloat16"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_errors_have_the_catalogues_exit_codes_and_name_options_that_there_are(
+    run_here, monkeypatch, tmp_path, agent, words, code, told
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run_here(EXAMPLES / agent, *words)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ") and told in done.stderr
+    options = set(re.findall(r"--[a-z][a-z-]+", run_here(EXAMPLES / agent, "--help").stdout))
+    assert set(re.findall(r"--[a-z][a-z-]+", done.stderr)) <= options
+
+
+def test_the_engine_is_the_command_lines_beside_the_runners_options(example, monkeypatch):
+    loaded = []
+
+    def engine_from_args(args, **engine_options):
+        loaded.append((args.model, args.backend, args.device, engine_options))
+        return FakeEngine()
+
+    monkeypatch.setattr(options, "engine_from_args", engine_from_args)
+    words = ["--port", "7861", "--backend", "torch", "--model", "tiny-random", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["voice_agent.py", *words])
+    assert example.load_engine() is example.load_engine()
+    assert loaded == [("tiny-random", "torch", "cpu", {"num_slots": 4})]
 
 
 def test_any_openai_compatible_server_can_answer(example, monkeypatch):

@@ -34,7 +34,7 @@ from live_server import sse
 from waiting import wait_until
 from websockets.sync.client import connect
 
-from qwen_megakernel.errors import EnvironmentError_, UsageError
+from qwen_megakernel.errors import SetupError, UsageError
 from qwen_megakernel.server.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
@@ -56,6 +56,7 @@ class NamedEngine(FakeEngine):
 
 
 def make_engine() -> NamedEngine:
+    assert os.environ.get("OMP_WAIT_POLICY") == "PASSIVE"  # before torch came into this process
     return NamedEngine(num_slots=NUM_SLOTS, rtf=0.5)
 
 
@@ -65,6 +66,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # a replica has it from its application
     # Not pytest's folder: its path is too long for the sockets that Ray puts there.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)
@@ -250,7 +252,7 @@ def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_serve.ray, "init", lambda **_: None)
     monkeypatch.setattr(ray_serve, "_check_room", lambda scale: None)
     monkeypatch.setattr(ray_serve.serve, "start", killed)
-    with pytest.raises(EnvironmentError_, match=r"(?s)proxy did not start.*killed.*too busy"):
+    with pytest.raises(SetupError, match=r"(?s)proxy did not start.*killed.*too busy"):
         ray_serve.run(make_engine, ServerSettings(), ray_serve.Scale(), num_slots=1, port=0)
 
 

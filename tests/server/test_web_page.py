@@ -238,6 +238,35 @@ def test_errors_are_told_and_the_next_request_works(open_page: Open) -> None:
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_what_the_model_cannot_read_is_told_until_the_next_request(open_page: Open) -> None:
+    with tiny_engine("demo-voice", max_frames=6) as engine, serving(engine) as server:
+        page = open_page(server)
+        warning = page.locator("#warning")
+        expect(warning).to_be_hidden()
+        speak(page, "Say 你好 there 𞤀, <break/>")
+        finished(page)
+        expect(warning).to_contain_text("The text has Chinese characters (你好), which this model")
+        expect(warning).to_contain_text("Adlam letters (𞤀)")
+        expect(warning).to_contain_text("markup (<break/>), which is not obeyed but read aloud.")
+        speak(page, "Hello.")
+        expect(warning).to_be_hidden()
+        finished(page)
+        expect(warning).to_be_hidden()
+
+
+@pytest.mark.parametrize("can_clone", [True, False])
+def test_the_form_for_cloning_is_there_where_the_model_can_clone(
+    open_page: Open, can_clone: bool
+) -> None:
+    engine = FakeEngine()
+    engine.can_clone = can_clone
+    with serving(engine) as server:
+        page = open_page(server)
+        expect(page.get_by_label("Voice", exact=True)).to_have_value("aiden")  # all is loaded
+        expect(page.locator("#clone")).to_be_visible(visible=can_clone)
+        expect(page.get_by_role("heading", name="Clone a voice")).to_be_visible(visible=can_clone)
+
+
 def test_an_api_key_can_be_given(open_page: Open, browser: Any) -> None:
     engine = FakeEngine()
     with serving(engine, api_key="secret") as server:

@@ -7,11 +7,14 @@ operation (mil.py), each result rounded to the type that it declares: a Neural E
 in 16 bits inside of an operation adds to that.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import mil
 import numpy as np
@@ -45,6 +48,7 @@ def signal_to_noise(loaded: loading.Checkpoint, precision: str) -> float:
 
 def main() -> None:
     """Measure, and write the result file and the page's table."""
+    common.observe()
     found = common.header() | {"frames": NUM_FRAMES, "signal_to_noise_db": {}}
     for name in MODELS:
         loaded = loading.load(loading.resolve(name))

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 import numpy as np
 
 ROOT = Path(__file__).parents[2]

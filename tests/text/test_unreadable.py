@@ -1,14 +1,28 @@
 """Text that a model cannot read is warned of, once, on every way to the engine."""
 
+import sys
+
+import pipelines
 import pytest
+import regex
+import wyoming_client
 from live_server import serving, sse
+from pipecat.frames.frames import TTSStoppedFrame
 from speech_socket import session, speak
+from wyoming.audio import AudioStop
+from wyoming.tts import Synthesize
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.text.unreadable import TextWatch
+from qwen_megakernel.text.unreadable import TextWatch, script_of
+
+# Scripts that Unicode's table calls otherwise than its names of letters do.
+OTHERWISE = {"CJK": "Han", "HENTAIGANA": "Hiragana", "CANADIAN": "Canadian_Aboriginal"}
+OTHERWISE |= {"EGYPTIAN": "Egyptian_Hieroglyphs", "ANATOLIAN": "Anatolian_Hieroglyphs"}
+OTHERWISE |= {"MEROITIC HIEROGLYPHIC": "Meroitic_Hieroglyphs"}
 
 RELEASED = ["chinese", "english", "german", "japanese", "korean", "russian"]
 CHINESE = "the text has Chinese characters (你好), which this model does not read; it knows english"
+GEORGIAN = CHINESE.replace("Chinese characters (你好)", "Georgian letters (აბგ)")
 MARKUP = "the text has markup (<speak>), which is not obeyed but read aloud"
 
 
@@ -27,6 +41,11 @@ def demo():
         (None, "你好 <speak>", [MARKUP]),
         (RELEASED, "你好, こんにちは, 안녕, привет, café, Straße", []),
         (["english"], "“It’s 3 < 5”, café – naïve: 5 µm, 20 °C, €3 … <ok> 🙂 x<sub", []),
+        (["english"], "აბგ", ["Georgian letters (აბგ)"]),
+        (RELEASED, "բարև ಕನ್ನಡ አማርኛ", ["Armenian letters (բարև", "Kannada letters", "Ethiopic"]),
+        (["english"], "ᐊᐃ ខ្មែរ ᏣᎳᎩ", ["Canadian letters", "Khmer letters", "Cherokee letters"]),
+        (["english"], "ﬁ ª ⁿ Ａ 𝐀 ℝ µ \u2126 ː ㏒", []),  # Latin, or signs of no script
+        (["chinese"], "ㄅㄆㄇ", []),
         (RELEASED, "α-particles and नमस्ते", ["Greek letters (α)", "Devanagari letters (नमस"]),
     ],
 )
@@ -34,6 +53,30 @@ def test_what_is_met_is_named(languages, text, warnings):
     found = TextWatch(languages).look(text)
     assert len(found) == len(warnings)
     assert all(expected in warning for warning, expected in zip(found, warnings, strict=True))
+
+
+def test_the_script_of_every_letter_is_that_of_unicodes_own_table():
+    found: dict[str | None, list[str]] = {}
+    for char in map(chr, range(sys.maxunicode + 1)):
+        if char.isalpha():
+            found.setdefault(script_of(char), []).append(char)
+    without = found.pop(None)
+    assert len(found) > 140
+    for script, chars in found.items():
+        name = OTHERWISE.get(script, script.title())
+        assert all(map(regex.compile(rf"\p{{Script={name}}}").match, chars)), script
+    for name in [
+        "Armenian",
+        "Cyrillic",
+        "Ethiopic",
+        "Georgian",
+        "Hebrew",
+        "Kannada",
+        "Khmer",
+        "Thai",
+    ]:
+        pattern = regex.compile(rf"\p{{Script={name}}}")
+        assert len(found[name.upper()]) >= 10 * sum(map(bool, map(pattern.match, without))), name
 
 
 def test_a_tag_may_come_in_pieces_and_is_named_once():
@@ -52,6 +95,32 @@ def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):
         assert stream.warnings == []
         stream.feed("你好")
         assert stream.warnings == [CHINESE]
+
+
+async def test_wyoming_tells_its_clients_at_the_end(demo, caplog):
+    async with wyoming_client.connected(demo) as client:
+        for text, warnings in (("Hello.", None), ("<speak>აბგ", [GEORGIAN, MARKUP])):
+            event = Synthesize(text).event()
+            await client.write_event(event)
+            *_, end = await wyoming_client.events_until(client, AudioStop)
+            assert end.data.get("warnings") == warnings
+    assert [text for text in caplog.messages if "Georgian" in text] == [f"The{GEORGIAN[3:]}."]
+
+
+@pytest.mark.parametrize("mode", [pipelines.SENTENCE, pipelines.TOKEN], ids=str)
+async def test_pipecat_logs_it_and_hands_it_to_who_listens(demo, caplog, mode):
+    heard = []
+    service = pipelines.service(demo, mode)
+
+    @service.event_handler("on_speech_ended")
+    async def on_speech_ended(service, context_id, stream):
+        heard.append(stream.warnings)
+
+    async with pipelines.Run(service) as run:
+        await run.turn("<speak>", "აბგ there.")
+        await run.until(TTSStoppedFrame)
+    assert sorted(heard[0]) == sorted([GEORGIAN, MARKUP])
+    assert caplog.messages.count(f"The{GEORGIAN[3:]}.") == 1
 
 
 async def test_the_server_tells_its_clients(demo):

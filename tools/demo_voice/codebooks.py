@@ -4,9 +4,12 @@ python -m tools.demo_voice.codebooks --texts DATA/train.tsv --output codebooks.s
 """
 
 import argparse
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import numpy as np
 import torch

@@ -8,11 +8,14 @@ reference's, and, of some of them, what an offline recogniser hears. Sampling is
 
 import argparse
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import numpy as np
 import torch

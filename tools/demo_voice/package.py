@@ -5,8 +5,11 @@ python -m tools.demo_voice.package --talker talker.pt --vocoder vocoder.pt --out
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import torch
 from safetensors.torch import load_file, save_file

@@ -4,8 +4,11 @@ python -m tools.demo_voice.samples
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import numpy as np
 import soundfile

@@ -5,9 +5,12 @@ python -m tools.demo_voice.speech --texts DATA/train.tsv --output DATA/train --w
 
 import argparse
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import numpy as np
 import torch

@@ -9,10 +9,13 @@ An interrupted run that is resumed ends with the weights of one that was not.
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import numpy as np
 import torch

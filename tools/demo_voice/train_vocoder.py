@@ -8,10 +8,13 @@ python -m tools.demo_voice.train_vocoder ... --init FOLDER       start from a ch
 import argparse
 import importlib
 import math
+import os
 import random
 import time
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 import librosa
 import numpy as np

@@ -8,8 +8,11 @@ then everybody meets. It compares designs; the first run on a GPU (tools/gpu_che
 """
 
 import argparse
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 import torch
 
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config

@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
 from benchmarks import pages
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling

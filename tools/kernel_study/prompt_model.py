@@ -7,8 +7,11 @@ weights, which its team reads by itself, and all activations of the team's rows.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config

@@ -5,6 +5,7 @@ Needs nvcc, no GPU. Exit 1 when anything spills or needs more registers than the
 """
 
 import argparse
+import os
 import re
 import resource
 import sys
@@ -12,6 +13,8 @@ from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from benchmarks import pages
 from qwen_megakernel.checkpoint.config import parse_model_config

@@ -118,8 +118,8 @@ class CpuDecoder(FrameDecoder):
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
-        cure = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
-        check_status(status, what, cure)
+        hint = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
+        check_status(status, what, hint)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()

@@ -117,6 +117,12 @@ def test_the_texts_are_as_long_as_those_that_they_are_compared_with():
     assert [len(text) for text in latency.TEXTS.values()] == [12, 63, 256]
 
 
+# Seconds a frame, vocoder included, on two cores: of native code, and of PyTorch in float32, which
+# is the slowest of all.
+FRAME_S = {("random-0.6b", "cpu"): 0.1, ("random-1.7b", "cpu"): 0.16}
+FRAME_S |= {("random-0.6b", "torch"): 0.35, ("random-1.7b", "torch"): 0.65}
+
+
 def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
     spread = dict.fromkeys(("mean", "p50", "p95"), 2.5)
     figures = dict.fromkeys(performance_page.TEXT_FIGURES, spread)
@@ -133,9 +139,15 @@ def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
     asked = [line for line in lines if line.startswith("python benchmarks/measure.py texts")]
     assert len(asked) == len(performance_page.TEXTS_OF) - 1
     assert not [line for line in asked if name in line]
+    spoken = 0.0
     for line in asked:  # each is a command that measure.py takes
         words = line.split()[2:]
-        assert measure.parser(words).parse_args(words).json in line
+        args = measure.parser(words).parse_args(words)
+        assert args.json in line
+        spoken += args.max_frames * args.runs * 9 * FRAME_S[args.model, args.backend]
+    assert spoken < 25 * 60
+    (note,) = (line for line in lines if "A speech is cut after" in line)
+    assert "30 frames (2.4 s) with 0.6b" in note and "20 frames (1.6 s) with 1.7b" in note
 
 
 def test_first_sound_has_a_row_of_every_stage(tmp_path):

@@ -59,13 +59,16 @@ def test_the_result_file_is_written_after_every_load(run_here, monkeypatch, tmp_
     written = []
 
     def write_json(path, found):
-        written.append([row["rps"] for row in found["rows"]])
+        assert found["threads"] == 1
+        written.append([(row["rps"], row["busy"]) for row in found["rows"]])
 
     monkeypatch.setattr(common, "write_json", write_json)
     loads = ("--rps", "8,12", "--duration", "0.3", "--max-frames", "2", "--streams", "2")
+    loads += ("--busy", "0", "1", "--threads", "1")
     script = ("benchmarks/measure.py", "open-loop", "--model", "tiny-random", "--backend", "torch")
     assert run_here(*script, *loads, "--json", tmp_path / "result.json").returncode == 0
-    assert written == [[8.0], [8.0, 12.0]]
+    rows = [(8.0, 0), (12.0, 0), (8.0, 1), (12.0, 1)]
+    assert written == [rows[:count] for count in range(1, 5)]
 
 
 def test_no_load_is_a_mistake_of_the_command_line(run_here):

@@ -454,7 +454,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     make(2000)
 except OutOfMemory as error:
-    assert "fewer slots" in error.cure
+    assert "fewer slots" in error.hint
     make(1)
     sys.exit(7)
 """

@@ -1,0 +1,67 @@
+"""benchmarks/measures/threads.py: every case is measured with the threads and backend it names."""
+
+import json
+import subprocess
+
+import pytest
+
+from benchmarks import measure, performance_page
+from benchmarks.measures import threads
+from qwen_megakernel.errors import QwenTTSError
+from qwen_megakernel.native import cpu_threads
+
+
+def test_one_thread_never_waits_and_the_native_ones_wait_in_their_own_way(monkeypatch):
+    monkeypatch.setattr(cpu_threads, "available_cores", lambda: 2)
+    assert list(threads.ways("cpu")) == [(1, "native"), (2, "native")]
+    assert list(threads.ways("torch")) == [(1, "passive"), (2, "passive"), (2, "busy")]
+
+
+def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_threads, "available_cores", lambda *_: 1)
+    file = tmp_path / "result.json"
+    words = ["threads", "--models", "tiny-random", "--backend", "cpu", "torch", "--busy", "0"]
+    words += ["--runs", "1", "--max-frames", "3", "--json", str(file), "--idle", "0"]
+    assert measure.main(words) == 0
+    rows = json.loads(file.read_text())["rows"]
+    cases = [(row["backend"], row["threads"], row["waiting"]) for row in rows]
+    assert cases == [("cpu", 1, "native"), ("torch", 1, "passive")]
+    for row in rows:
+        assert ("instruction_set" in row) == (row["backend"] == "cpu")
+        assert row["busy"] == 0 and row["is_synthetic"]
+        assert all(row[name]["p50"] >= 0 for name in threads.FIGURES)
+        assert row["rtf"]["p50"] > 0
+    monkeypatch.setattr(
+        performance_page,
+        "load_results",
+        lambda pattern: [json.loads(file.read_text()) | {"file": pattern}],
+    )
+    table = performance_page.threads_table()
+    for backend in ("cpu", "torch"):
+        start = f"| tiny-random (random weights) | {backend} |"
+        assert sum(line.startswith(start) for line in table) == 1
+
+
+def test_a_case_that_ran_with_other_threads_is_no_row(monkeypatch):
+    case = {"model": "tiny-random", "backend": "cpu", "threads": 1, "waiting": "native"}
+
+    def run(command, **_):
+        file = command[command.index("--json") + 1]
+        with open(file, "w") as result:
+            json.dump({"threads": 2}, result)
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(threads.subprocess, "run", run)
+    args = measure.parser(["threads"]).parse_args(["threads"])
+    with pytest.raises(QwenTTSError, match="2 threads"):
+        threads.speak(args, case)
+
+
+def test_busy_programs_run_as_long_as_the_block(monkeypatch):
+    started = []
+    real = subprocess.Popen
+    record = lambda command: started.append(real(command)) or started[-1]  # noqa: E731
+    monkeypatch.setattr(threads.subprocess, "Popen", record)
+    with threads.busy_loops(2):
+        assert [loop.poll() for loop in started] == [None, None]
+    assert all(loop.poll() for loop in started)

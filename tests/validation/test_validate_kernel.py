@@ -1,0 +1,76 @@
+"""validate_kernel.py: how many frames it compares, and when it prints what it has found."""
+
+import sys
+
+import pytest
+import torch
+
+import validate_kernel
+from qwen_megakernel.validation.compare import Report, Row
+
+GOOD = Row("good", 3, 1e-6, 1e-5)
+
+
+@pytest.fixture
+def compared(monkeypatch, capsys):
+    """compared(*words): run the program with comparisons that cost nothing; returns its exit code,
+    and for each of them its title, its frames and what had been printed before it."""
+    found = []
+
+    def compare(title, args):
+        found.append((title, args.steps, capsys.readouterr().out))
+        return Report(title, [GOOD])
+
+    def validate_plain(loaded, args, title):
+        return compare("plain", args)
+
+    def validate_fast(loaded, backend, dtype, args):
+        return compare(f"{backend.name} {dtype}".replace("torch.", ""), args)
+
+    monkeypatch.setattr(validate_kernel, "validate_plain", validate_plain)
+    monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)
+
+    def run(*words):
+        found.clear()
+        monkeypatch.setattr(sys, "argv", ["validate_kernel.py", *words])
+        return validate_kernel.main(validate_kernel.parse_args()), list(found)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "has_gpu", "steps"),
+    [
+        ((), False, 30),
+        (("--backend", "emulation"), False, 30),
+        (("--backend", "torch"), False, 200),  # nothing is emulated
+        (("--full",), False, 200),
+        (("--full", "--backend", "emulation"), False, 200),
+        (("--steps", "7"), False, 7),
+        ((), True, 200),
+    ],
+)
+def test_it_compares_so_many_frames(compared, monkeypatch, words, has_gpu, steps):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    if has_gpu:  # which this machine has not
+        monkeypatch.setattr(validate_kernel, "fast_backends", lambda requested: [])
+    code, found = compared(*words)
+    assert code == 0 and found and {frames for _, frames, _ in found} == {steps}
+
+
+def test_full_and_a_number_of_frames_exclude_each_other(compared, capsys):
+    with pytest.raises(SystemExit) as ended:
+        compared("--full", "--steps", "7")
+    assert ended.value.code == 2 and "not allowed with" in capsys.readouterr().err
+
+
+def test_a_table_is_printed_before_the_next_is_made(compared, capsys):
+    code, found = compared()
+    titles = [title for title, _, _ in found]
+    assert titles[:2] == ["plain", "cpu float32"]
+    assert titles[2:4] == ["emulation float32", "emulation bfloat16"]
+    first, *before = [printed for _, _, printed in found]
+    assert first == "tiny-random, 30 frames\n"
+    assert before == [f"{Report(title, [GOOD])}\n" for title in titles[:-1]]
+    last = capsys.readouterr().out
+    assert code == 0 and titles[-1] in last and len(last.splitlines()[-1]) > 10  # the verdict
