@@ -210,7 +210,7 @@ def refuses(call, *arguments):
     try:
         call(*arguments)
     except OutOfMemory as error:
-        return "fewer slots" in error.cure
+        return "fewer slots" in error.hint
     return False
 
 before = [state.values.clone() for state in states]
