@@ -88,7 +88,7 @@ $(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
 # Everything of ours that only a GPU executes, without one (tools/fake_gpu): the steps of gpu_check.sh
 # at toy size, with the tests that need a GPU. Downloads gigabytes: PyTorch's CUDA build.
 REHEARSAL := .venv-cuda
-REHEARSED := truth endurance int8 listeners
+REHEARSED := first why changed listeners reliability more
 
 rehearse-gpu: $(REHEARSAL)/.ready
 	set -e; export PATH="$(CURDIR)/$(REHEARSAL)/bin:$$PATH" PYTHON=python; \

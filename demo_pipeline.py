@@ -24,6 +24,7 @@ from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
+from qwen_megakernel.installing import install_command
 
 if TYPE_CHECKING:
     from qwen_megakernel import TTSEngine
@@ -299,15 +300,14 @@ def _need_packages(args: argparse.Namespace) -> None:
         import pipecat.services.tts_service  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
-            f"This demo needs pipecat-ai 1.14 ({error}).",
-            hint='pip install "qwen_megakernel[pipecat]"',
+            f"This demo needs pipecat-ai 1.14 ({error}).", hint=install_command("pipecat")
         ) from error
     if args.play:
         try:
             import sounddevice  # noqa: F401
         except ImportError as error:
             raise MissingPackageError(
-                f"--play needs sounddevice ({error}).", hint='pip install "qwen_megakernel[play]"'
+                f"--play needs sounddevice ({error}).", hint=install_command("play")
             ) from error
         except OSError as error:  # the package is there, the library that it loads is not
             raise MissingPackageError(

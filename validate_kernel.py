@@ -78,7 +78,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
         greedy_cases.save_cases(Path(args.save_reference), cases)
     tolerance = compare.OFFICIAL_TOLERANCE if args.tolerance is None else args.tolerance
     rows += compare.compare_forced(plain, cases, tolerance)
-    rows += compare.compare_free(plain, cases, exact=True)
+    rows += compare.compare_free(plain, cases, tolerance=tolerance)
     return Report(title, rows)
 
 
@@ -109,7 +109,7 @@ def validate_fast(
             hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
             rows += compare.compare_layers(fast, plain, cases[0], hidden)
         rows += compare.compare_forced(fast, cases, tolerance)
-        rows += compare.compare_free(fast, cases, exact=exact)
+        rows += compare.compare_free(fast, cases, tolerance=tolerance if exact else None)
         rows += compare.compare_sampling(fast, plain, cases[0], num_seeds)
     return Report(title, rows)
 

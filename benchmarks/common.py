@@ -27,13 +27,14 @@ from benchmarks import machine
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import MissingPackageError, OutputError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import cpu_library
 
 if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
     import torch
 
     from qwen_megakernel import TTSEngine
-    from qwen_megakernel.engine.speech_engine import Files
+    from qwen_megakernel.records import Files
 
 Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
@@ -388,7 +389,7 @@ def load_pyplot() -> ModuleType:
         import matplotlib
     except ImportError as error:
         raise MissingPackageError(
-            "--plot needs matplotlib.", hint='pip install "qwen_megakernel[plots]"'
+            "--plot needs matplotlib.", hint=install_command("plots")
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -124,6 +124,20 @@ def pipecat_table() -> list[str]:
     return result_table("pipecat_*.json", columns)
 
 
+def reading_table() -> list[str]:
+    """Results of `measure.py reading`, p50."""
+    columns: dict[str, Cell] = {
+        "machine": timed_on,
+        "full of expressions": "{summary[expressions_ms][p50]:.1f} ms",
+        "numbers alone": "{summary[numbers_ms][p50]:.1f} ms",
+        "without any": "{summary[plain_ms][p50]:.1f} ms",
+        "20 000 lexicon entries": "{summary[lexicon_ms][p50]:.1f} ms",
+        "first samples, off": "{summary[first_chunk_off_ms][p50]:.1f} ms",
+        "on": "{summary[first_chunk_on_ms][p50]:.1f} ms",
+    }
+    return result_table("reading_*.json", columns)
+
+
 def load_table() -> list[str]:
     """One row a level of a result file of the load test."""
     columns = ["model", "load", "machine", "first byte", "first audible", "end to end"]
@@ -417,7 +431,7 @@ def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
         "# What ptxas says",
         "",
         "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for both kernels of an architecture, compiled side by side.",
+        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side.",
         "",
         *table([*columns, "spill stores/loads", "CPU s"], rows_of(PTXAS) if rows is None else rows),
     ]
@@ -468,6 +482,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/performance.md": performance,
     "docs/performance-journey.md": what_is_left,
     "docs/precision.md": precision,
+    "docs/speech-control.md": reading_table,
     "docs/coreml.md": coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,

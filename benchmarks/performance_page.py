@@ -27,6 +27,13 @@ PRECISIONS = ("bf16", "int8-talker", "int8")
 # Goals of this project for an H200, milliseconds a frame of one stream, bf16.
 GOALS = {"random-0.6b-base": (1.56, 1.15), "random-1.7b": (2.02, 1.57)}
 
+ARRIVALS = (
+    "Requests that come when they like (random weights, end token masked, drawn lengths)",
+    (
+        *("model", "rps", "requests", "first_chunk_planned_ms.p50"),
+        *("first_chunk_planned_ms.p95", "underruns", "times_real_time"),
+    ),
+)
 # Steps of tools/gpu_check: title, and the columns shown ("a.b": b of a).
 GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "batch_curve": (
@@ -37,14 +44,20 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         "A frame with int8 layers, beside those as they are",
         ("model", "weights", "streams", "ms_per_frame", "mb_per_frame", "share_of_copy"),
     ),
-    "first_sound": ("From text to first sound, ms", ("model", "stage", "ms.p50", "ms.p95")),
-    "open_loop": (
-        "Requests that come when they like (random weights, end token masked, drawn lengths)",
-        (
-            *("model", "rps", "requests", "first_chunk_planned_ms.p50"),
-            *("first_chunk_planned_ms.p95", "underruns", "times_real_time"),
-        ),
+    "variants": (
+        "A frame on other builds of the kernel (`tools/gpu_check/variants.py`)",
+        ("model", "variant", "streams", "ms_per_frame", "best_ms_per_frame", "same_codes"),
     ),
+    "prompt_times": (
+        "A prompt, on the kernel and as a graph",
+        ("model", "backend", "positions", "enqueued_ms", "ms", "best_ms"),
+    ),
+    "first_sound": (
+        "From text to first sound, ms",
+        ("model", "backend", "stage", "ms.p50", "ms.p95"),
+    ),
+    "open_loop": ARRIVALS,
+    "open_loop_long": ARRIVALS,
     "capacity": (
         "Listeners who play what they hear",
         ("model", "listeners", "requests", "first_chunk_ms.p50", "first_chunk_ms.p95", "underruns"),
@@ -96,15 +109,16 @@ def performance() -> list[str]:
     ]
     if not gpus:
         lines += [
-            "Nothing yet: no GPU was at hand. On a machine with one, four commands leave files in "
+            "Nothing yet: no GPU was at hand. On a machine with one, five commands leave files in "
             "`benchmarks/results/`, and this section is",
             "written from them (`docs/gpu-setup.md` fits them into half an hour):",
             "",
             "```",
-            "tools/gpu_check.sh",
+            "tools/gpu_check.sh --set first",
+            "tools/gpu_check.sh --set why",
+            "tools/gpu_check.sh --set changed",
             "tools/gpu_check.sh --set listeners",
-            "tools/gpu_check.sh --set int8",
-            "tools/gpu_check.sh --set endurance",
+            "tools/gpu_check.sh --set reliability",
             "python benchmarks/pages.py docs/performance.md",
             "```",
             "",

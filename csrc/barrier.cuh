@@ -11,10 +11,10 @@
 // One counter that only grows within a launch: no sense flag and no reset that an early block could
 // overtake. Its uppermost bit says that somebody reported an error, so whoever sees that all have
 // arrived sees that too, and does not ask for another word: that would be a second way to L2 at
-// every barrier. The control block belongs to one engine; two engines share nothing.
+// every barrier. The control block belongs to one launch: one that fails leaves the next, which is
+// enqueued behind it already, alone.
 #pragma once
-#include "common.cuh"
-#include "tts_kernel.h"
+#include "stage_times.cuh"
 
 namespace qwen_tts {
 
@@ -26,8 +26,9 @@ __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage,
 
 // What a block's barrier keeps in shared memory, and nobody else touches.
 struct BarrierSmem {
-  uint64_t timeout_ns;  // thread 0's, as the next: in registers they would be kept through a frame
-  unsigned target;      // arrivals of this launch when everybody is at the barrier
+  uint64_t
+      timeout_ns;   // the waiter's, as the next: in registers they would be kept through a frame
+  unsigned target;  // arrivals of this launch when everybody is at the barrier
   int verdict;
 };
 
@@ -35,7 +36,7 @@ class GridBarrier {
  public:
   __device__ GridBarrier(Control* control, uint64_t timeout_ns, BarrierSmem& smem)
       : control_(control), smem_(smem) {
-    if (thread_idx() == 0) {
+    if (thread_idx() == kWaiter) {
       smem_.timeout_ns = timeout_ns;
       smem_.target = 0;
     }
@@ -47,12 +48,19 @@ class GridBarrier {
   template <class Meanwhile>
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
-    if (thread_idx() == 0) {
+    if (thread_idx() == kWaiter) {
+      const uint64_t arrived = stage_clock();
       add_release(&control_->arrived, 1);
       smem_.target += gridDim.x;
+      stamp(Stamp::kArrived, arrived);
     }
     meanwhile();
-    if (thread_idx() == 0) smem_.verdict = wait(stage, layer);
+    if (thread_idx() == kWaiter) {
+      stamp(Stamp::kPrepared);
+      smem_.verdict = wait(stage, layer);
+      stamp(Stamp::kReleased);
+      end_stage_times(stage, layer);
+    }
     __syncthreads();
     return smem_.verdict != 0;
   }
@@ -79,6 +87,10 @@ class GridBarrier {
   }
 
  private:
+  // The thread that arrives for its block and polls: of the last warp, to which the least falls of
+  // what there is to do meanwhile. Loops over few things end with the first warps.
+  static constexpr int kWaiter = kNumThreads - kWarpSize;
+
   __device__ bool wait(Stage stage, int layer) {
     const unsigned target = smem_.target;
     uint64_t deadline = 0;

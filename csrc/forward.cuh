@@ -41,6 +41,7 @@ class ForwardAttention {
 // As PassActivations, of this block's team.
 template <class Dims>
 struct TeamActivations {
+  static constexpr int kMostRows = kMaxRows;
   const Workspace& w;
   const int& first_row;
 

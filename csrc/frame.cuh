@@ -40,6 +40,8 @@ __device__ void copy_row(float* to, const float* from) {
   }
 }
 
+//   kMostRows  of a pass: positions 0 and 1 of the predictor are two of a stream
+template <int kMostRows>
 class FrameLoop {
  public:
   __device__ FrameLoop(const StepParams& params, Context& context)
@@ -56,11 +58,6 @@ class FrameLoop {
     prime(c_.smem.rings, Team::whole_grid(), layer_start<Talker>(c_.model.talker, 0));
     __syncthreads();
     while (frame() < p_.num_frames) {
-      // One block looks, before the first barrier of the frame and for all: they leave together,
-      // and what the frame has written so far nobody keeps.
-      const bool cancelled =
-          block_idx() == 0 && thread_idx() == 0 && load_from_host(c_.workspace.cancel) != 0;
-      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
       if (!talker_step() || !draw_code_0()) return;
       if (all_ended()) return;
       for (int group = 1; group < kNumCodeGroups; ++group) {
@@ -94,11 +91,19 @@ class FrameLoop {
   }
 
   // Of rows whose residual begins at `x`.
-  __device__ PassActivations activations(float* x) const { return {x, c_.workspace}; }
+  __device__ PassActivations<kMostRows> activations(float* x) const { return {x, c_.workspace}; }
 
   // The previous frame through the talker, for every stream that has one; then everybody's hidden
   // state to workspace.hidden.
   __device__ __forceinline__ bool talker_step() {
+    // One thread looks for all whether the host has cancelled the launch. The word comes from the
+    // host's memory: it is asked for here, and heeded while the grid waits. Blocks may leave at
+    // that barrier or at the next; until then nothing is written that anybody keeps.
+    const unsigned cancelled =
+        block_idx() == 0 && thread_idx() == 0 ? load_from_host(c_.workspace.cancel) : 0;
+    const auto heed_cancel = [&] {
+      if (cancelled) c_.barrier.report(LaunchStatus::kCancelled, Stage::kInput, frame());
+    };
     const int num_steps = plan_talker_pass();
     const Workspace& w = c_.workspace;
     if (num_steps) {
@@ -106,7 +111,10 @@ class FrameLoop {
         if (owns_row(row) && c_.smem.talker_row[row] >= 0) frame_embedding(row);
       }
       const Stack& talker = c_.model.talker;
-      const auto before_layers = [&] { open_layer<Talker>(weight_stream_, talker, 0); };
+      const auto before_layers = [&] {
+        open_layer<Talker>(weight_stream_, talker, 0);
+        heed_cancel();
+      };
       if (!c_.barrier.sync(Stage::kInput, frame(), before_layers)) return false;
       const auto after = [&] { return Forecast{tile_grid(codec_head()), after_codec_head().next}; };
       if (!decoder_layers<Talker>(
@@ -114,6 +122,8 @@ class FrameLoop {
               PassAttention<Talker>{talker, c_}, after, [] {}, c_)) {
         return false;
       }
+    } else {
+      heed_cancel();  // nothing to hide it behind
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
@@ -207,7 +217,7 @@ class FrameLoop {
   // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
   __device__ __forceinline__ bool draw_code_0() {
     const Workspace& w = c_.workspace;
-    const Rows rows{w.hidden, Talker::kHidden, num_rows()};
+    const InputRows<false, kMostRows> rows{w.hidden, Talker::kHidden, num_rows()};
     const auto store_logits = [&](int row, int i, float2 sum) {
       *reinterpret_cast<float2*>(logits(row, 0) + i) = sum;
     };
@@ -272,8 +282,8 @@ class FrameLoop {
     };
     const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 comes along with position 1
     const int pass_rows = num_rows() * rows_per_stream;
-    for (int first = 0; first < pass_rows; first += kMaxRows) {
-      const int count = min(kMaxRows, pass_rows - first);
+    for (int first = 0; first < pass_rows; first += kMostRows) {
+      const int count = min(kMostRows, pass_rows - first);
       const int i = opaque(thread_idx());
       if (i < count) {
         const int row = (first + i) / rows_per_stream;
@@ -307,8 +317,9 @@ class FrameLoop {
     }
     // The last position of every stream.
     const float* x = c_.workspace.x + (rows_per_stream - 1) * Predictor::kHidden;
-    const NormedRows rows{x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
-                          static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
+    const InputRows<true, kMostRows> rows{
+        x, size_t{Predictor::kHidden} * rows_per_stream, num_rows(),
+        static_cast<const Weight*>(predictor.final_norm), predictor.rms_norm_eps};
     matvec(
         weight_stream_, head(), rows,
         [&](int row, int i, float2 sum) {
@@ -402,5 +413,14 @@ class FrameLoop {
   Context& c_;
   WeightStream<kRingSlots> weight_stream_;  // open at what comes first behind each barrier
 };
+
+// All frames of a launch whose passes have at most kMostRows rows. All threads of all blocks.
+template <int kMostRows>
+__device__ __forceinline__ void run_step(const StepParams& p) {
+  Context context(p.model, p.slots, p.workspace, p.timeout_ns, dynamic_smem());
+  FrameLoop<kMostRows>(p, context).run();
+  copy_async_wait<0>();  // weights that nobody will read
+  context.barrier.leave();
+}
 
 }  // namespace qwen_tts

@@ -57,6 +57,9 @@ struct ForwardPlan {
 
 // What a block keeps in shared memory.
 struct BlockSmem {
+#if STAGE_TIMES
+  StageTimesSmem times;
+#endif
   StageSmem stage;
   WeightRings<kRingSlots> rings;
   Pass pass;
@@ -83,7 +86,9 @@ struct Context {
         slots(slots_),
         workspace(workspace_),
         smem(*reinterpret_cast<BlockSmem*>(smem_bytes)),
-        barrier(workspace_.control, timeout_ns, smem.barrier) {}
+        barrier(workspace_.control, timeout_ns, smem.barrier) {
+    if (thread_idx() == 0) begin_stage_times(workspace_.stage_times);
+  }
 };
 
 // One layer's weights, one after another in this order.
@@ -197,7 +202,10 @@ __device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& s
 // Where the rows of a pass lie that this block multiplies, global, visible to all blocks: x is
 // [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp
 // [.., kIntermediate]. Functions, for addresses are not to be kept in registers through the layers.
+//   kMostRows  of the pass
+template <int kMostRows_>
 struct PassActivations {
+  static constexpr int kMostRows = kMostRows_;
   float* first;  // of x
   const Workspace& w;
 
@@ -208,6 +216,8 @@ struct PassActivations {
 };
 
 // x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
+// A stage is what it computes, what the block prepares of the next one while the grid waits
+// (`before_` that one), and the barrier that it ends with.
 //   rows           as PassActivations
 //   weight_stream  open at layer 0
 //   attention_of   (layer, head norms) -> the attention of all rows that the grid has, in the same
@@ -227,41 +237,16 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
   MatvecSmem& smem = c.smem.stage.matvec;
   const float eps = stack.rms_norm_eps;
   const AddTo add_to_residual{rows.x(), kHidden};
+  using PlainInput = InputRows<false, Activations::kMostRows>;
+  using NormedInput = InputRows<true, Activations::kMostRows>;
 
   for (int layer = 0; layer < num_layers; ++layer) {
     const LayerWeights<Dims> weights(stack, layer);
     const bool last = layer + 1 == num_layers;
     const auto following = [&] { return last ? after() : layer_start<Dims>(stack, layer + 1); };
     auto attention = attention_of(layer, weights.head_norms());
-    // While the grid waits behind the stage in front of each.
-    const auto open_o_proj = [&] {
-      weight_stream.open(tile_grid(weights.o_proj()),
-                         {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
-      if (!last) prefetch_layer<Dims>(stack, layer + 1, pass);
-    };
-    const auto before_attention = [&] {
-      attention.prefetch_cache();
-      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
-    };
-    const auto before_o_proj = [&] {
-      if (!kIsShort<Dims>) open_o_proj();
-    };
-    const auto before_gate_up_proj = [&] {
-      weight_stream.open(tile_grid(weights.gate_up_proj()),
-                         {tile_grid(weights.down_proj()), following().next});
-    };
-    const auto before_down_proj = [&] {
-      weight_stream.open(tile_grid(weights.down_proj()), following());
-    };
-    const auto before_next_layer = [&] {
-      if (last) {
-        before_after();
-      } else {
-        open_layer<Dims>(weight_stream, stack, layer + 1);
-      }
-    };
 
-    const NormedRows normed_input{rows.x(), kHidden, pass.num_rows, weights.input_norm(), eps};
+    const NormedInput normed_input{rows.x(), kHidden, pass.num_rows, weights.input_norm(), eps};
     matvec(
         weight_stream, weights.qkv_proj(), normed_input,
         [&](int row, int i, float2 sum) {
@@ -273,18 +258,34 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
               sum;
         },
         smem);
+    const auto open_o_proj = [&] {
+      weight_stream.open(tile_grid(weights.o_proj()),
+                         {tile_grid(weights.gate_up_proj()), tile_grid(weights.down_proj())});
+      if (!last) prefetch_layer<Dims>(stack, layer + 1, pass);
+    };
+    const auto before_attention = [&] {
+      attention.prefetch_cache();
+      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
+    };
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 
     attention.run();
     const bool everywhere = attention.everywhere();
+    const auto before_o_proj = [&] {
+      if (!kIsShort<Dims>) open_o_proj();
+    };
     if (!everywhere && !c.barrier.sync(Stage::kAttention, layer, before_o_proj)) return false;
 
-    Rows attention_rows{rows.attention(), Dims::kQSize, pass.num_rows};
+    PlainInput attention_rows{rows.attention(), Dims::kQSize, pass.num_rows};
     attention_rows.loaded = everywhere;
     matvec(weight_stream, weights.o_proj(), attention_rows, add_to_residual, smem);
+    const auto before_gate_up_proj = [&] {
+      weight_stream.open(tile_grid(weights.gate_up_proj()),
+                         {tile_grid(weights.down_proj()), following().next});
+    };
     if (!c.barrier.sync(Stage::kOProj, layer, before_gate_up_proj)) return false;
 
-    const NormedRows normed_middle{rows.x(), kHidden, pass.num_rows, weights.post_norm(), eps};
+    const NormedInput normed_middle{rows.x(), kHidden, pass.num_rows, weights.post_norm(), eps};
     matvec(
         weight_stream, weights.gate_up_proj(), normed_middle,
         [&](int row, int i, float2 gate_up) {
@@ -292,10 +293,20 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
               silu(gate_up.x) * gate_up.y;
         },
         smem);
+    const auto before_down_proj = [&] {
+      weight_stream.open(tile_grid(weights.down_proj()), following());
+    };
     if (!c.barrier.sync(Stage::kGateUpProj, layer, before_down_proj)) return false;
 
-    const Rows mlp_rows{rows.mlp(), kIntermediate, pass.num_rows};
+    const PlainInput mlp_rows{rows.mlp(), kIntermediate, pass.num_rows};
     matvec(weight_stream, weights.down_proj(), mlp_rows, add_to_residual, smem);
+    const auto before_next_layer = [&] {
+      if (last) {
+        before_after();
+      } else {
+        open_layer<Dims>(weight_stream, stack, layer + 1);
+      }
+    };
     if (!c.barrier.sync(Stage::kDownProj, layer, before_next_layer)) return false;
   }
   return true;

@@ -7,6 +7,7 @@
 #pragma once
 #include <type_traits>
 
+#include "stage_times.cuh"
 #include "weights.cuh"
 
 namespace qwen_tts {
@@ -19,6 +20,11 @@ constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 // 32 bytes of two rows at once: they lie in different banks.
 __device__ __forceinline__ constexpr int row_stride(int num_cols) { return num_cols + 4; }
 
+// Where the partial sums of a row lie among those of a row tile: half a warp reads one row of four
+// tiles at once, and so they are in different banks.
+__device__ __forceinline__ constexpr int partials_row(int tile, int row) { return row ^ tile; }
+static_assert((kMaxRows & (kMaxRows - 1)) == 0 && kRoundTiles <= kMaxRows);
+
 struct MatvecSmem {
   // [rows][stride] f32, or bf16 as store_activations leaves them
   alignas(16) float activations[kMaxRows * row_stride(kChunkCols)];
@@ -28,13 +34,14 @@ struct MatvecSmem {
 };
 
 // Where a pass reads its rows.
-template <bool kNormed_>
+template <bool kNormed_, int kMostRows_ = kMaxRows>
 struct InputRows {
   static constexpr bool kNormed = kNormed_;  // do they pass through RMSNorm on the way?
-  const float* x;                            // [num_rows], global, visible to this block
-  size_t stride;                             // floats from row to row
-  int num_rows;                              // 1 .. kMaxRows
-  const Weight* norm_weight = nullptr;       // [columns], if kNormed
+  static constexpr int kMostRows = kMostRows_;
+  const float* x;                       // [num_rows], global, visible to this block
+  size_t stride;                        // floats from row to row
+  int num_rows;                         // 1 .. kMostRows
+  const Weight* norm_weight = nullptr;  // [columns], if kNormed
   float norm_eps = 0;
   bool loaded = false;  // they lie in shared memory, all columns, as load_rows leaves them
 };
@@ -127,13 +134,14 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
 // tiles. store() leaves the sums in smem.partials[warp].
 #if WEIGHTS_F32
 
+template <int kMostRows>
 class WarpSums {
  public:
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
       : partials_(smem.partials[warp_idx()]), num_rows_(num_rows), num_tiles_(num_tiles) {
     for (int tile = 0; tile < num_tiles_; ++tile) {
       for (int row = 0; row < num_rows_; ++row) {
-        if (lane_idx() % 4 == 0) partials_[tile][row][lane_idx() / 4] = 0;
+        if (lane_idx() % 4 == 0) partials_[tile][partials_row(tile, row)][lane_idx() / 4] = 0;
       }
     }
   }
@@ -144,7 +152,9 @@ class WarpSums {
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles_; ++tile) {
-      const LaneTile<Matrix::kLaneVectors> pieces = weights.template front<Matrix::kLaneVectors>();
+      LaneTile<Matrix::kLaneVectors> tiles[1];
+      weights.front(tiles);
+      const LaneTile<Matrix::kLaneVectors>& pieces = tiles[0];
 #pragma unroll 1
       for (int row = 0; row < num_rows_; ++row) {
         float sum = 0;
@@ -157,7 +167,7 @@ class WarpSums {
           sum += w.x * a.x + w.y * a.y + w.z * a.z + w.w * a.w;
         }
         sum = quad_sum(sum);
-        if (lane_idx() % 4 == 0) partials_[tile][row][lane_idx() / 4] += sum;
+        if (lane_idx() % 4 == 0) partials_[tile][partials_row(tile, row)][lane_idx() / 4] += sum;
       }
       weights.pop();
     }
@@ -204,6 +214,7 @@ __device__ __forceinline__ ActivationColumns load_columns(const float* activatio
   return {{four[0], four[1]}, {four[kHalf], four[kHalf + 1]}};
 }
 
+template <int kMostRows>
 class WarpSums {
  public:
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
@@ -222,20 +233,16 @@ class WarpSums {
     };
     const ActivationColumns first = columns_of(0);
 #pragma unroll
-    for (int tile = 0; tile < kRoundTiles; ++tile) {
-      if (tile < num_tiles_) {
-        const LaneTile<Matrix::kLaneVectors> pieces =
-            weights.template front<Matrix::kLaneVectors>();
-        const uint4 left = half_of_tile(pieces, 0), right = half_of_tile(pieces, 1);
-        const auto add = [&](float (&sums)[4], const ActivationColumns& rows) {
-          mma_tile(sums, rows.left[0], rows.left[1], left);
-          mma_tile(sums, rows.right[0], rows.right[1], right);
-        };
-        add(sums_[tile], first);
-        weights.pop();
-        // Read again for every tile: a frame has no registers for them.
-        if (num_rows_ > 8) add(more_sums_[tile], columns_of(8));
+    for (int tile = 0; tile < kRoundTiles; tile += kTilesAtOnce) {
+      const int count = min(num_tiles_ - tile, kTilesAtOnce);
+      if (count <= 0) break;
+      if (count == kTilesAtOnce) {
+        add_tiles<Matrix, kTilesAtOnce>(weights, tile, first, columns_of);
+      } else {
+        add_tiles<Matrix, 1>(weights, tile, first, columns_of);
       }
+      weights.pop();
+      if (count == kTilesAtOnce) weights.pop();
     }
   }
 
@@ -245,17 +252,48 @@ class WarpSums {
       if (tile < num_tiles_) {
         const auto store_row = [&](int row, const float (&sums)[4]) {  // hi + lo
           if (row < num_rows_) {
-            *reinterpret_cast<float2*>(&partials_[tile][row][lane_idx() % 4 * 2]) =
+            *reinterpret_cast<float2*>(
+                &partials_[tile][partials_row(tile, row)][lane_idx() % 4 * 2]) =
                 make_float2(sums[0] + sums[2], sums[1] + sums[3]);
           }
         };
         store_row(lane_idx() / 4, sums_[tile]);
-        store_row(lane_idx() / 4 + 8, more_sums_[tile]);
+        if constexpr (kMostRows > kFewRows) {
+          store_row(lane_idx() / 4 + kFewRows, more_sums_[tile]);
+        }
       }
     }
   }
 
  private:
+  static constexpr int kTilesAtOnce = 2;  // products of one that do not wait for those of another
+  static_assert(kTilesAtOnce == 2 && kRoundTiles % kTilesAtOnce == 0);
+
+  // `kCount` row tiles from `tile` on, each added in the same order.
+  template <class Matrix, int kCount, class Stream, class ColumnsOf>
+  __device__ __forceinline__ void add_tiles(Stream& weights, int tile,
+                                            const ActivationColumns& first,
+                                            const ColumnsOf& columns_of) {
+    using Pieces = LaneTile<Matrix::kLaneVectors>;
+    Pieces pieces[kCount];
+    weights.front(pieces);
+    const auto add = [&](float (*sums)[4], const ActivationColumns& rows) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4(&columns)[2] = half ? rows.right : rows.left;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          mma_tile(sums[i], columns[0], columns[1], half_of_tile(pieces[i], half));
+        }
+      }
+    };
+    add(sums_ + tile, first);
+    if constexpr (kMostRows > kFewRows) {
+      // Read again for every tile: a frame has no registers for them.
+      if (num_rows_ > kFewRows) add(more_sums_ + tile, columns_of(kFewRows));
+    }
+  }
+
   __device__ static uint4 half_of_tile(const LaneTile<2>& bf16, int half) {
     return bf16.vector[half];
   }
@@ -267,7 +305,8 @@ class WarpSums {
 
   float (&partials_)[kRoundTiles][kMaxRows][kTileRows];
   int num_rows_, num_tiles_;
-  float sums_[kRoundTiles][4] = {}, more_sums_[kRoundTiles][4] = {};  // rows 0..7 and 8..15
+  float sums_[kRoundTiles][4] = {};                                  // rows 0..7
+  float more_sums_[kMostRows > kFewRows ? kRoundTiles : 1][4] = {};  // rows 8..15
 };
 
 #endif
@@ -297,7 +336,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
 #pragma unroll 1
   for (int round = share.begin; round < share.end; round += kRoundTiles) {
     const int num_tiles = min(kRoundTiles, share.end - round);
-    WarpSums sums(smem, rows.num_rows, num_tiles);
+    WarpSums<Input::kMostRows> sums(smem, rows.num_rows, num_tiles);
 #pragma unroll 1
     for (int begin = 0, end; begin < kPaddedIn; begin = end) {
       end = resident ? kPaddedIn : min(begin + kChunkCols, kPaddedIn);
@@ -316,12 +355,18 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
           }
         }
       }
+      if (kStageTimes && round == share.begin && begin == 0) {
+        if (thread_idx() == 0) stamp(Stamp::kRowsReady);
+        weights.wait_for_front();
+        if (thread_idx() == 0) stamp(Stamp::kFirstTile);
+      }
 #pragma unroll 1
       for (int col = begin + warp_idx() * kTileCols; col < end; col += kNumWarps * kTileCols) {
         sums.template add_column<Matrix>(weights, smem.activations + (col - begin),
                                          row_stride(end - begin));
       }
     }
+    if (thread_idx() == 0) stamp(Stamp::kLastTile);
     sums.store();
     __syncthreads();  // partials and norm_scale are complete
     // As many as if the round were full: a division by num_tiles takes longer than the sums.
@@ -346,8 +391,8 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
       float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
       for (int warp = 0; warp < kNumWarps; ++warp) {
-        const float2 partial =
-            *reinterpret_cast<const float2*>(&smem.partials[warp][tile][row][2 * pair]);
+        const float2 partial = *reinterpret_cast<const float2*>(
+            &smem.partials[warp][tile][partials_row(tile, row)][2 * pair]);
         sum = make_float2(sum.x + partial.x, sum.y + partial.y);
       }
       if constexpr (Input::kNormed) {

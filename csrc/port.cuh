@@ -65,11 +65,28 @@ __device__ __forceinline__ uint64_t clock_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
+// Of this SM alone: other SMs count from another start.
+__device__ __forceinline__ uint64_t clock_cycles() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+  return now;
+}
 
 // ---- Copies
 // 16 bytes from global to shared memory without registers and without waiting; PTX because the
-// pipeline intrinsics cannot ask for the L2 prefetch.
+// pipeline intrinsics cannot ask for the L2 prefetch, nor say what L2 should give up first.
+//   kEvictFirst  these bytes, before anything that was read without saying so
+template <bool kEvictFirst = false>
 __device__ __forceinline__ void copy_async(void* smem, const void* global) {
+  if constexpr (kEvictFirst) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 0f3F800000;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(smem))),
+                 "l"(global), "l"(policy)
+                 : "memory");
+    return;
+  }
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(
                    static_cast<unsigned>(__cvta_generic_to_shared(smem))),
                "l"(global)
@@ -125,8 +142,7 @@ constexpr bool kZerosAreFree = false;
 // layout, and the packed weights rely on it.
 __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, unsigned b_first,
                                     unsigned b_second) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b_first), "r"(b_second));
@@ -193,7 +209,9 @@ inline unsigned load_from_host(const unsigned* word) {
 }
 inline void pause(EMULATION_HERE) { emulation::pause(where); }
 inline uint64_t clock_ns() { return emulation::now_ns(); }
+inline uint64_t clock_cycles() { return emulation::now_ns(); }
 
+template <bool = false>
 inline void copy_async(void* smem, const void* global) {
   const bool aligned =
       (reinterpret_cast<uintptr_t>(smem) | reinterpret_cast<uintptr_t>(global)) % 16 == 0;

@@ -1,4 +1,4 @@
-// Frames of speech: step_kernel and its launcher.
+// Frames of speech: step_kernel, and the launcher that takes it or few_step_kernel.
 #include "frame.cuh"
 #include "launch.cuh"
 
@@ -7,10 +7,7 @@ namespace qwen_tts {
 // One block per SM: shared memory and registers are planned for that.
 __global__ void __launch_bounds__(kNumThreads, 1)
     step_kernel(const __grid_constant__ StepParams p) {
-  Context context(p.model, p.slots, p.workspace, p.timeout_ns, dynamic_smem());
-  FrameLoop(p, context).run();
-  copy_async_wait<0>();  // weights that nobody will read
-  context.barrier.leave();
+  run_step<kMaxRows>(p);
 }
 
 cudaError_t max_step_blocks(int* num_blocks) { return max_blocks(step_kernel, num_blocks); }
@@ -18,5 +15,7 @@ cudaError_t max_step_blocks(int* num_blocks) { return max_blocks(step_kernel, nu
 }  // namespace qwen_tts
 
 extern "C" int qwen_tts_step(const qwen_tts::StepParams* params, int32_t num_blocks, void* stream) {
-  return qwen_tts::launch(qwen_tts::step_kernel, *params, num_blocks, stream);
+  using namespace qwen_tts;
+  if (2 * params->num_streams <= kFewRows) return launch_few_step(*params, num_blocks, stream);
+  return launch(step_kernel, *params, num_blocks, stream);
 }

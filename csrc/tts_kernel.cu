@@ -33,16 +33,22 @@ void qwen_tts_describe(Description* d) {
   d->num_threads = kNumThreads;
   d->max_splits = kMaxSplits;
   d->weights_f32 = WEIGHTS_F32;
+  d->max_stage_records = kStageTimes ? kMaxStageRecords : 0;
   describe_stack<Talker>(d->talker, kTalkerVocab);
   describe_stack<Predictor>(d->predictor, kPredictorVocab);
 }
 
 int qwen_tts_max_blocks(int32_t* num_blocks) {
-  int step_blocks = 0, forward_blocks = 0;
-  cudaError_t error = max_step_blocks(&step_blocks);
-  if (!error) error = max_forward_blocks(&forward_blocks);
-  *num_blocks = step_blocks < forward_blocks ? step_blocks : forward_blocks;
-  return error;
+  *num_blocks = 1 << 30;
+  for (const auto most : {max_step_blocks, max_few_step_blocks, max_forward_blocks}) {
+    int blocks = 0;
+    if (const cudaError_t error = most(&blocks)) {
+      *num_blocks = 0;
+      return error;
+    }
+    if (blocks < *num_blocks) *num_blocks = blocks;
+  }
+  return cudaSuccess;
 }
 
 const char* qwen_tts_error_string(int error) {

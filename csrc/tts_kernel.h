@@ -38,13 +38,24 @@ enum class LaunchStatus : uint32_t {
   kBadLogits,  // NaN, or nothing finite, in the logits
 };
 
-// Grid barrier and flags of one engine. Zeroed once by the host, and again after an error.
+// Grid barrier and flags of one launch. Zero when it starts, and again when it has ended without an
+// error; after one the host clears it. A launch behind one that fails has another: it is not
+// touched.
 struct Control {
   uint32_t arrived;  // blocks at a barrier, counted over the launch; bit 31: there is an error
   uint32_t pad[31];  // the polled word has its cache line for itself
   uint32_t left;     // blocks that finished the launch
   uint32_t error;    // pack_error(), 0: none
 };
+
+// One stage of one block, in a build with stamps (stage_times.cuh). The first record of a block is
+// its header: cycles and nanoseconds at the launch's start, and both at the end of its last stage.
+struct StageRecord {
+  uint64_t
+      stamps[6];  // cycles of the block's SM, in the order of Stamp; 0: there is no such moment
+  uint32_t stage, layer;
+};
+constexpr int kMaxStageRecords = 4096;  // of a block: four frames have some 2200 stages
 
 struct Stack {
   const void* layers;      // [num_layers, LayerWeights::kSize] Weight (layer.cuh)
@@ -96,9 +107,10 @@ struct Workspace {
   float* mlp;                   // [n, max intermediate]
   float* logits;                // [kMaxRows, max vocab]
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
-  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], zero between launches
+  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], of one launch as `control` is
   Control* control;
-  const uint32_t* cancel;  // host memory that the device can read; not 0: begin no further frame
+  const uint32_t* cancel;    // host memory that the device can read; not 0: begin no further frame
+  StageRecord* stage_times;  // [num_blocks, kMaxStageRecords], zeros, or null; only with stamps
 };
 
 struct SamplingParams {
@@ -159,7 +171,8 @@ struct Description {        // what this library was built for
   int32_t num_threads;
   int32_t max_splits;
   int32_t weights_f32;
-  int32_t talker[7];  // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
+  int32_t max_stage_records;  // of a block; 0: built without stamps
+  int32_t talker[7];          // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
   int32_t predictor[7];
 };
 
@@ -168,9 +181,11 @@ struct Description {        // what this library was built for
 extern "C" {
 // Returned codes are cudaError_t; 0 is success. Launches are asynchronous on `stream`.
 void qwen_tts_describe(qwen_tts::Description* description);
-// Blocks that can be resident at once on the current device; 0 with an error code otherwise.
+// Blocks of either kernel that can be resident at once on the current device; 0 with an error code
+// otherwise. To be asked once for each device before anything is launched there: it also sets what
+// the launches need.
 int qwen_tts_max_blocks(int32_t* num_blocks);
-// num_blocks 0: as many as fit.
+// num_blocks: 1 to what qwen_tts_max_blocks() gave.
 int qwen_tts_step(const qwen_tts::StepParams* params, int32_t num_blocks, void* stream);
 int qwen_tts_forward(const qwen_tts::ForwardParams* params, int32_t num_blocks, void* stream);
 const char* qwen_tts_error_string(int error);

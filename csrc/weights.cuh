@@ -115,7 +115,7 @@ struct WeightStreamState {
   const void* expected[2];  // which matrices these are, by their first byte
   WeightCursor cursor;      // lane 0's: the first tile that is not in the ring
   int cursor_in;            // which of the forecast it is a tile of
-  int head;                 // slot of the oldest tile
+  int head;                 // slot of the oldest tile, as WeightStream counts
   int num_tiles;            // in the ring
   Team team;                // whose share of a matrix this block reads
 };
@@ -135,6 +135,8 @@ template <int kSlots, bool kTeams_ = false>
 class WeightStream {
  public:
   static constexpr bool kTeams = kTeams_;
+  // Of several teams all but one read a weight from L2.
+  static constexpr bool kEvictFirst = !kTeams && WEIGHTS_EVICT_FIRST;
 
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
       : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
@@ -167,9 +169,9 @@ class WeightStream {
       cursor_.enter(grid.rows(rows_));
     }
     leave_finished();
-    int tail = (head_ + num_tiles_) % kSlots;
+    int tail = (head_ + num_tiles_ * kSlotVectors) % kEnd;
 #pragma unroll 1
-    for (int slot = num_tiles_; slot < kSlots; ++slot, tail = slot_after(tail)) {
+    for (int tiles = num_tiles_; tiles < kSlots; ++tiles, tail = slot_after(tail)) {
       num_tiles_ += fetch(tail);
     }
   }
@@ -177,16 +179,24 @@ class WeightStream {
   // The block's row tiles of the matrix at hand.
   __device__ BlockRange rows() const { return rows_; }
 
-  // This lane's weights of the warp's next tile; pop() is due when they have been used.
-  template <int kVectors>
-  __device__ LaneTile<kVectors> front() {
-    // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
-    // every pop() starts one more: behind the oldest slot there are at least kSlots - 1 groups.
-    copy_async_wait<kSlots - 1>();
-    LaneTile<kVectors> tile;
+  // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
+  // every pop() starts one more: behind the oldest `kCount` there are at least kSlots - kCount.
+  template <int kCount = 1>
+  __device__ void wait_for_front() const {
+    copy_async_wait<kSlots - kCount>();
+  }
+
+  // This lane's weights of the warp's next tiles; as many pop() are due when they have been used.
+  template <int kVectors, int kCount>
+  __device__ void front(LaneTile<kVectors> (&tiles)[kCount]) {
+    static_assert(kCount <= kSlots);
+    wait_for_front<kCount>();
+    int slot = head_;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) tile.vector[i] = piece(head_, i);
-    return tile;
+    for (int tile = 0; tile < kCount; ++tile, slot = slot_after(slot)) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) tiles[tile].vector[i] = piece(slot, i);
+    }
   }
 
   // Fills the slot of the tile again. While there is something to fetch, the ring is full: what
@@ -228,7 +238,7 @@ class WeightStream {
 #pragma unroll
       for (int i = 0; i < kVectorsOfWeight; ++i) {
         if (i < cursor_.grid().lane_vectors()) {
-          copy_async(&piece(slot, i), cursor_.address + i * kWarpSize);
+          copy_async<kEvictFirst>(&piece(slot, i), cursor_.address + i * kWarpSize);
         }
       }
       if (!cursor_.advance()) {
@@ -240,10 +250,12 @@ class WeightStream {
     return exists;
   }
 
-  __device__ uint4& piece(int slot, int i) const {
-    return tiles_[(slot * kVectorsOfWeight + i) * kWarpSize];
+  // Slots are counted in vectors from the ring's first: an address is then one addition.
+  static constexpr int kSlotVectors = kVectorsOfWeight * kWarpSize, kEnd = kSlots * kSlotVectors;
+  __device__ uint4& piece(int slot, int i) const { return tiles_[slot + i * kWarpSize]; }
+  __device__ static int slot_after(int slot) {
+    return slot + kSlotVectors == kEnd ? 0 : slot + kSlotVectors;
   }
-  __device__ static int slot_after(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
 
   uint4* tiles_;  // this lane's first piece in the warp's ring
   WeightStreamState& state_;

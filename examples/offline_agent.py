@@ -27,7 +27,7 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.records import SpeechRequest
 
-with options.needed('"qwen_megakernel[pipecat]"', by="offline_agent.py"):
+with options.needed("pipecat", by="offline_agent.py"):
     from loguru import logger
     from pipecat.audio.vad.vad_analyzer import VADAnalyzer, VADParams
     from pipecat.frames.frames import (

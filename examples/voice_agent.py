@@ -5,7 +5,7 @@ by Whisper in this process, answered by any LLM with an OpenAI-compatible server
 process: by demo-voice, the small voice in the box, unless --model names another one. Interrupt it
 whenever you like.
 
-    pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
+    pip install -e ".[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
     export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
     python examples/voice_agent.py --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice
 
@@ -25,9 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it
 
 from qwen_megakernel.cli import options
 
-with options.needed(
-    '"qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"', by="voice_agent.py"
-):
+with options.needed("pipecat", by="voice_agent.py", also=["pipecat-ai[webrtc,runner,whisper]"]):
     from pipecat.audio.vad.silero import SileroVADAnalyzer
     from pipecat.frames.frames import LLMRunFrame
     from pipecat.pipeline.pipeline import Pipeline

@@ -5,7 +5,7 @@
     with TTSEngine.from_pretrained("demo-voice") as tts:
         tts.synthesize("Hello.").save("hello.wav")
 
-Importing the package loads nothing heavy; torch comes with the first use of a name.
+Importing the package loads neither torch nor numpy; the first use of one of its names does.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Samples on their way out: 16-bit PCM, audio files, and what a listener hears when."""
+"""Audio output: 16-bit PCM, audio files, gaps in playback and silence at the beginning."""
 
 import os
 import secrets
@@ -13,13 +13,13 @@ import numpy as np
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 from qwen_megakernel.signals import deferred_signals
 
-FULL_SCALE = 32768  # int16 sample of a float sample of 1, which is clipped to FULL_SCALE - 1
+FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
 
-# Extension -> libsndfile format. Each takes audio in pieces.
+# Extension -> libsndfile format. Each can be written in pieces.
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
 
-# The detector of audible sound, as nari-labs' benchmark of first audible audio defines it: two
-# windows in a row above the threshold, each half a window after the other.
+# Audible sound, as nari-labs' benchmark of first audible audio defines it: two windows in a row
+# are above the threshold; a window begins half a window after the one before.
 WINDOW_MS = 20
 HOP_MS = 10
 AUDIBLE_DBFS = -45
@@ -29,8 +29,8 @@ NUM_AUDIBLE_WINDOWS = 2
 def to_int16(pcm: np.ndarray) -> np.ndarray:
     """Round float samples to 16-bit PCM.
 
-    The scale is 32768, so that int16 / 32768 comes back unchanged; ties go to even, and what lies
-    outside -32768 .. 32767 is clipped.
+    The scale is 32768, so int16 / 32768 converts back to the same values. Ties round to even, and
+    values outside -32768 .. 32767 are clipped.
 
     Args:
         pcm: float samples of any shape, full scale at 1.
@@ -49,16 +49,16 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
 
 
 def check_path(path: str | Path) -> None:
-    """Refuse a path that no audio file can have, before there is any audio. Leaves nothing there.
+    """Raise the error that a `WavWriter` of this path would raise; no file is left there.
 
     Raises:
-        UsageError, OutputError: as `WavWriter`.
+        UsageError, OutputError: see `WavWriter`.
     """
     _begin_file(Path(path)).unlink()
 
 
 def _begin_file(path: Path) -> Path:
-    """The hidden file beside `path`, empty, in which its audio is collected."""
+    """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
         raise OutputError(f"Cannot write {path}: it is a folder.")
     if path.suffix.lower() not in FORMATS:
@@ -78,20 +78,20 @@ def _begin_file(path: Path) -> Path:
 class WavWriter:
     """An audio file, written while the speech arrives.
 
-    Everything goes to a hidden file beside `path`, which takes its name when it is closed: at any
-    time `path` is a whole file or none of ours. Leaving a `with` block closes it, also through
-    Ctrl-C, so what was spoken until then stays. Without a sample no file is left.
+    Audio is written to a hidden file beside `path`, which `close` renames, so `path` is never half
+    a file. Leaving a `with` block closes it, also through Ctrl-C, so the speech until then is kept.
+    A file without a sample is removed.
     """
 
     def __init__(self, path: str | Path, rate: int):
-        """Start a file.
+        """Create the hidden file.
 
         Args:
             path: its extension names the format: wav, flac, ogg or mp3.
-            rate: samples a second.
+            rate: samples per second.
         Raises:
-            UsageError: an unknown extension.
-            OutputError: the folder cannot be written, or the path is not that of a file.
+            UsageError: the extension is unknown.
+            OutputError: the folder is not writable, or `path` is no regular file.
         """
         import soundfile
 
@@ -108,11 +108,11 @@ class WavWriter:
         """Append [num_samples] int16.
 
         Raises:
-            OutputError: the disk is full or gone; nothing of the file is left.
+            OutputError: the disk is full or gone; the hidden file is removed.
         """
         assert samples.dtype == np.int16
         try:
-            # libsndfile's Vorbis encoder puts each write onto the stack: 90 s at once overflow it.
+            # libsndfile's Vorbis encoder copies each write to the stack, which 90 s overflow.
             for first in range(0, len(samples), self._block_samples):
                 self._file.write(samples[first : first + self._block_samples])
                 self._has_audio = True
@@ -120,10 +120,10 @@ class WavWriter:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Complete the file and give it its name. Safe to call twice.
+        """Complete the file and rename it to `path`. A second call does nothing.
 
         Raises:
-            OutputError: the disk is full or gone; nothing of the file is left.
+            OutputError: the disk is full or gone; the hidden file is removed.
         """
         with deferred_signals():
             if self._file.closed:
@@ -159,15 +159,15 @@ class WavWriter:
 
 
 def write_wav(path: str | Path, samples: np.ndarray, rate: int) -> None:
-    """Write a whole audio file; a file of that name is replaced at the end or not at all.
+    """Write a whole audio file. An existing file is replaced only by a complete one.
 
     Args:
         path: its extension names the format: wav, flac, ogg or mp3.
         samples: [num_samples] float with full scale at 1, or int16.
-        rate: samples a second.
+        rate: samples per second.
     Raises:
-        UsageError: an unknown extension, or no samples.
-        OutputError: the file cannot be written; names it.
+        UsageError: the extension is unknown, or there are no samples.
+        OutputError: the file cannot be written.
         GenerationError: a sample is NaN or infinite.
     """
     if not len(samples):
@@ -203,11 +203,11 @@ def playback_gaps(
 
 
 def leading_silence_ms(samples: np.ndarray, rate: int) -> float:
-    """How much of the beginning nobody hears: the start of the first audible windows.
+    """Measure the inaudible beginning: the time until the first audible windows start.
 
     Args:
         samples: [num_samples] float with full scale at 1, or int16.
-        rate: samples a second.
+        rate: samples per second.
     Returns:
         Milliseconds; the whole duration if nothing is audible.
     """

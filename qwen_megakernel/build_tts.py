@@ -1,4 +1,4 @@
-"""Front door of the kernel's build. The code is in `decoders.kernel.build`."""
+"""The kernel's build, as scripts import it. The code is in `decoders.kernel.build`."""
 
 from qwen_megakernel.decoders.kernel.build import ARCHITECTURES, Target, build
 

@@ -1,4 +1,4 @@
-"""What users choose from by name. It is here, without torch, for the command line to offer."""
+"""The names that users choose from; the command line reads them without loading torch."""
 
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -7,30 +7,34 @@ DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 
+# Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
+NORMALIZE = ("auto", "on", "off")
+
 DTYPES = ("float32", "bfloat16")
-# What `dtype=` accepts beside these: talker and code predictor each in its own.
+# Further values of `dtype=`: one number format for the talker, another for the code predictor.
 DTYPES_BY_PART = tuple(
     f"talker={talker},predictor={predictor}" for talker, predictor in permutations(DTYPES, 2)
 )
 
-# What `weights=` begins with, and the stacks whose layers each makes int8.
+# The beginning of a value of `weights=` -> the stacks whose layers it stores in int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
-SCALES = ("", "-rows", "-groups")  # what shares a scale; "": what suits the backend
+SCALES = ("", "-rows", "-groups")  # which weights share a scale; "": the backend chooses
 HEADS = ("", "-heads")
-# What `weights=` accepts beside None, with which weights are as the checkpoint stores them.
+# All values of `weights=`; None leaves the weights as the checkpoint stores them.
 WEIGHTS = tuple(map("".join, product(INT8_STACKS, SCALES, HEADS)))
 WEIGHTS_HELP = (
-    "8-bit weights: int8, of all layers; -talker: of the talker's alone; -rows or -groups: what "
-    "shares a scale; -heads: the heads, too, as in int8-groups-heads (docs/precision.md)"
+    "store weights in 8 bits: int8 in all layers, int8-talker in the talker's alone; -rows or "
+    "-groups: which weights share a scale; -heads: the output heads, too, as in int8-groups-heads "
+    "(default: as the checkpoint stores them; docs/precision.md compares them)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
-    """What one of `WEIGHTS` stands for."""
+    """The meaning of one of `WEIGHTS`."""
 
-    stacks: tuple[str, ...]  # of "talker", "predictor": whose layers are int8
-    in_groups: bool | None  # 64 columns of a row share a scale, else the row; None: not said
+    stacks: tuple[str, ...]  # whose layers are int8: "talker", "predictor"
+    in_groups: bool | None  # a scale for 64 columns of a row, or for a row; None: backend chooses
     heads: bool  # the codec head and the code predictor's heads are int8, too
 
     @staticmethod

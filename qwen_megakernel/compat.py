@@ -3,12 +3,12 @@
     from qwen_megakernel.compat import Qwen3TTSModel     # was: from qwen_tts import ...
     from qwen_megakernel.compat import FasterQwen3TTS    # was: from faster_qwen3_tts import ...
 
-Both are a `TTSEngine` with other names for what it is made with.
+Both are a `TTSEngine` whose options have the names of those packages.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from qwen_megakernel.tts_engine import TTSEngine
 
 __all__ = ["FasterQwen3TTS", "Qwen3TTSModel", "VoiceClonePromptItem"]
 
-DEFAULT_MAX_NEW_TOKENS = 2048  # of faster-qwen3-tts, whatever generation_config.json says
+DEFAULT_MAX_NEW_TOKENS = 2048  # of faster-qwen3-tts, which ignores generation_config.json
 
 Chunks = Iterator[tuple[np.ndarray, int, dict[str, Any]]]
 
@@ -36,7 +36,7 @@ class Qwen3TTSModel(TTSEngine):
     """The official package's model class."""
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]  # the signature of qwen-tts
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
@@ -45,14 +45,14 @@ class Qwen3TTSModel(TTSEngine):
         torch_dtype: str | torch.dtype | None = None,
         attn_implementation: str | None = None,
         **options: Any,
-    ) -> "Qwen3TTSModel":
+    ) -> Self:
         """Load a model.
 
         Args:
-            device_map: a device; "auto" or None: a GPU where there is one.
-            dtype, torch_dtype: bfloat16 or float32; None: `TTSEngine`'s choice.
-            attn_implementation: taken and ignored: there is one attention to each backend.
-            options: of `TTSEngine.from_pretrained`.
+            device_map: a device; "auto" or None: a GPU if there is one.
+            dtype, torch_dtype: bfloat16 or float32; None: `TTSEngine` chooses.
+            attn_implementation: ignored, since each backend has one attention.
+            options: passed to `TTSEngine.from_pretrained`.
         """
         del attn_implementation
         return super().from_pretrained(
@@ -70,7 +70,7 @@ class FasterQwen3TTS(TTSEngine):
     """
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]  # the signature of faster-qwen3-tts
         cls,
         model_name: str | Path,
         device: str | torch.device | None = None,
@@ -78,11 +78,11 @@ class FasterQwen3TTS(TTSEngine):
         attn_implementation: str | None = None,
         max_seq_len: int = 2048,
         **options: Any,
-    ) -> "FasterQwen3TTS":
-        """Load a model; as `Qwen3TTSModel.from_pretrained`.
+    ) -> Self:
+        """Load a model; the other arguments are those of `Qwen3TTSModel.from_pretrained`.
 
         Args:
-            max_seq_len: frames one utterance may have.
+            max_seq_len: maximum number of frames of an utterance.
         """
         del attn_implementation
         return super().from_pretrained(
@@ -93,10 +93,10 @@ class FasterQwen3TTS(TTSEngine):
             **options,
         )
 
-    def generate_voice_clone(
+    def generate_voice_clone(  # type: ignore[override]  # the signature of faster-qwen3-tts
         self, text: str, language: str, *args: Any, **options: Any
     ) -> tuple[list[np.ndarray], int]:
-        """`generate_voice_clone_streaming` in one go: [audio] and its rate."""
+        """Return all audio of `generate_voice_clone_streaming`: ([audio], rate)."""
         return self._collect(self.generate_voice_clone_streaming(text, language, *args, **options))
 
     def generate_voice_clone_streaming(
@@ -113,13 +113,13 @@ class FasterQwen3TTS(TTSEngine):
         voice_clone_prompt: list[VoiceClonePromptItem] | dict[str, list] | None = None,
         **generation: Any,
     ) -> Chunks:
-        """Speak in the voice of a recording: (audio, rate, figures) of `chunk_size` frames each.
+        """Speak in the voice of a recording: yields (audio, rate, figures) of `chunk_size` frames.
 
         Args:
-            xvec_only: leave the transcript out.
-            append_silence: half a second after the recording, in context.
+            xvec_only: clone by x-vector alone, without the transcript.
+            append_silence: put half a second of silence after a recording with a transcript.
             voice_clone_prompt: from `create_voice_clone_prompt`, instead of a recording.
-            generation: as in `OfficialNames`.
+            generation: see `OfficialNames.generate_voice_clone`.
         """
         self._require_type("base", "generate_voice_clone")
         if voice_clone_prompt:
@@ -138,10 +138,10 @@ class FasterQwen3TTS(TTSEngine):
             text, chunk_size, non_streaming_mode, generation, language=language, voice=voice
         )
 
-    def generate_custom_voice(
+    def generate_custom_voice(  # type: ignore[override]  # the signature of faster-qwen3-tts
         self, text: str, speaker: str, language: str, instruct: str | None = None, **options: Any
     ) -> tuple[list[np.ndarray], int]:
-        """`generate_custom_voice_streaming` in one go."""
+        """Return all audio of `generate_custom_voice_streaming`: ([audio], rate)."""
         return self._collect(
             self.generate_custom_voice_streaming(text, speaker, language, instruct, **options)
         )
@@ -162,10 +162,10 @@ class FasterQwen3TTS(TTSEngine):
             text, chunk_size, False, generation, language=language, voice=speaker, instruct=instruct
         )
 
-    def generate_voice_design(
+    def generate_voice_design(  # type: ignore[override]  # the signature of faster-qwen3-tts
         self, text: str, instruct: str, language: str, **options: Any
     ) -> tuple[list[np.ndarray], int]:
-        """`generate_voice_design_streaming` in one go."""
+        """Return all audio of `generate_voice_design_streaming`: ([audio], rate)."""
         return self._collect(
             self.generate_voice_design_streaming(text, instruct, language, **options)
         )

@@ -1,6 +1,6 @@
 """Every error a user can meet, with its exit code and HTTP status.
 
-An error reads in up to three lines: what is wrong (with the value seen), why, and the hint.
+The text of an error has up to three lines: what is wrong (with the value seen), why, and the hint.
 """
 
 
@@ -29,11 +29,11 @@ class UsageError(QwenTTSError, ValueError):
 
 
 class TaskError(UsageError):
-    """The loaded checkpoint cannot do what was asked (cloning on CustomVoice, say)."""
+    """The loaded checkpoint cannot do what was asked (a CustomVoice cannot clone, for example)."""
 
 
 class UnknownVoice(UsageError):
-    """No such speaker in the checkpoint and no such voice file."""
+    """The checkpoint has no such speaker, and there is no such voice file."""
 
 
 class UnknownLanguage(UsageError):
@@ -41,7 +41,7 @@ class UnknownLanguage(UsageError):
 
 
 class EmptyText(UsageError):
-    """Nothing to speak: the text is empty, or holds no letter and no digit."""
+    """The text has nothing to speak: it is empty, or holds no letter and no digit."""
 
 
 class TextTooLong(UsageError):
@@ -55,11 +55,11 @@ class RecordingError(UsageError):
 
 
 class VoiceMismatch(UsageError):
-    """A voice made for a checkpoint of another width or codec."""
+    """The voice was made for a checkpoint of another width or codec."""
 
 
 class DatasetError(UsageError):
-    """Recordings, or a file made of them, that no model can be trained on."""
+    """No model can be trained on these recordings, or on the file made of them."""
 
 
 class SetupError(QwenTTSError):
@@ -90,11 +90,11 @@ class LaunchError(SetupError):
 
 
 class GPULost(SetupError):
-    """A fault after which CUDA fails every call of this process."""
+    """The GPU had a fault after which CUDA fails every call of this process."""
 
 
 class MissingPackageError(SetupError):
-    """An optional package is needed for what was asked."""
+    """The call needs an optional package that is not installed."""
 
 
 class ModelFilesError(QwenTTSError):
@@ -105,31 +105,31 @@ class ModelFilesError(QwenTTSError):
 
 
 class UnsupportedModel(ModelFilesError):
-    """A Qwen3-TTS model this package does not run."""
+    """This package does not run this Qwen3-TTS model."""
 
     http_status = 400
 
 
 class ResourceError(QwenTTSError):
-    """Out of memory, disk or slots."""
+    """The machine or the engine is out of memory, disk space or slots."""
 
     exit_code = 5
     http_status = 503
 
 
 class OutOfMemory(ResourceError):
-    """Not enough memory for the request or the model."""
+    """There is not enough memory for the request or the model."""
 
 
 class EngineBusy(ResourceError):
     """The waiting queue is full."""
 
     http_status = 429
-    retry_after_s = 1  # when there may be room again; whoever can estimate it sets it
+    retry_after_s = 1  # until there may be room again; the server replaces it by an estimate
 
 
 class Draining(ResourceError):
-    """The server finishes what it has begun and takes nothing new."""
+    """The server finishes the requests it has begun and takes no new ones."""
 
 
 class NotReady(ResourceError):
@@ -137,7 +137,7 @@ class NotReady(ResourceError):
 
 
 class DeadlineExceeded(ResourceError):
-    """A request was not over in the time it is given."""
+    """A request took longer than the server allows."""
 
     http_status = 504
 
@@ -157,10 +157,10 @@ class KernelTimeout(GenerationError):
 
 
 class TokenOrderError(GenerationError):
-    """A model spoke audio tokens in an order that is no sound."""
+    """The model drew audio tokens in an order that makes no sound."""
 
 
 class EngineClosed(GenerationError):
-    """The engine was closed while, or before, this stream ran."""
+    """The engine was closed before or while this stream ran."""
 
     http_status = 503

@@ -1,7 +1,8 @@
-"""From a model's name to the engine of its family."""
+"""Loads the engine of the family that a model belongs to."""
 
 from typing import Any
 
+from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.sheen import model_folder
@@ -11,11 +12,11 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     """Load a model and start its engine.
 
     Args:
-        model: whatever `TTSEngine.from_pretrained` takes, or the folder of a trained voice
-            (docs/sheen.md); None: the default of the former.
-        options: of that engine's `from_pretrained`.
+        model: a model of `TTSEngine.from_pretrained`, or the folder of a trained voice
+            (docs/sheen.md); None: the default of `TTSEngine`.
+        options: passed to the `from_pretrained` of the engine.
     Raises:
-        QwenTTSError: as there.
+        QwenTTSError: `from_pretrained` failed.
     """
     if model is not None and model_folder.is_sheen(model):
         from qwen_megakernel.sheen.engine import SheenEngine
@@ -25,4 +26,4 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 
-    return TTSEngine.from_pretrained(**({} if model is None else {"model": model}), **options)
+    return TTSEngine.from_pretrained(DEFAULT_MODEL if model is None else model, **options)

@@ -1,4 +1,4 @@
-"""Front door of the decoders: prompts in, frames out. The code is in `decoders`."""
+"""The decoders, as scripts import them. The code is in `decoders`."""
 
 from qwen_megakernel.choices import BACKENDS
 from qwen_megakernel.decoders.backends import Backend, choose_backend, load_decoder

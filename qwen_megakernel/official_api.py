@@ -1,7 +1,7 @@
 """The calls of the official package's `Qwen3TTSModel`, for scripts that already use them.
 
 Prompts are the official ones: no silence after the reference, text in one part, and
-`max_new_tokens=N` gives at most N - 1 frames, because the last token drawn is dropped there.
+`max_new_tokens=N` gives at most N - 1 frames, because the official code drops the last token.
 Source: QwenLM/Qwen3-TTS, inference/qwen3_tts_model.py (qwen-tts 0.1.1).
 """
 
@@ -22,11 +22,12 @@ from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import Recording, samples_of
+from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import Speech, SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 from qwen_megakernel.voice import Voice
 
-# Official spelling -> ours.
+# Official spelling -> spelling of this package.
 GENERATION = {
     name: name for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 } | {
@@ -34,16 +35,16 @@ GENERATION = {
     "subtalker_temperature": "subtalker_temperature",
     "subtalker_top_k": "subtalker_top_k",
     "subtalker_top_p": "subtalker_top_p",
-    "seed": "seed",  # ours: torch.manual_seed reaches no draw of this package
+    "seed": "seed",  # not official: torch.manual_seed does not affect the draws of this package
 }
 MIN_NEW_TOKENS = 2  # fixed in the official generate()
 
-_BASE64_CHARS = 256  # a string without a slash, and longer, is no path
+_BASE64_CHARS = 256  # a longer string without a slash is base64 audio, not a path
 
 
 @dataclass
 class VoiceClonePromptItem:
-    """A reference, encoded: the official record of that name, field by field."""
+    """An encoded reference, with the fields of the official record of that name."""
 
     ref_code: Tensor | None  # [num_frames, num_code_groups] int64
     ref_spk_embedding: Tensor  # [enc_dim] float32
@@ -52,13 +53,11 @@ class VoiceClonePromptItem:
     ref_text: str | None = None
 
 
-class OfficialNames:
-    """Mixed into the engine, whose `stream` and `create_voice` do the work."""
+class OfficialNames(SpeechEngine):
+    """The official calls on an engine, whose `stream` and `create_voice` do the work."""
 
     config: ModelConfig
     max_new_tokens: int  # of generation_config.json
-    sample_rate: int
-    languages: list[str]
 
     def generate_voice_clone(
         self,
@@ -74,8 +73,8 @@ class OfficialNames:
         """Speak in the voice of a recording; see `create_voice_clone_prompt`.
 
         Args:
-            text, language: one, or one for each utterance.
-            voice_clone_prompt: instead of ref_audio, ref_text and x_vector_only_mode.
+            text, language: one value, or a list with one for each utterance.
+            voice_clone_prompt: replaces ref_audio, ref_text and x_vector_only_mode.
             non_streaming_mode: put the text into the prompt instead of feeding it stepwise.
             generation: max_new_tokens, seed, and the names of `GENERATION`.
         Returns:
@@ -137,9 +136,9 @@ class OfficialNames:
         """Encode references once, for many calls of `generate_voice_clone`.
 
         Args:
-            ref_audio: a file, URL, base64 audio, or (samples, rate); or a list of them. A URL is
-                fetched and a path is opened: pass no stranger's string.
-            ref_text: exactly what is said; needed unless x_vector_only_mode.
+            ref_audio: a file, URL, base64 audio, or (samples, rate); or a list of them. URLs are
+                fetched and paths are opened, so pass no strings of untrusted users.
+            ref_text: exactly what is said; required unless x_vector_only_mode.
             x_vector_only_mode: use the x-vector alone.
         Raises:
             UsageError: a transcript is missing, or the lists differ in length.
@@ -191,7 +190,7 @@ class OfficialNames:
         language: str | None = None,
         **options: Any,
     ) -> SpeechStream:
-        known = {ours: generation.get(theirs) for theirs, ours in GENERATION.items()}
+        known: dict[str, Any] = {own: generation.get(name) for name, own in GENERATION.items()}
         limit = generation.get("max_new_tokens")
         limit = self.max_new_tokens if limit is None else limit
         if limit < MIN_NEW_TOKENS:
@@ -227,7 +226,7 @@ class OfficialNames:
 
 
 def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[str, Any]]]:
-    """Chunks as faster-qwen3-tts yields them: [num_samples] float32, sample rate, figures."""
+    """Yield chunks as faster-qwen3-tts does: [num_samples] float32, sample rate, figures."""
     chunks, index, last_ms = iter(stream), 0, 0.0
     chunk = next(chunks)
     while not chunk.is_last:
@@ -249,17 +248,17 @@ def _as_list(value: Any) -> list:
 
 
 def _spread(value: Any, count: int, name: str) -> list:
-    """One value, or one for each of `count`."""
+    """Return `count` values: those of a list, or a single value repeated."""
     values = _as_list(value)
     if len(values) == 1:
         values = values * count
     if len(values) != count:
-        raise UsageError(f"{name} has {len(values)} entries for {count}.")
+        raise UsageError(f"{name} has {len(values)} entries; it must have 1 or {count}.")
     return values
 
 
 def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
-    """[num_samples] float32 mono and its rate."""
+    """Read a recording of any kind: [num_samples] float32 mono, and its rate."""
     if not isinstance(recording, str | Path):
         return samples_of(recording, None)
     source = str(recording)
@@ -288,7 +287,7 @@ def _item_of(voice: Voice, transcript: str | None) -> VoiceClonePromptItem:
 
 
 def items_of(prompt: list[VoiceClonePromptItem] | dict[str, list]) -> list[VoiceClonePromptItem]:
-    """A prompt as a list of items; as a dict of lists it holds x-vectors only."""
+    """Return a prompt as a list of items; a prompt that is a dict of lists has x-vectors only."""
     if not isinstance(prompt, dict):
         return _as_list(prompt)
     if any(prompt.get("icl_mode", [])):

@@ -1,10 +1,12 @@
-"""The records that travel through the house, each validated once, when it is made."""
+"""The records that the rooms hand to each other; each validates itself when it is made."""
 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,33 +22,33 @@ FinishReason = Literal["eos", "length", "silence", "repeat", "cancelled", "error
 TEXT_FEEDS = ("auto", "stepwise", "full")
 SPLITS = ("auto", "off")
 
-# What logits are divided or multiplied by. Far beyond, float32 becomes infinite, and a launch whose
-# logits are not finite fails for every stream in it.
+# Limits of temperatures and penalties. Far beyond them logits become infinite in float32, and a
+# launch with infinite logits fails for every stream in it.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
-COLD = 0.5  # of the checkpoint's own temperature: speech degenerates somewhere below
+COLD = 0.5  # a lower fraction of the checkpoint's own temperature is warned about
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 def check_text(**values: Any) -> None:
-    """Refuse what is neither a text nor None, under the name that it was given."""
+    """Raise UsageError, with its name, for a value that is neither a string nor None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a text.")
 
 
 def _make_plain(record: Any, kind: type, *names: str) -> None:
-    """Turn fields of a record into plain bools, ints or floats, or refuse them.
+    """Turn fields of a record into plain bools, ints or floats, or raise UsageError.
 
-    A decoder that stumbles over 1.5 in the middle of a step ends every stream of that step.
+    A value such as 1.5 that failed inside a step of the decoder would end all streams of the step.
     """
     for name in names:
         object.__setattr__(record, name, plain_number(kind, name, getattr(record, name)))
 
 
 def plain_number(kind: type, name: str, value: Any) -> Any:
-    """`value` as a plain bool, int or float, or refuse it under the name that it was given."""
+    """Return `value` as a plain bool, int or float, or raise UsageError with its name."""
     try:
         plain = kind(value)
         fits = isinstance(value, Real | np.bool_) and (plain == value or value != value)
@@ -99,9 +101,9 @@ class Sampling:
             )
 
     def cold_warnings(self, own: Sampling) -> list[str]:
-        """What to warn of where codes are drawn much colder than a checkpoint's `own` config does.
+        """Return a warning for each temperature far below that of the checkpoint's `own` config.
 
-        A port of the model reports loops at 0.3, where its own is 0.9.
+        A port of the model reports loops at 0.3, where the checkpoint's own is 0.9.
         """
         return [
             f"{name} is {getattr(self, name):g}, less than half of the checkpoint's own "
@@ -117,11 +119,11 @@ class Sampling:
         return Sampling(do_sample=False, subtalker_do_sample=False)
 
     def override(self, **values: Any) -> Sampling:
-        """A copy in which every value that is not None replaces ours."""
+        """Return a copy with every value of `values` that is not None."""
         if unknown := values.keys() - Sampling.__dataclass_fields__.keys():
             raise UsageError(
                 f"There is no option {', '.join(sorted(unknown))}.",
-                f"Of the sampling there are {', '.join(Sampling.__dataclass_fields__)}.",
+                f"The options of sampling are {', '.join(Sampling.__dataclass_fields__)}.",
             )
         return replace(self, **{k: v for k, v in values.items() if v is not None})
 
@@ -144,7 +146,7 @@ class SpeechRequest:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 .. 2**64 - 1
     max_frames: int | None = None
-    text_feed: str = "auto"  # stepwise: one text row a frame; full: the text in the prefill
+    text_feed: str = "auto"  # stepwise: one text row per frame; full: all text in the prefill
     split: str = "auto"  # cut long text at sentences
     first_chunk_frames: int = 1
     chunk_frames: int = 10
@@ -169,8 +171,18 @@ class SpeechRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """The place of a model's files, which exist but are not checked yet."""
+
+    folder: Path
+    name: str  # as the user gave it
+    is_synthetic: bool = False  # random weights
+    banner: str | None = None  # what the user should know before listening
+
+
+@dataclass(frozen=True, slots=True)
 class TextIds:
-    """Everything the tokenizer makes of one part of an utterance; every field is int64, on CPU."""
+    """The token ids of one part of an utterance; every field is int64, on the CPU."""
 
     role: Tensor  # [3]: <|im_start|>, "assistant", newline
     body: Tensor  # [num_text_tokens]: what is spoken
@@ -189,13 +201,13 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Frames drawn by one decoder step, one row per slot that was asked for."""
+    """Frames drawn by one decoder step, one row for each requested slot."""
 
     codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
     num_frames: tuple[int, ...]  # frames drawn, per row
     ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
     # Rows whose streams are lost, after the frames that they have, and why; the others go on.
-    failures: dict[int, QwenTTSError] = field(default_factory=dict)
+    failures: Mapping[int, QwenTTSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +218,7 @@ class AudioChunk:
     sample_rate: int
     frame_index: int  # first frame of this chunk, counted over the whole utterance
     num_frames: int
-    t_ms: float  # since the request was made
+    t_ms: float  # milliseconds since the request was made
     is_last: bool = False  # a last chunk may be empty and carry only the reason
     finish_reason: FinishReason | None = None
 

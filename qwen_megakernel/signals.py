@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a command ends in order, and what is being finished is finished."""
+"""Ctrl-C, SIGTERM and SIGHUP: a command ends in order and completes the file it is closing."""
 
 import atexit
 import signal
@@ -12,31 +12,33 @@ from typing import Any, NoReturn, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# A second signal means the end that the first one began, unless that end takes longer than this:
-# then something hangs, or a library swallowed the first one.
+# A second signal within this time asks for the end that the first one began. A later one means
+# that the program hangs, or that a library swallowed the first.
 GRACE_S = 5.0
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class GracefulExit:
     """Inside a `with` block each of SIGNALS raises KeyboardInterrupt in the main thread.
 
-    Those of the GRACE_S after one are ignored, so that what it interrupts can be closed. They are
-    so behind the block, too, if one has come: the process is about to end. A signal that is ignored
-    or has a handler of somebody else's when the block begins is left alone (`nohup`).
+    Signals within GRACE_S of the first are ignored, so that the interrupted code can close what it
+    opened. After an interrupted block all are ignored, because the process is about to end. A
+    signal that is ignored (`nohup`) or has another handler when the block begins is left alone.
     """
 
     def __init__(self) -> None:
-        self._number = signal.SIGINT  # the first that came
+        self._number: int = signal.SIGINT  # the first that came
         self._came_at: float | None = None
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Handler] = {}
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for the first signal: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code that a shell reports: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self._number
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
             for number in SIGNALS:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._previous[number] = signal.signal(number, self._end)
@@ -52,7 +54,7 @@ class GracefulExit:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
         else:
-            atexit.register(self._ignore)  # from there on Python would put the defaults back
+            atexit.register(self._ignore)  # before Python restores the default handlers
 
     def _ignore(self) -> None:
         for number in self._previous:
@@ -66,20 +68,20 @@ class GracefulExit:
             return
         self._came_at = now
         if loop := _running_loop():
-            # Not in the midst of a task, which would keep the exception for itself and log it.
+            # Between tasks: a task would keep the exception for itself and log it.
             loop.call_soon_threadsafe(_interrupt)
         else:
             _interrupt()
 
 
 @contextmanager
-def deferred_signals(tell: Callable[[], object] | None = None) -> Iterator[None]:
-    """In a `with` block of the main thread, SIGNALS wait until its end; elsewhere none come.
+def deferred_signals(on_first: Callable[[], object] | None = None) -> Iterator[None]:
+    """Defer SIGNALS to the end of a `with` block of the main thread; other threads get none.
 
-    One that comes GRACE_S after the first no longer waits: the block may never end.
+    A signal that comes GRACE_S after the first is not deferred, because the block may never end.
 
     Args:
-        tell: is called when the first one comes, so that the block can end sooner.
+        on_first: called when the first signal comes, so that the block can end sooner.
     """
     came: list[tuple[int, float]] = []
     previous = {}
@@ -87,15 +89,15 @@ def deferred_signals(tell: Callable[[], object] | None = None) -> Iterator[None]
     def wait(number: int, frame: FrameType | None) -> None:
         came.append((number, time.monotonic()))
         if len(came) == 1:
-            if tell:
-                tell()
+            if on_first:
+                on_first()
         elif came[-1][1] - came[0][1] >= GRACE_S:
             _interrupt()
 
     try:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # None: a handler that is not Python's, which cannot be put back.
+                # None is a handler that Python did not set and cannot restore.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     previous[number] = signal.signal(number, wait)
         yield

@@ -1,13 +1,14 @@
-"""The engine: what users hold. Its thread is `step_loop`, its parts are joined here.
+"""The engine of Qwen3-TTS: joins tokenizer, decoder, vocoder and voices in one `SpeechEngine`.
 
-Callers hand requests to the loop and read chunks from their streams, so nothing blocks an event
-loop and many callers share one model.
+Callers give requests to its `StepLoop` and read chunks from their streams, so nothing blocks an
+event loop and many callers share one model.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,9 +26,11 @@ from qwen_megakernel.decoders.backends import (
     load_decoder,
     memory_for,
 )
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.engine.speech_engine import SpeechEngine, dtypes_of
-from qwen_megakernel.engine.stages import Stages
+from qwen_megakernel.engine.speech_engine import dtypes_of
+from qwen_megakernel.engine.stages import FrameVocoder, Stages
 from qwen_megakernel.errors import SetupError, UnsupportedModel
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool
@@ -35,6 +38,8 @@ from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
@@ -44,24 +49,28 @@ from qwen_megakernel.voice import Voice
 logger = logging.getLogger(__name__)
 
 
-class TTSEngine(SpeechEngine, OfficialNames):
+class TTSEngine(OfficialNames):
     """Text in, speech out, streamed. Make one with `TTSEngine.from_pretrained`.
 
     Args:
         loaded: a checkpoint, from `loading.load`.
-        backend: "auto", "kernel", "graph", "cpu", "torch", "emulation" or "coreml"; what runs is
-            `backend`, and why it was chosen `why`.
-        device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
-        dtype: "float32" or "bfloat16", or torch's own of these; None: bf16 on a GPU, the faster
-            one on a CPU. "talker=bfloat16,predictor=float32", or the reverse, is for the backends
-            "torch" and "graph".
+        backend: "auto", "kernel", "graph", "cpu", "torch", "emulation" or "coreml"; the attribute
+            `backend` is the one that runs, and `why` the reason for it.
+        device: "cpu", "cuda", "cuda:1"; None: a GPU if there is one.
+        dtype: "float32" or "bfloat16", or torch's dtype; None: bf16 on a GPU, the faster one on a
+            CPU. "talker=bfloat16,predictor=float32", or the reverse, is for the backends "torch"
+            and "graph".
         weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
-            at the cost docs/precision.md tells; None: as they are stored.
-        num_threads: threads that compute on a CPU; None: as many as the model's size makes use of,
-            within the cores that the process may use (docs/operations.md).
-        num_slots: streams spoken at the same time; more wait their turn.
-        max_frames: frames one part of a text may have; sizes the KV cache.
-        voices: a folder of voice files, which requests name without their ending.
+            at the cost that docs/precision.md documents; None: as the checkpoint stores them.
+        num_threads: threads that compute on a CPU; None: as many as speed up a model of this size,
+            at most the cores that the process may use (docs/operations.md).
+        num_slots: streams that are spoken at the same time; further ones wait.
+        max_frames: maximum number of frames of one part of a text; sizes the KV cache.
+        voices: a folder of voice files; requests name a file without its ending.
+        normalize: what "auto" means in a request: "on", "off", or (again "auto") what the
+            checkpoint's config says: on for demo-voice, off for the released models, which read
+            most numbers themselves (docs/speech-control.md).
+        lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
             the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
             takes seconds.
@@ -79,6 +88,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
@@ -88,6 +99,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
         self._voices = VoiceLibrary(loaded, voices)
+        self.can_clone = self._voices.can_clone
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
         width = (asked_dtype or default_dtype(loaded, chosen)).itemsize
@@ -95,7 +107,8 @@ class TTSEngine(SpeechEngine, OfficialNames):
             width, predictor_dtype.itemsize if predictor_dtype else width
         )
         threads = cpu_threads.choose(num_bytes, num_threads)
-        backends: list[Backend] = []  # `build` must not hold on to `self`, which closes the loop
+        # `build` must not hold on to `self`, which closes the loop.
+        made: list[tuple[FrameDecoder, PromptBuilder, Backend]] = []
 
         def build() -> Stages:
             if chosen.device.type == "cpu":
@@ -110,41 +123,43 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 weights=weights,
                 num_threads=num_threads,
             )
-            on_gpu = chosen.device.type == "cuda"
+            prompts = PromptBuilder(loaded.config, decoder.embeddings)
             with memory_for(
                 f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
                 hint="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
                 codec = loaded.codec_config, loaded.codec_decoder
-                vocoder = None
-                if running.name == "cpu":
+                vocoder: FrameVocoder | None = None
+                if isinstance(decoder, CpuDecoder):
                     vocoder, running = _native_vocoder(*codec, decoder.pool, running)
+                elif chosen.device.type == "cuda":
+                    vocoder = graphs = GraphVocoder(*codec, chosen.device)
+                    if warmup:
+                        graphs.record(num_slots)
                 if vocoder is None:
-                    vocoder = (GraphVocoder if on_gpu else Vocoder)(*codec, chosen.device)
-                if on_gpu and warmup:
-                    vocoder.record(num_slots)
-            backends.append(running)
-            prompts = PromptBuilder(loaded.config, decoder.embeddings)
+                    vocoder = Vocoder(*codec, chosen.device)
+            made.append((decoder, prompts, running))
             return Stages(decoder, prompts, vocoder, decoder.is_asynchronous)
 
         super().__init__(
             build,
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
+            reading=Reading(loaded.config.normalize, normalize, Lexicon.of(lexicon)),
         )
-        decoder = self._loop.stages.decoder
-        self._prompts, self.dtype = self._loop.stages.prompts, decoder.dtype
-        (running,) = backends
-        self.num_threads = decoder.num_threads or self.num_threads
+        decoder, self._prompts, running = made.pop()
+        self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
         self.backend, self.why, self.device = running.name, running.why, running.device
+        self._read_languages = [name for name in self.languages if name != AUTO]
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
+            self._reading.warm_up()
             with self._codes_dump.paused():
                 rtf = self._warm_up()
             if rtf > 1 and self.backend == "cpu" and not weights:
                 logger.warning(
-                    "On this CPU, speech takes %.1f times as long to make as to hear. Weights of 8 "
-                    "bits are read in half the time: --weights int8, in Python weights='int8'.",
+                    "On this CPU, speech takes %.1f times as long to make as to play. 8-bit "
+                    "weights are read in half the time: --weights int8, in Python weights='int8'.",
                     rtf,
                 )
 
@@ -156,50 +171,41 @@ class TTSEngine(SpeechEngine, OfficialNames):
         local_files_only: bool = False,
         progress: bool = True,
         **options: Any,
-    ) -> "TTSEngine":
+    ) -> Self:
         """Load a model and start its engine.
 
         Args:
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
-            local_files_only: never ask the network.
+            local_files_only: use local files alone, without any network access.
             progress: show a download bar on stderr.
-            options: backend, device, dtype, weights, num_threads, num_slots, max_frames (per part
-                of a text), voices (a folder), warmup: as `TTSEngine` has them.
+            options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
+                normalize, lexicon and warmup of `TTSEngine`.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
-            SetupError: the backend that was asked for cannot run here.
+            SetupError: the requested backend cannot run on this machine.
         """
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # before any file
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         return cls(loading.load(files), **options)
 
-    # ---- what callers do -------------------------------------------------------------------------
+    # ---- for callers -----------------------------------------------------------------------------
 
-    # However much of the text is there when its prompt is built.
+    # Also if all of an open text has arrived when its prompt is built.
     _open_text_feed = "stepwise"
 
     @property
     def voices(self) -> list[str]:
-        """Names `voice=` accepts: speakers of this checkpoint, then presets and voice files."""
+        """Names that `voice=` accepts: the checkpoint's speakers, then presets and voice files."""
         return self._voices.speakers + self._voices.presets
 
     @property
-    def _read_languages(self) -> list[str]:
-        return [name for name in self.languages if name != AUTO]
-
-    @property
-    def can_clone(self) -> bool:
-        """Whether voices can be made of recordings: Base checkpoints have a speaker encoder."""
-        return self._voices.can_clone
-
-    @property
     def default_voice(self) -> str | None:
-        """Who speaks when no voice is asked for: the first speaker of a CustomVoice checkpoint."""
+        """The voice of a request that names none: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
 
     def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
-        """Who `voice=` means: a speaker's name, a `Voice` (read from its file), or nobody.
+        """Return the voice that `voice=` means: a speaker's name, a `Voice` from its file, or None.
 
         Raises:
             UnknownVoice, VoiceMismatch, RecordingError: see `VoiceLibrary.resolve`.
@@ -208,7 +214,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
 
     @property
     def languages(self) -> list[str]:
-        """Languages `language=` accepts, "auto" first."""
+        """Languages that `language=` accepts, "auto" first."""
         return self._prompts.languages
 
     def _encode(self, request: SpeechRequest) -> EncodedText:
@@ -227,17 +233,17 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Clone a voice from 1 to 60 s of one speaker; see `VoiceLibrary.create`.
 
         With `text`, exactly what is said, the voice is used in context, else by its x-vector alone.
-        The last few recordings are remembered: asking again costs a hash.
+        The engine remembers the last few recordings: a repeated call costs a hash.
         """
         return self._voices.create(audio, text, rate=rate, name=name, silence_tail=silence_tail)
 
     def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
-        """A recording's codec frames, [num_frames, num_code_groups] int32; undone by `decode`."""
+        """Return a recording's codes, [num_frames, num_code_groups] int32; `decode` reverses it."""
         return self._voices.encode(audio, rate)
 
     @property
     def reference_cache_hits(self) -> int:
-        """How often `create_voice` found the recording's figures ready."""
+        """Number of calls of `create_voice` that found their recording in the cache."""
         return self._voices.cache.hits
 
     def clear_reference_cache(self) -> None:
@@ -245,13 +251,13 @@ class TTSEngine(SpeechEngine, OfficialNames):
         self._voices.cache.clear()
 
     def _warm_up(self) -> float:
-        """Every stage and chunk size of the default ramp, codes drawn at random and greedily.
+        """Run every stage and chunk size of the default ramp, with random and with greedy draws.
 
         Returns:
-            The real-time factor: seconds of decoding and of the vocoder for one of speech.
+            The real-time factor: seconds of decoding and of the vocoder for a second of speech.
         """
         voice: Voice | None = None
-        if self.config.model_type == "base":  # which warns, once, when it speaks without a voice
+        if self.config.model_type == "base":  # without a voice it would log a warning
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
         sentence = "This takes two seconds to say, and so it has every chunk size."
@@ -262,7 +268,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 voice=voice,
                 seed=0,
                 max_frames=max_frames,
-                # The text in the prompt: it may have more rows than this engine has frames.
+                # In the prompt the text may have more rows than this engine allows frames.
                 text_feed="full",
                 first_chunk_frames=1,
                 do_sample=at_random,

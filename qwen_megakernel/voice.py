@@ -1,7 +1,7 @@
-"""Who speaks: the record of a voice, and the files it is kept in.
+"""The record of a voice, and its file formats.
 
-A voice file `NAME.voice.safetensors` holds the x-vector, of an in-context voice also the codes, and
-in its metadata name, transcript and the fingerprint of the checkpoint that made it.
+A voice file `NAME.voice.safetensors` holds the x-vector, the codes of an in-context voice, and as
+metadata the name, the transcript and the fingerprint of the checkpoint that made it.
 
 `voice_presets.bin` is an older format of x-vectors alone, little-endian: int32 number of voices;
 for each 64 bytes of name, padded with zeros, and the x-vector in float32.
@@ -32,7 +32,7 @@ _COUNT_BYTES = 4
 
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
-_NAME_BYTES = 200  # file systems take 255, of which the ending and a mark while writing need some
+_NAME_BYTES = 200  # file systems take 255; the ending and a mark while writing need some
 
 
 class MakesVoices(Protocol):
@@ -48,7 +48,7 @@ class Voice:
 
     `x_vector` is [enc_dim] f32. With `codes` ([num_frames, num_code_groups] int) and `transcript`
     the voice is used in context (ICL): the model continues the reference recording.
-    `fingerprint` tells the encoders it came from; None: not known.
+    `fingerprint` identifies the encoders that made it; None: not known.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Voice:
 
     @staticmethod
     def from_audio(tts: MakesVoices, *args: Any, **options: Any) -> Voice:
-        """`tts.create_voice(...)`: clone a voice from a recording."""
+        """Clone a voice from a recording with `tts.create_voice(...)`."""
         return tts.create_voice(*args, **options)
 
     def save(self, path: str | Path) -> None:
-        """Write a voice file; one of that name is replaced at once or not at all.
+        """Write a voice file. An existing file is replaced only by a complete one.
 
         Raises:
             UsageError: the path does not end in ".voice.safetensors", or the voice is a speaker's
@@ -102,14 +102,14 @@ class Voice:
         from safetensors.numpy import save
 
         if not str(path).endswith(VOICE_SUFFIX):
-            raise UsageError(f"{path} is no name for a voice file; it must end in {VOICE_SUFFIX}.")
+            raise UsageError(f"{path} cannot be a voice file; it must end in {VOICE_SUFFIX}.")
         if self.x_vector is None:
             raise UsageError(
                 f"Voice {self.name!r} is a speaker of a checkpoint; there is nothing to save."
             )
         tensors = {"x_vector": np.ascontiguousarray(self.x_vector, dtype=np.float32)}
         metadata = {"format": _FORMAT, "name": self.name}
-        if self.in_context:
+        if self.codes is not None and self.transcript is not None:
             tensors["codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
             metadata["transcript"] = self.transcript
         if self.fingerprint is not None:
@@ -122,7 +122,7 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            RecordingError: it is damaged, or holds something else.
+            RecordingError: the file is damaged, or not a voice file.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -133,7 +133,7 @@ class Voice:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
                 if metadata.get("format") != _FORMAT or "x_vector" not in names:
-                    raise RecordingError(f"{path} is no voice file.")
+                    raise RecordingError(f"{path} is not a voice file.")
                 return Voice(
                     name=metadata["name"],
                     x_vector=file.get_tensor("x_vector"),
@@ -155,7 +155,7 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            RecordingError: it is cut short, or holds something else.
+            RecordingError: the file is cut short, or not a file of presets.
         """
         if not Path(path).is_file():
             raise UnknownVoice(f"There is no presets file {path}.")
@@ -177,7 +177,7 @@ class Voice:
             x_vector = np.frombuffer(
                 data, "<f4", vector_bytes // 4, start + _PRESET_NAME_BYTES
             ).astype(np.float32)
-            # A file cut at a lucky place still divides evenly; its names do not end in zeros.
+            # A truncated file may still divide evenly, but its names then lack their zeros.
             if padding.strip(b"\0") or not np.isfinite(x_vector).all():
                 raise damaged
             try:
@@ -196,12 +196,13 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
         OutputError: the file cannot be written.
     """
     voices = list(voices)
+    width = next((len(voice.x_vector) for voice in voices if voice.x_vector is not None), 0)
     data = len(voices).to_bytes(_COUNT_BYTES, "little", signed=True)
     for voice in voices:
         name = voice.name.encode()
         if len(name) >= _PRESET_NAME_BYTES:
             raise UsageError(f"{voice.name!r} has {len(name)} bytes; presets allow 63.")
-        if voice.x_vector is None or len(voice.x_vector) != len(voices[0].x_vector):
+        if voice.x_vector is None or len(voice.x_vector) != width:
             raise UsageError(f"{voice.name!r} has no x-vector of the same width as the others.")
         data += name.ljust(_PRESET_NAME_BYTES, b"\0") + voice.x_vector.astype("<f4").tobytes()
     _write(Path(path), data)
@@ -210,13 +211,13 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
 def unknown_voice(
     name: str, model_type: str, speakers: Iterable[str], presets: Iterable[str] | None = None
 ) -> UnknownVoice:
-    """The error for a name that nobody has: who there is, and what to do.
+    """Return the error for an unknown voice, which lists the known ones and gives a hint.
 
     Args:
-        name: as it was asked for.
+        name: the requested name.
         model_type: of the checkpoint.
-        speakers: its own.
-        presets: names of voices beside them; None: they were not looked at.
+        speakers: names of the checkpoint's speakers.
+        presets: names of other voices; None: the caller did not look for any.
     """
     known = f"This model has: {', '.join(speakers) or '(none)'}."
     if presets is not None:

@@ -1,4 +1,4 @@
-"""Fixtures: the built-in tiny checkpoints, our loader's view of them and the oracle's; toys."""
+"""Fixtures: the built-in tiny checkpoints, loaded by this package and by the official one; toys."""
 
 import functools
 import os
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """What decodes where a test is about something else."""
+    """The backend of tests about something else."""
     return request.config.getoption("--backend")
 
 
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_conditions() -> Iterator[None]:
-    """Result files of tests do not wait for a calm machine, nor read all of its memory."""
+    """Result files of tests neither wait for an idle machine nor read all of its memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "IDLE_SECONDS", 0)
         patch.setattr(machine, "read_bandwidth", lambda num_threads: 1.0)

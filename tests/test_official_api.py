@@ -1,4 +1,4 @@
-"""Scripts written for the official package run here by a change of the import, and say the same."""
+"""Scripts for the official package run here with another import, and give the same speech."""
 
 import base64
 import io
@@ -201,7 +201,7 @@ FASTER = {"backend": "torch", "device": "cpu", "dtype": "float32", "warmup": Fal
 
 
 def test_scripts_of_the_faster_package_run(cache_folder, reference):
-    """Prompts, chunks and defaults; the package needs a GPU, so our engine is the yardstick."""
+    """The package needs a GPU, so prompts, chunks and defaults are compared with this engine."""
     text, greedy = "It is cold today.", {"do_sample": False}
     theirs = greedy | {"subtalker_dosample": False, "max_new_tokens": 12, "language": "English"}
     with FasterQwen3TTS.from_pretrained("tiny-random-base", max_seq_len=64, **FASTER) as model:

@@ -1,4 +1,4 @@
-"""What a signal interrupts, and what it waits for (signals.py); commands that one meets."""
+"""Signals (signals.py): deferred ones, graceful exits, and interrupted commands."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from qwen_megakernel.cli import options
 
 @pytest.fixture(autouse=True)
 def default_handler():
-    """A suite that was started in the background of a shell ignores Ctrl-C; these tests do not."""
+    """Restores the handler, since a suite in the background of a shell ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -23,16 +23,16 @@ def default_handler():
 
 def test_signals_wait_for_the_end_of_the_block():
     done = []
-    with pytest.raises(KeyboardInterrupt), signals.deferred_signals(lambda: done.append("told")):
+    with pytest.raises(KeyboardInterrupt), signals.deferred_signals(lambda: done.append("noticed")):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         done.append("finished")
-    assert done == ["told", "finished"]
+    assert done == ["noticed", "finished"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_block_that_does_not_end_can_be_left(monkeypatch):
-    """The demo waits for a pipeline in one, which may hang."""
+    """The demo waits in such a block for a pipeline, which may hang."""
     monkeypatch.setattr(signals, "GRACE_S", 0.0)
     done = []
     with pytest.raises(KeyboardInterrupt), signals.deferred_signals():
@@ -93,7 +93,7 @@ def test_interrupting_leaves_a_valid_shorter_file(tmp_path, numbers, code):
 
 
 def test_a_command_under_nohup_outlives_its_terminal():
-    """What is ignored when a command starts stays so; a handler is put back behind it."""
+    """An ignored signal stays ignored; a replaced handler is restored afterwards."""
     args = argparse.Namespace(debug=False, quiet=False)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:

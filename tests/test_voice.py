@@ -1,4 +1,4 @@
-"""The files voices are kept in: whole, damaged, of other programs."""
+"""Voice files: whole ones, damaged ones, and those of other programs."""
 
 import struct
 
@@ -44,10 +44,10 @@ def test_a_truncated_voice_file_is_refused(tmp_path, size):
         Voice.load(path)
 
 
-def test_what_is_no_voice_file_is_refused(tmp_path):
+def test_a_file_that_is_not_a_voice_is_refused(tmp_path):
     path = tmp_path / "weights.voice.safetensors"
     save_file({"x_vector": np.zeros(4, np.float32)}, path)
-    with pytest.raises(RecordingError, match="no voice file"):
+    with pytest.raises(RecordingError, match="not a voice file"):
         Voice.load(path)
     with pytest.raises(UnknownVoice, match="no voice file"):
         Voice.load(tmp_path / "absent.voice.safetensors")

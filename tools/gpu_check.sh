@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a GPU can say about this checkout, a set of steps at a time (docs/gpu-setup.md has the plan):
 #
-#   tools/gpu_check.sh [--set truth|listeners|int8|endurance] [--seconds N] [--name NAME]
+#   tools/gpu_check.sh [--set first|why|changed|listeners|reliability|more] [--seconds N] [--name NAME]
 #                      [--out FOLDER] [--commit COMMIT] [--emulation | --toy]
 #
 # Needs nvcc and a Python with torch, numpy, safetensors, tokenizers and huggingface_hub; nothing of

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script
 from benchmarks import common
 from qwen_megakernel.cli import options
 
-with options.needed('"qwen_megakernel[bench]"', by="The load test"):
+with options.needed("bench", by="The load test"):
     from benchmarks.load_test import plot
     from benchmarks.load_test.levels import measure
     from benchmarks.load_test.workload import PROMPTS, numbers

@@ -99,7 +99,7 @@ void tear_down(Block* block) {
 }
 }  // namespace
 
-uint64_t launch_number = 0;
+uint64_t launch_number = 0, num_questions = 0;
 
 const char* error_message() { return last_message.c_str(); }
 
@@ -129,4 +129,7 @@ int launch(dim3 grid_dim, dim3 block_dim, size_t bytes, const std::function<void
 
 }  // namespace emulation
 
-extern "C" const char* emulation_error_message() { return emulation::error_message(); }
+extern "C" {
+const char* emulation_error_message() { return emulation::error_message(); }
+unsigned long long emulation_num_questions() { return emulation::num_questions; }
+}

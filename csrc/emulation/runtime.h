@@ -100,6 +100,8 @@ void async_wait(int groups_left);
 int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
 // How many launches there were before this one.
 extern uint64_t launch_number __attribute__((visibility("hidden")));
+// How often attributes were set and occupancy was asked for.
+extern uint64_t num_questions __attribute__((visibility("hidden")));
 int environment(const char* name, int fallback);
 uint64_t now_ns();
 const char* error_message();

@@ -1,9 +1,9 @@
-"""A model's name becomes files, and files become checked tensors.
+"""Finds the files of a model by its name, and reads their checked tensors.
 
-Read `loading` first (`resolve` finds the files, `load` checks them and gives a `Checkpoint`), then
-`config` and `codec_config` (what config.json says), `tensor_shapes` (which tensors there must be),
-`frame_weights` (how many weights one frame reads), `safetensors_file` (reading and checking one
-file), `hub` (downloads), and `random_configs` with `random_weights`, which write the built-in
+Read `loading` first (`resolve` finds the files, `load` checks them and returns a `Checkpoint`),
+then `config` and `codec_config` (records of config.json), `tensor_shapes` (which tensors there must
+be), `frame_weights` (how many weights one frame reads), `safetensors_file` (reading and checking
+one file), `hub` (downloads), and `random_configs` with `random_weights`, which write the built-in
 random checkpoints.
 
 Other rooms take `loading.resolve`, `load`, `Checkpoint`, `ModelFiles` and `cache_folder`;

@@ -1,4 +1,4 @@
-"""What speech_tokenizer/config.json says, as typed records.
+"""Typed records of speech_tokenizer/config.json.
 
 Source of the keys: QwenLM/Qwen3-TTS, configuration_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
 """
@@ -10,12 +10,11 @@ from typing import Any
 from qwen_megakernel.checkpoint.config import SUPPORTED_TOKENIZER, Keys
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
-# The decoder of the speech tokenizer builds its RMSNorms with this when the config is silent, as
-# the released config.json is (Qwen3TTSTokenizerV2DecoderConfig.rms_norm_eps).
+# Default of Qwen3TTSTokenizerV2DecoderConfig.rms_norm_eps, which the released config.json lacks.
 CODEC_RMS_NORM_EPS = 1e-5
 
-# What transformers' MimiConfig assumes where encoder_config is silent.
-MIMI_DEFAULTS = {
+# Defaults of transformers' MimiConfig for keys that encoder_config lacks.
+MIMI_DEFAULTS: dict[str, Any] = {
     "sampling_rate": 24000,
     "audio_channels": 1,
     "hidden_size": 512,
@@ -115,8 +114,8 @@ def parse_codec_config(
     samples_per_frame = prod(decoder.upsampling_ratios + decoder.upsample_rates)
     if samples_per_frame != top("decode_upsample_rate"):
         raise ModelFilesError(
-            f"{where}: upsampling multiplies to {samples_per_frame} samples per frame, "
-            f"decode_upsample_rate says {values['decode_upsample_rate']}."
+            f"{where}: the upsampling rates multiply to {samples_per_frame} samples per frame, but "
+            f"decode_upsample_rate is {values['decode_upsample_rate']}."
         )
     return CodecConfig(
         decoder=decoder,

@@ -1,6 +1,6 @@
-"""A speech tokenizer without config.json: sizes from its tensors, the rest as released.
+"""The config of a speech tokenizer without config.json: sizes of its tensors, the rest as released.
 
-Some distributions of the codec are its model.safetensors alone.
+Some distributions of the codec have only its model.safetensors.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.random_configs import read_json
 from qwen_megakernel.checkpoint.tensor_shapes import NUM_SEMANTIC_QUANTIZERS, Shape
 
-# Section -> key -> the tensor and the axis whose length it is.
+# Section -> key -> the tensor and the axis whose length is its value.
 SIZES = {
     "decoder_config": {
         "codebook_size": ("decoder.quantizer.rvq_first.vq.layers.0._codebook.embedding_sum", 0),
@@ -38,7 +38,7 @@ SIZES = {
         ),
     },
 }
-# Section -> key -> the list of modules whose length it is, and how many are in no such list.
+# Section -> key -> the list of modules whose length is its value, and how many others to add.
 COUNTS = {
     "decoder_config": {
         "num_hidden_layers": ("decoder.pre_transformer.layers", 0),
@@ -52,8 +52,8 @@ COUNTS = {
         ),
     },
 }
-# What works with tensors of the same shapes and sounds otherwise if it is wrong. Kernel sizes and
-# rates of the convolutions are official, too, but the shapes of their tensors depend on them.
+# Values that fit tensors of the same shapes but change the sound if they are wrong. Kernel sizes
+# and rates of the convolutions are official, too, but the shapes of their tensors depend on them.
 UNTOLD = {
     "decoder_config": (
         *("num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -67,10 +67,10 @@ UNTOLD = {
 
 
 def layout_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """The config.json that tensors of these shapes are likely to have had.
+    """Return the config.json that tensors of these shapes are likely to have had.
 
-    What they do not tell is official, and so is the size of a tensor that is not there: whoever
-    compares all tensors with what this implies finds it missing.
+    Values that do not follow from shapes are official, and so is the size of a tensor that is not
+    there: the check of all tensors against this config then finds it missing.
     """
     values = read_json("released")["speech_tokenizer"]
     for section, sizes in SIZES.items():
@@ -88,10 +88,10 @@ def layout_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
 
 
 def assumptions(values: dict[str, Any]) -> str:
-    """What of `layout_of` no tensor confirms."""
-    told = [
+    """Return the values of `layout_of` that no tensor confirms, for a message."""
+    untold = [
         f"{section.removesuffix('_config')} {key} {values[section][key]}"
         for section, keys in UNTOLD.items()
         for key in keys
     ]
-    return ", ".join((*told, f"output_sample_rate {values['output_sample_rate']}"))
+    return ", ".join((*untold, f"output_sample_rate {values['output_sample_rate']}"))

@@ -1,6 +1,6 @@
-"""What a checkpoint's config.json says, as typed records; the codec's own is in `codec_config`.
+"""Typed records of a checkpoint's config.json; those of the codec are in `codec_config`.
 
-Nothing here has a default that a checkpoint also holds: a missing key is an error that names it.
+No value that a checkpoint holds has a default: a missing key is an error that names it.
 Source of the keys: QwenLM/Qwen3-TTS, configuration_qwen3_tts.py (qwen-tts 0.1.1).
 """
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
-# The official generate() suppresses the last 1024 ids of the talker's vocabulary except EOS:
-# control, language and speaker ids live there. It is a literal in the official code, in no config.
+# The official generate() suppresses the last 1024 ids of the talker's vocabulary except EOS, which
+# are control, language and speaker ids. It is a literal in the official code, in no config.
 NUM_CONTROL_IDS = 1024
 
-# What the official SpeakerEncoderConfig assumes where a file is silent. The released
-# speaker_encoder_config holds enc_dim and sample_rate only.
-SPEAKER_ENCODER_DEFAULTS = {
+# Defaults of the official SpeakerEncoderConfig. The released speaker_encoder_config has enc_dim and
+# sample_rate only.
+SPEAKER_ENCODER_DEFAULTS: dict[str, Any] = {
     "mel_dim": 128,
     "enc_channels": [512, 512, 512, 512, 1536],
     "enc_kernel_sizes": [5, 3, 3, 3, 1],
@@ -115,7 +115,7 @@ class ModelConfig:
     """config.json of a Qwen3-TTS checkpoint."""
 
     model_type: str  # one of MODEL_TYPES
-    model_size: str  # "0b6", "1b7", TOY, or a name of ours
+    model_size: str  # "0b6", "1b7", TOY, or another name of this project
     im_start_id: int
     im_end_id: int
     tts_pad_id: int
@@ -124,24 +124,25 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
+    normalize: bool = False  # its texts are to be read in words; only our own checkpoints say so
 
     @property
     def drops_instruct(self) -> bool:
-        """The official wrapper ignores instruct on 0.6B CustomVoice (a test for "0b6").
+        """Whether instruct is ignored, as by the official wrapper on 0.6B CustomVoice ("0b6").
 
-        The demonstration voice has learned to follow none either: it would read it aloud.
+        The demonstration voice has not learned to follow one and would read it aloud.
         """
-        unheeding = "0b6" in self.model_size or self.model_size == TOY
-        return self.model_type == "custom_voice" and unheeding
+        is_untrained = "0b6" in self.model_size or self.model_size == TOY
+        return self.model_type == "custom_voice" and is_untrained
 
     @property
     def has_projection(self) -> bool:
-        """`small_to_mtp_projection` exists exactly where the two hidden sizes differ."""
+        """Whether `small_to_mtp_projection` exists: if the two hidden sizes differ."""
         return self.talker.stack.hidden_size != self.predictor.stack.hidden_size
 
 
 class Keys:
-    """Reads a config dict; a missing key names the file and the key."""
+    """Reads a config dict; the error of a missing key names the file and the key."""
 
     def __init__(self, values: Any, where: str):
         if not isinstance(values, dict):
@@ -154,7 +155,7 @@ class Keys:
         except KeyError:
             raise ModelFilesError(
                 f"{self.where} has no key {key!r}.",
-                "Every dimension and id is read from the checkpoint; none is assumed.",
+                "Every dimension and id must be in the checkpoint; none has a default.",
             ) from None
 
 
@@ -180,7 +181,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
 
     Raises:
         ModelFilesError: a key is missing, or the file describes another kind of model.
-        UnsupportedModel: a Qwen3-TTS model of another frame rate or type.
+        UnsupportedModel: the file describes a Qwen3-TTS model of another frame rate or type.
     """
     kind = values.get("model_type")
     if kind == SUPPORTED_TOKENIZER:
@@ -215,13 +216,22 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         tts_eos_id=top("tts_eos_token_id"),
         talker=_parse_talker(talker),
         predictor=PredictorConfig(_parse_stack(predictor), predictor("vocab_size")),
-        # A CustomVoice or VoiceDesign file may carry the section; only Base has the weights.
+        # A CustomVoice or VoiceDesign file may have the section; only Base has the weights.
         speaker_encoder=_parse_speaker_encoder(
             Keys(top("speaker_encoder_config"), f"{where} speaker_encoder_config")
         )
         if values["tts_model_type"] == "base"
         else None,
+        normalize=_parse_flag(values, "normalize", where),
     )
+
+
+def _parse_flag(values: dict[str, Any], key: str, where: str) -> bool:
+    """A flag of our own, which released files lack."""
+    value = values.get(key, False)
+    if not isinstance(value, bool):
+        raise ModelFilesError(f"{where}: {key} is {value!r}; it must be true or false.")
+    return value
 
 
 def _parse_stack(keys: Keys) -> StackConfig:

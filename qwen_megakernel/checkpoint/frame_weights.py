@@ -1,4 +1,4 @@
-"""How many weights decoding one codec frame reads, counted from a model's config."""
+"""Counts, from a model's config, the weights that decoding one codec frame reads."""
 
 from dataclasses import dataclass
 
@@ -7,34 +7,34 @@ from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 
 @dataclass(frozen=True, slots=True)
 class FrameWeights:
-    """Weights that one frame reads, by part: the talker once, the predictor for each code but the
-    first (its first two positions share a pass)."""
+    """Numbers of weights that one frame reads, by part: the talker's once, the predictor's for each
+    code but the first (its first two positions share a pass)."""
 
     talker: int  # layers
     codec_head: int
-    projection: int  # of the hidden state; that of the embeddings is folded into tables
+    projection: int  # of the hidden state; the projected embeddings are tables
     predictor: int
     lm_heads: int
 
     @property
     def total(self) -> int:
-        """All parts."""
+        """Number of weights of all parts."""
         return self.num_bytes(1, 1)
 
     def num_bytes(self, width: int, predictor_width: int) -> int:
-        """Bytes of all parts, where a weight of the talker has `width` of them."""
+        """Return the bytes of all parts, with `width` bytes for each weight of the talker."""
         predictor = self.projection + self.predictor + self.lm_heads
         return width * (self.talker + self.codec_head) + predictor_width * predictor
 
 
 def layer_weights(stack: StackConfig) -> int:
-    """Weights of all layers of a stack."""
+    """Return the number of weights of all layers of a stack."""
     per_column = 2 * (stack.q_size + stack.kv_size) + 3 * stack.intermediate_size
     return stack.num_layers * stack.hidden_size * per_column
 
 
 def frame_weights(config: ModelConfig) -> FrameWeights:
-    """What one frame of any number of streams reads."""
+    """Count the weights that one frame of any number of streams reads."""
     talker, predictor = config.talker, config.predictor
     passes = talker.num_code_groups - 1
     width = predictor.stack.hidden_size

@@ -1,8 +1,8 @@
-"""Model files from the Hugging Face hub (or the mirror that HF_ENDPOINT names).
+"""Fetches model files from the Hugging Face hub (or the mirror that HF_ENDPOINT names).
 
-Cache, resume, progress bars and authentication are huggingface_hub's. Ours is what it leaves open:
-files that are cached are used without asking anybody, an unreachable hub is noticed within two
-seconds instead of a minute, and the error says what to do.
+huggingface_hub does cache, resume, progress bars and authentication. This module adds three things:
+cached files are used without a request, an unreachable hub is noticed within two seconds instead of
+a minute, and errors have a hint.
 """
 
 import errno
@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -41,11 +42,11 @@ logger = logging.getLogger(__name__)
 REACHABLE_SECONDS = 2.0
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
-# What a download can raise. huggingface_hub has changed its HTTP library twice; its own error is
-# derived from the base of that library's errors.
-TRANSPORT_ERRORS = (OSError, *HfHubHTTPError.__bases__)
+# Errors of a download. huggingface_hub has changed its HTTP library twice; its own error is derived
+# from the base class of that library's errors.
+TRANSPORT_ERRORS: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
 
-# The 12 Hz models, each with the built-in random checkpoint that has its shapes (and so its size).
+# The 12 Hz models -> the built-in random checkpoint that has the same shapes, and so the same size.
 RELEASED = {
     "Qwen/Qwen3-TTS-12Hz-0.6B-Base": "random-0.6b-base",
     "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice": "random-0.6b",
@@ -56,7 +57,7 @@ RELEASED = {
 
 
 def is_repo_id(name: str) -> bool:
-    """Whether a name has the form of a hub id, "owner/name"."""
+    """Return whether a name has the form of a hub id, "owner/name"."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
@@ -64,25 +65,25 @@ def fetch(
     repo: str,
     names: tuple[str, ...],
     *,
-    accept: Callable[[Path], None],
+    accept: Callable[[Path], object],
     local_files_only: bool,
     progress: bool,
     option: str = "--model",
 ) -> Path:
-    """The folder that holds `names` of a hub repository, downloaded if they are not cached.
+    """Return the folder with the files `names` of a hub repository; downloads missing ones.
 
     Args:
         repo: "owner/name".
-        names: the files needed, with "/" in them; nothing else is downloaded.
-        accept: called with the folder once names[0] is there; raises to refuse the rest.
-        local_files_only: never ask the network.
-        progress: show a bar with sizes per file, on stderr.
-        option: of the command line, which takes a folder instead.
+        names: paths in the repository; no other files are downloaded.
+        accept: called with the folder once names[0] is there; raises to stop before the others.
+        local_files_only: use cached files alone, without network access.
+        progress: show a bar with sizes for each file, on stderr.
+        option: the command line's option that takes a folder instead, for hints.
     Raises:
         ModelFilesError: the hub cannot be reached, does not have the repository or a file, or the
             download broke off.
         OutputError: the files cannot be written.
-        UsageError: HF_ENDPOINT is no address.
+        UsageError: HF_ENDPOINT is not an http or https address.
     """
     folder = _cached(repo, names)
     if folder:
@@ -101,7 +102,7 @@ def fetch(
         with _progress_bars(progress):
             return _download(repo, names, endpoint, accept)
     except TRANSPORT_ERRORS as error:
-        if getattr(error, "errno", None) in UNWRITABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise OutputError(
                 f"Cannot write {repo} to {_home(constants.HF_HUB_CACHE)}: {error.strerror}.",
                 _needed(repo, names),
@@ -111,33 +112,29 @@ def fetch(
 
 
 def _download(
-    repo: str, names: tuple[str, ...], endpoint: str, accept: Callable[[Path], None]
+    repo: str, names: tuple[str, ...], endpoint: str, accept: Callable[[Path], object]
 ) -> Path:
     first = huggingface_hub.hf_hub_download(repo, names[0], endpoint=endpoint)
     folder = Path(first.removesuffix(names[0]))
     accept(folder)
     for name in names[1:]:
-        # The folder is called after its commit: all files come from one, whatever is pushed now.
+        # The folder's name is its commit, so all files are from that commit.
         huggingface_hub.hf_hub_download(repo, name, revision=folder.name, endpoint=endpoint)
     return folder
 
 
 def _cached(repo: str, names: tuple[str, ...]) -> Path | None:
-    """The snapshot that holds all of `names`, if there is one."""
-    paths = [
-        huggingface_hub.try_to_load_from_cache(repo, name, cache_dir=constants.HF_HUB_CACHE)
-        for name in names
-    ]
-    if not all(isinstance(path, str) for path in paths):
-        return None
-    return Path(paths[0].removesuffix(names[0]))
+    """Return the snapshot that holds all of `names`, if there is one."""
+    find = partial(huggingface_hub.try_to_load_from_cache, repo, cache_dir=constants.HF_HUB_CACHE)
+    paths = [path for name in names if isinstance(path := find(name), str)]
+    return Path(paths[0].removesuffix(names[0])) if len(paths) == len(names) else None
 
 
 def _why_unreachable(url: str) -> str | None:
-    """None if the server answers anything at all within `REACHABLE_SECONDS`, else the reason.
+    """Return why a server does not answer within `REACHABLE_SECONDS`; None if it does.
 
-    In a thread of its own, because looking up a name can block far longer than any timeout that can
-    be passed down.
+    The request runs in a thread, because looking up a host name can block far longer than any
+    timeout of a request.
     """
     reasons: list[str | None] = []
 
@@ -146,8 +143,8 @@ def _why_unreachable(url: str) -> str | None:
         try:
             urllib.request.urlopen(request, timeout=2 * REACHABLE_SECONDS).close()
         except (OSError, http.client.HTTPException) as error:
-            # A refusal is an answer, and so are bad manners, and a certificate that the download
-            # may have another bundle for.
+            # An HTTP error is an answer, and so is a malformed response. A certificate may be bad
+            # here and good for the download, which may have another bundle.
             answered = (urllib.error.HTTPError, http.client.HTTPException)
             bad_certificate = isinstance(getattr(error, "reason", None), ssl.SSLError)
             reasons.append(
@@ -163,7 +160,7 @@ def _why_unreachable(url: str) -> str | None:
 
 
 def _reason(error: BaseException | None) -> str:
-    """The cause of a failed request in a few words."""
+    """Return the cause of a failed request in a few words."""
     outermost = type(error).__name__
     while error:
         if isinstance(error, socket.gaierror):
@@ -177,11 +174,11 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> ModelFilesError:
-    instead = ", or hear the pipeline now with --model demo-voice" if option == "--model" else ""
+    instead = ", or try the pipeline with --model demo-voice" if option == "--model" else ""
     return ModelFilesError(
         f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
         _needed(repo, names),
-        f"Download the folder on a machine that reaches the hub, copy it to this one, to any PATH, "
+        f"Download the folder on a machine that reaches the hub, copy it to any PATH on this one, "
         f"and pass {option} PATH; or set HF_ENDPOINT to a mirror{instead}.",
     )
 
@@ -189,7 +186,7 @@ def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> Model
 def _failed(
     repo: str, names: tuple[str, ...], option: str, host: str, error: Exception
 ) -> ModelFilesError:
-    """What to tell about a download that the hub refused or that broke off."""
+    """Return the error for a download that the hub refused or that broke off."""
     status = _status(error)
     models = f"The 12 Hz models are {', '.join(RELEASED)}." if option == "--model" else ""
     if status == 404 and isinstance(error, EntryNotFoundError):
@@ -197,19 +194,19 @@ def _failed(
         return ModelFilesError(f"{repo} on {host} has no {missing}.", models)
     if status in (401, 403, 404):
         return ModelFilesError(
-            f"{host} has no model {repo}, or not for you (HTTP {status}).",
+            f"{host} has no model {repo}, or you have no access to it (HTTP {status}).",
             models,
-            "For a private one: hf auth login.",
+            "If it is private, log in first: hf auth login",
         )
     reason = f"HTTP {status}" if status else _reason(error)
     return ModelFilesError(
         f"The download of {repo} from {host} broke off ({reason}).",
-        hint="Run the same command again: it continues where it stopped.",
+        hint="Run the same command again; the download continues where it stopped.",
     )
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error, if the hub answered at all."""
+    """Return the HTTP status behind an error; None if the hub did not answer."""
     while error:
         response = getattr(error, "response", None)
         if response is not None:
@@ -219,7 +216,7 @@ def _status(error: BaseException | None) -> int | None:
 
 
 def _needed(repo: str, names: tuple[str, ...]) -> str:
-    """The files of a model in one line, with sizes where the model is a released one."""
+    """Return the files of a model in one line, with sizes if it is a released one."""
     sizes = {}
     if repo in RELEASED:
         shapes = RELEASED[repo]
@@ -238,7 +235,7 @@ def _home(path: str) -> str:
 
 @contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    """huggingface_hub's switch is global: set it for our download only."""
+    """Set huggingface_hub's global switch for the block."""
     if shown or are_progress_bars_disabled():
         yield
         return

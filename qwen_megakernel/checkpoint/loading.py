@@ -1,7 +1,7 @@
-"""From a model's name to its checked tensors.
+"""Finds the files of a model by its name, and loads its checked tensors.
 
 `resolve` finds the files, `load` reads them: every tensor is compared with what the config files
-imply before any is used, and nothing is ever loaded in part.
+imply before any is used, and no model is loaded in part.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import PACKAGE_FOLDER
-from qwen_megakernel.checkpoint import hub, safetensors_file
+from qwen_megakernel.checkpoint import drawn_weights, hub, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.checkpoint.codec_layout import assumptions, layout_of
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config, read_json
@@ -33,7 +33,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     model_tensors,
 )
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Files, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 NEEDED_FILES = (CONFIG, "vocab.json", "merges.txt", "tokenizer_config.json", WEIGHTS)
-# Releases have these, too; a folder that was put together by hand may lack them.
+# Releases have this file, too; a folder that was put together by hand may lack it.
 MODEL_FILES = (*NEEDED_FILES, GENERATION_CONFIG)
 CODEC_FILES = (CONFIG, WEIGHTS)
 CODEC_FOLDER = "speech_tokenizer"
@@ -51,26 +51,24 @@ DEMO_VOICE = "demo-voice"
 DEMO_VOICE_FOLDER = PACKAGE_FOLDER / "assets" / DEMO_VOICE
 BUILT_IN = (DEMO_VOICE, *RECIPES)
 
-# max_new_tokens where generation_config.json is silent (the official wrapper's default).
+# The official wrapper's default of max_new_tokens, if generation_config.json has none.
 DEFAULT_MAX_NEW_TOKENS = 2048
 
 NUM_FILES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """Where a model's files are. They exist; their contents are not checked yet."""
+class ModelFiles(Files):
+    """The files of a Qwen3-TTS checkpoint."""
 
-    folder: Path
-    speech_tokenizer: Path
-    name: str  # as the user gave it
-    is_synthetic: bool = False  # random weights
-    banner: str | None = None  # what the user should know before listening
+    speech_tokenizer: Path = field(kw_only=True)
+    is_drawn: bool = False  # `load` draws the weights; no file holds them
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model whose files were read and checked. Tensors are views of the mapped files, on CPU."""
+    """A model whose files were read and checked. Tensors are views of the mapped files, on CPU;
+    those that were drawn are on the GPU, if there is one."""
 
     config: ModelConfig
     codec_config: CodecConfig
@@ -79,7 +77,7 @@ class Checkpoint:
     files: ModelFiles
     talker: dict[str, Tensor]  # names without "talker.", dtype as stored
     codec_decoder: dict[str, Tensor]  # names without "decoder.", float32
-    has_codec_encoder: bool  # False: the codec can speak but not listen
+    has_codec_encoder: bool  # False: the codec decodes but cannot encode
 
     def load_prefix(self, prefix: str) -> dict[str, Tensor]:
         """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
@@ -100,17 +98,18 @@ class Checkpoint:
 def resolve(
     model: str | os.PathLike[str], *, local_files_only: bool = False, progress: bool = True
 ) -> ModelFiles:
-    """Find a model's files; those of a hub model are downloaded, those of a random one written.
+    """Find a model's files; downloads those of a hub model, and writes those of a random one.
 
     Args:
         model: a built-in name (`BUILT_IN`), a folder, or a hub id "owner/name"; tried in this
-            order.
-        local_files_only: never ask the network; what is cached is used either way.
-        progress: show progress bars while downloading, on stderr.
+            order. With "drawn:" in front of the name of a random model its weights are drawn when
+            it is loaded, on the GPU if there is one, and never written.
+        local_files_only: use local and cached files alone, without network access.
+        progress: show progress bars of a download, on stderr.
     Raises:
-        UsageError: this is no name.
-        ModelFilesError: no such model, files are missing, or the hub cannot be reached.
-        UnsupportedModel: a model that this package does not run; found before its weights are
+        UsageError: `model` is no name.
+        ModelFilesError: there is no such model, files are missing, or the hub cannot be reached.
+        UnsupportedModel: this package does not run the model; raised before its weights are
             downloaded.
         OutputError: the files cannot be written.
     """
@@ -124,15 +123,26 @@ def resolve(
         files = _files_in(
             DEMO_VOICE_FOLDER,
             model,
-            banner=f"{model}: a small demonstration voice of this project, not Qwen's. The real "
-            f"model: --model {next(iter(hub.RELEASED))}.",
+            banner=f"{model} is a small demonstration voice of this project, not Qwen's model, "
+            f"which is --model {next(iter(hub.RELEASED))}.",
         )
     elif model in RECIPES:
         files = _files_in(
             random_checkpoint(model),
             model,
             is_synthetic=True,
-            banner=f"{model}: RANDOM WEIGHTS from a seed. What it says is noise, not speech.",
+            banner=f"{model}: RANDOM WEIGHTS from a seed. Its output is noise, not speech.",
+        )
+    elif model.removeprefix(drawn_weights.PREFIX) in RECIPES:
+        write = partial(drawn_weights.write_small_files, model)
+        folder = write_once(model.replace(":", "-"), RECIPE_VERSION, write)
+        files = ModelFiles(
+            folder,
+            model,
+            is_synthetic=True,
+            banner=f"{model}: RANDOM WEIGHTS. Its output is noise, not speech.",
+            speech_tokenizer=folder / CODEC_FOLDER,
+            is_drawn=True,
         )
     elif (folder := Path(model).expanduser()).is_dir():
         files = _files_in(folder, model)
@@ -158,12 +168,24 @@ def load(files: ModelFiles) -> Checkpoint:
 
     Raises:
         ModelFilesError: a file is damaged, the tensors are not those of the config (see
-            `safetensors_file.check`), or talker and codec do not belong together.
+            `safetensors_file.check`), or talker and codec are of different models.
     """
     config = _read_model_config(files.folder)
     codec_config = _read_codec_config(files.speech_tokenizer)
     _check_match(config, codec_config, files)
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
+    if files.is_drawn:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return Checkpoint(
+            config=config,
+            codec_config=codec_config,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            files=files,
+            talker=drawn_weights.talker(config, device),
+            codec_decoder=drawn_weights.codec_decoder(codec_config, device),
+            has_codec_encoder=False,
+        )
     safetensors_file.check(files.folder / WEIGHTS, model_tensors(config))
     has_codec_encoder = _check_codec(files.speech_tokenizer / WEIGHTS, codec_config)
     return Checkpoint(
@@ -181,27 +203,27 @@ def load(files: ModelFiles) -> Checkpoint:
 
 
 def cache_folder() -> Path:
-    """Where built-in checkpoints go: $QWEN_MEGAKERNEL_CACHE or ~/.cache/qwen_megakernel."""
+    """Return the folder of built-in models: $QWEN_MEGAKERNEL_CACHE or ~/.cache/qwen_megakernel."""
     return Path(
         os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
     )
 
 
 def random_checkpoint(name: str) -> Path:
-    """Return the folder of a built-in random checkpoint, written now if it is not there."""
+    """Return the folder of a built-in random checkpoint, after writing it if it is missing."""
     return write_once(name, RECIPE_VERSION, partial(write_checkpoint, name))
 
 
 def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
-    """Return the cache's folder of a built-in random model, written now if it is not there.
+    """Return the cache's folder of a built-in random model, after writing it if it is missing.
 
-    It is written beside its place and renamed: a reader sees all of it or nothing, and of two
-    writers the later one drops its copy.
+    The folder is written under another name and renamed, so that a reader sees all of it or
+    nothing; the later of two writers drops its copy.
 
     Args:
         name: of the model.
-        version: of what is written; another one has another folder.
-        write: makes the folder that it is given and writes all files into it.
+        version: of the files; each version has its own folder.
+        write: makes the folder of its argument and writes all files into it.
     Raises:
         OutputError: the files cannot be written.
     """
@@ -230,7 +252,7 @@ def _files_in(
     _require(folder, (CONFIG,))
     _read_model_config(folder)
     _require(folder, NEEDED_FILES)
-    return ModelFiles(folder, _find_codec(folder), name, is_synthetic, banner)
+    return ModelFiles(folder, name, is_synthetic, banner, speech_tokenizer=_find_codec(folder))
 
 
 def _find_codec(folder: Path) -> Path:
@@ -283,7 +305,7 @@ def _read_codec_config(folder: Path) -> CodecConfig:
     tensors = safetensors_file.describe(folder / WEIGHTS)
     values = layout_of({name: shape for name, (_, shape) in tensors.items()})
     logger.warning(
-        "%s has no %s: sizes are those of its tensors, and official are %s.",
+        "%s has no %s: sizes are those of its tensors, and these values are official: %s.",
         folder,
         CONFIG,
         assumptions(values),
@@ -295,7 +317,7 @@ def _read_generation_config(path: Path) -> tuple[Sampling, int]:
     if not path.is_file():
         sampling = Sampling()
         logger.warning(
-            "There is no %s: codes are drawn as the official package does by default, %s, "
+            "There is no %s: codes are drawn with the defaults of the official package, %s, "
             "max_new_tokens %d.",
             path,
             ", ".join(f"{name} {value}" for name, value in asdict(sampling).items()),
@@ -322,14 +344,14 @@ def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> 
 
 
 def _check_codec(path: Path, config: CodecConfig) -> bool:
-    """Check the codec's tensors; True if it has an encoder, which is all there or not at all."""
+    """Check the codec's tensors; return whether it has an encoder, which is complete or absent."""
     expected = codec_tensors(config)
     has_encoder = any(
         name.startswith(CODEC_ENCODER_PREFIX) for name in safetensors_file.describe(path)
     )
     if not has_encoder:
         expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
-    is_told = (path.parent / CONFIG).is_file()
-    layout = "its config.json" if is_told else "the official codec, and it has no config.json"
+    has_config = (path.parent / CONFIG).is_file()
+    layout = "its config.json" if has_config else "the official codec, and it has no config.json"
     safetensors_file.check(path, expected, layout)
     return has_encoder

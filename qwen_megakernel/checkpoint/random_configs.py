@@ -1,8 +1,8 @@
-"""Config files of the built-in random checkpoints, from the ones in assets/random-checkpoints.
+"""Config files of the built-in random checkpoints, made from those in assets/random-checkpoints.
 
-The tiny ones keep what a real one has and small code gets wrong: head_dim 128 where hidden / heads
-is something else, grouped heads, the real codec ids, a vocoder whose attention window ends within a
-short utterance. The `random-*` ones have the released shapes; they serve the benchmarks.
+The tiny ones keep the properties of a real one that code may get wrong: a head_dim of 128 that is
+not hidden / heads, grouped heads, the real codec ids, a vocoder whose attention window ends within
+a short utterance. The `random-*` ones have the released shapes, for benchmarks.
 """
 
 import json
@@ -45,12 +45,12 @@ RECIPES = {
 
 
 def read_json(name: str) -> dict[str, Any]:
-    """A file of the folder, by its name without the ending."""
+    """Read a file of the folder, by its name without the ending."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json of a built-in checkpoint, with the keys of the released ones."""
+    """Return the config.json of a built-in checkpoint, with the keys of the released ones."""
     recipe = RECIPES[name]
     config = recipe.sizes["config"]
     talker, hidden_size = config["talker_config"], recipe.hidden_size
@@ -68,5 +68,5 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def speech_tokenizer_config(name: str) -> dict[str, Any]:
-    """The speech_tokenizer/config.json of a built-in checkpoint."""
+    """Return the speech_tokenizer/config.json of a built-in checkpoint."""
     return RECIPES[name].sizes["speech_tokenizer"]

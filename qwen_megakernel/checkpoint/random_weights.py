@@ -1,10 +1,10 @@
-"""Checkpoints of random weights in the exact official file layout, from a seed.
+"""Writes checkpoints of random weights in the exact official file layout, from a seed.
 
-They exist so that everything but the sound can be built, tested and timed without a download.
+With them everything but the sound can be built, tested and timed without a download.
 
-The scales keep greedy decoding alive: branches that add up (gain 0.5), heads with a logit deviation
-of 3, an end-of-speech row a little louder than the rest. A plain N(0, 0.02) initialisation never
-reaches the end of speech, and a branch gain of 0.02 locks into a loop.
+The scales make greedy decoding vary and end: branches that add up (gain 0.5), heads with a logit
+deviation of 3, an end-of-speech row a little larger than the others. A plain N(0, 0.02)
+initialisation never reaches the end of speech, and a branch gain of 0.02 falls into a loop.
 """
 
 import json
@@ -27,7 +27,9 @@ from qwen_megakernel.checkpoint.random_configs import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model_tensors
 
-RECIPE_VERSION = 1  # part of the cache key: raise it whenever the written bytes change
+RECIPE_VERSION = 1  # part of the cache key: to be raised when the written bytes change
+
+CODEC_FOLDER = "speech_tokenizer"
 
 DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few frames long
 
@@ -35,12 +37,12 @@ DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few 
 NOISE_LENGTH = 2**22 - 3
 SLICE_LENGTH = 2**20  # elements scaled and written at a time
 
-BRANCH_GAIN = 0.5  # o_proj, down_proj, LayerScale, gamma: the branches that residual sums collect
+BRANCH_GAIN = 0.5  # o_proj, down_proj, LayerScale, gamma: the branches of residual sums
 TEXT_EMBEDDING_STD = 1.0
 CODEC_EMBEDDING_STD = 0.3
 LOGIT_STD = 3.0
 EOS_GAIN = 2.0
-X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer: its output stands beside codec rows
+X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer, whose output is a row beside codec rows
 BIAS_STD = 0.1
 NORM_STD = 0.1
 SNAKE_STD = 0.2  # of the logarithms of alpha and beta
@@ -65,39 +67,46 @@ TTS_TOKENS = ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
     """Write the checkpoint `name` (of `RECIPES`) into `folder`, which is made if missing.
 
-    Same name, seed and `RECIPE_VERSION`: same bytes, on any machine.
+    The same name, seed and `RECIPE_VERSION` give the same bytes on any machine.
     """
-    codec_folder = folder / "speech_tokenizer"
-    codec_folder.mkdir(parents=True, exist_ok=True)
+    write_small_files(name, folder)
+    codec_folder = folder / CODEC_FOLDER
     config, codec_config = model_config(name), speech_tokenizer_config(name)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", read_json("generation_config"))
-    feature_extractor = read_json("preprocessor_config")
-    processor = {"processor_class": "Qwen3TTSProcessor"}
-    _write_json(folder / "preprocessor_config.json", feature_extractor | processor)
-    _write_tokenizer(folder, config)
-    _write_json(codec_folder / "config.json", codec_config)
-    _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
-    _write_json(codec_folder / "preprocessor_config.json", feature_extractor)
     eos = config["talker_config"]["codec_eos_token_id"]
     _write_safetensors(
         folder / "model.safetensors",
         model_tensors(parse_model_config(config)),
         "BF16",
         _Noise(name, seed),
-        lambda tensor, shape: _model_fill(tensor, shape, eos),
+        lambda tensor, shape: model_fill(tensor, shape, eos),
     )
     _write_safetensors(
         codec_folder / "model.safetensors",
         codec_tensors(parse_codec_config(codec_config)),
         "F32",
         _Noise(f"{name} codec", seed),
-        _codec_fill,
+        codec_fill,
     )
 
 
+def write_small_files(name: str, folder: Path) -> None:
+    """Write everything of the checkpoint `name` but its weights."""
+    codec_folder = folder / CODEC_FOLDER
+    codec_folder.mkdir(parents=True, exist_ok=True)
+    config = model_config(name)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", read_json("generation_config"))
+    feature_extractor = read_json("preprocessor_config")
+    processor = {"processor_class": "Qwen3TTSProcessor"}
+    _write_json(folder / "preprocessor_config.json", feature_extractor | processor)
+    _write_tokenizer(folder, config)
+    _write_json(codec_folder / "config.json", speech_tokenizer_config(name))
+    _write_json(codec_folder / "configuration.json", {"framework": "pytorch"})
+    _write_json(codec_folder / "preprocessor_config.json", feature_extractor)
+
+
 @dataclass(frozen=True, slots=True)
-class _Fill:
+class Fill:
     """value = (mean + std * noise) * row_gain[row]."""
 
     std: float
@@ -105,52 +114,52 @@ class _Fill:
     row_gain: np.ndarray | None = None
 
 
-def _model_fill(name: str, shape: Shape, eos: int) -> _Fill:
+def model_fill(name: str, shape: Shape, eos: int) -> Fill:
     if name.endswith("text_embedding.weight"):
-        return _Fill(TEXT_EMBEDDING_STD)
+        return Fill(TEXT_EMBEDDING_STD)
     if "codec_embedding" in name:
-        return _Fill(CODEC_EMBEDDING_STD)
+        return Fill(CODEC_EMBEDDING_STD)
     if "lm_head" in name:
-        return _Fill(LOGIT_STD / sqrt(shape[1]))
+        return Fill(LOGIT_STD / sqrt(shape[1]))
     if "codec_head" in name:
         gain = np.ones(shape[0], np.float32)
         gain[eos] = EOS_GAIN
-        return _Fill(LOGIT_STD / sqrt(shape[1]), row_gain=gain)
+        return Fill(LOGIT_STD / sqrt(shape[1]), row_gain=gain)
     if name == "speaker_encoder.fc.weight":
-        return _Fill(X_VECTOR_GAIN / sqrt(shape[1]))
+        return Fill(X_VECTOR_GAIN / sqrt(shape[1]))
     return _common_fill(name, shape)
 
 
-def _codec_fill(name: str, shape: Shape) -> _Fill:
+def codec_fill(name: str, shape: Shape) -> Fill:
     if name.endswith(".initialized"):
-        return _Fill(0.0, mean=1.0)
+        return Fill(0.0, mean=1.0)
     if name.endswith("cluster_usage"):
-        return _Fill(0.0, mean=1.0, row_gain=_usage(shape[0]))
+        return Fill(0.0, mean=1.0, row_gain=_usage(shape[0]))
     if name.endswith(("embedding_sum", "embed_sum")):
         std = 1.0 if name.endswith("embedding_sum") else ENCODER_CODEBOOK_STD
-        return _Fill(std / sqrt(shape[1]), row_gain=np.maximum(_usage(shape[0]), USAGE_CLAMP))
+        return Fill(std / sqrt(shape[1]), row_gain=np.maximum(_usage(shape[0]), USAGE_CLAMP))
     if name.endswith((".alpha", ".beta")):
-        return _Fill(SNAKE_STD)
+        return Fill(SNAKE_STD)
     if name.endswith((".scale", ".gamma")):
-        return _Fill(BRANCH_GAIN * NORM_STD, mean=BRANCH_GAIN)
+        return Fill(BRANCH_GAIN * NORM_STD, mean=BRANCH_GAIN)
     if name.startswith("decoder.decoder.") and shape[0] == 1 and len(shape) == 3:
-        return _Fill(PCM_STD / sqrt(prod(shape[1:])))
+        return Fill(PCM_STD / sqrt(prod(shape[1:])))
     if re.fullmatch(r"decoder\.decoder\.\d+\.block\.1\.conv\.weight", name):
-        return _Fill(1 / sqrt(2 * shape[0]))  # transposed: each output sums two inputs' taps
+        return Fill(1 / sqrt(2 * shape[0]))  # transposed: each output sums two inputs' taps
     if re.fullmatch(r"decoder\.upsample\.\d+\.0\.conv\.weight", name):
-        return _Fill(1 / sqrt(shape[0]))  # transposed, without overlap
+        return Fill(1 / sqrt(shape[0]))  # transposed, without overlap
     if ".conv2." in name and name.endswith(".weight"):
-        return _Fill(BRANCH_GAIN / sqrt(prod(shape[1:])))
+        return Fill(BRANCH_GAIN / sqrt(prod(shape[1:])))
     return _common_fill(name, shape)
 
 
-def _common_fill(name: str, shape: Shape) -> _Fill:
+def _common_fill(name: str, shape: Shape) -> Fill:
     if name.endswith(".bias"):
-        return _Fill(BIAS_STD)
+        return Fill(BIAS_STD)
     if len(shape) == 1:
-        return _Fill(NORM_STD, mean=1.0)
+        return Fill(NORM_STD, mean=1.0)
     gain = BRANCH_GAIN if ".o_proj." in name or ".down_proj." in name or ".fc2." in name else 1.0
-    return _Fill(gain / sqrt(prod(shape[1:])))
+    return Fill(gain / sqrt(prod(shape[1:])))
 
 
 def _usage(num_rows: int) -> np.ndarray:
@@ -161,16 +170,16 @@ def _usage(num_rows: int) -> np.ndarray:
 
 
 class _Noise:
-    """A block of N(0, 1) that tensors read one after the other, starting over at its end."""
+    """A block of N(0, 1) that tensors read one after the other; at its end it starts over."""
 
     def __init__(self, name: str, seed: int):
-        # RandomState: the one generator of numpy whose stream is frozen for good.
+        # RandomState is the only generator of numpy whose stream will never change.
         key = zlib.crc32(f"{name} {seed}".encode())
         self.block = np.random.RandomState(key).standard_normal(NOISE_LENGTH).astype(np.float32)
         self.position = 0
 
     def take(self, count: int) -> np.ndarray:
-        """[count] f32, a copy."""
+        """Return a copy of the next values, [count] f32."""
         first = self.position % len(self.block)
         self.position += count
         head = self.block[first : first + count]
@@ -184,9 +193,9 @@ def _write_safetensors(
     tensors: dict[str, Shape],
     dtype: str,
     noise: _Noise,
-    fill: Callable[[str, Shape], _Fill],
+    fill: Callable[[str, Shape], Fill],
 ) -> None:
-    """Write a safetensors file slice by slice: no tensor is ever held whole."""
+    """Write a safetensors file slice by slice, without a whole tensor in memory."""
     item_bytes = {"BF16": 2, "F32": 4}[dtype]
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -199,10 +208,10 @@ def _write_safetensors(
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in tensors.items():
             for values in _slices(shape, fill(name, shape), noise):
-                file.write(_bfloat16(values) if dtype == "BF16" else values)
+                file.write((_bfloat16(values) if dtype == "BF16" else values).data)
 
 
-def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
+def _slices(shape: Shape, fill: Fill, noise: _Noise) -> Iterator[np.ndarray]:
     row_length = prod(shape[1:])
     step = max(1, SLICE_LENGTH // row_length)
     for row in range(0, shape[0], step):
@@ -216,16 +225,16 @@ def _slices(shape: Shape, fill: _Fill, noise: _Noise) -> Iterator[np.ndarray]:
 
 
 def _bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round f32 to the nearest bfloat16, ties to even; returned as its 16 bits."""
+    """Round f32 to the nearest bfloat16, ties to even, and return its 16 bits."""
     bits = values.view(np.uint32)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits >> 16).astype(np.uint16)
 
 
 def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
-    """A byte-level BPE with a few merges; the other ids below the special ones are filler.
+    """Write a byte-level BPE with a few merges; the other ids below the special ones are filler.
 
-    "assistant" is one token with the id that the config names, "\\n" is one byte symbol (198).
+    "assistant" is one token with the id of the config, "\\n" is one byte symbol (198).
     """
     assistant, im_start = config["assistant_token_id"], config["im_start_token_id"]
     tts_pad = config["tts_pad_token_id"]
@@ -256,15 +265,15 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable stand-in for each byte, in the order of its vocabulary."""
+    """Return GPT-2's printable symbol for each byte, in the order of its vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def _merges() -> list[tuple[str, str]]:
-    """Merges that build each of WORDS from the left."""
-    merges = {}
+    """Return the merges that build each of WORDS from the left."""
+    merges: dict[tuple[str, str], None] = {}
     for word in WORDS:
         for i in range(1, len(word)):
             merges[word[:i], word[i]] = None

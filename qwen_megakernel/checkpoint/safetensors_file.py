@@ -1,4 +1,4 @@
-"""Safetensors files: what is in them, whether it is what the config implies, and reading it."""
+"""Describes, checks and reads one safetensors file."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.tensor_shapes import Shape
 from qwen_megakernel.errors import ModelFilesError
 
-# The storage dtypes we read, each with the bits that are all ones in NaN and Inf (the exponent).
-EXPONENT_MASKS = {
+# Supported storage dtypes, each with the bits that are all ones in NaN and Inf (the exponent).
+EXPONENT_MASKS: dict[str, tuple[np.dtype, int]] = {
     "BF16": (np.dtype("<u2"), 0x7F80),
     "F16": (np.dtype("<u2"), 0x7C00),
     "F32": (np.dtype("<u4"), 0x7F800000),
@@ -23,10 +23,10 @@ NUM_NAMES_SHOWN = 5
 
 
 def describe(path: Path) -> dict[str, tuple[str, Shape]]:
-    """Dtype ("BF16", ...) and shape of every tensor in a file, from its header.
+    """Return dtype ("BF16", ...) and shape of every tensor in a file, from its header.
 
     Raises:
-        ModelFilesError: the file is cut short or is no safetensors file.
+        ModelFilesError: the file is cut short or is not a safetensors file.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -35,20 +35,20 @@ def describe(path: Path) -> dict[str, tuple[str, Shape]]:
     except (SafetensorError, OSError) as error:
         raise ModelFilesError(
             f"{path} is damaged: {error}.",
-            "A download that was cut short looks like this, and so does a Git LFS pointer.",
-            "Delete it and fetch it again.",
+            "It may be a download that was cut short, or a Git LFS pointer.",
+            "Delete it and download it again.",
         ) from error
 
 
 def check(path: Path, expected: dict[str, Shape], layout: str = "its config.json") -> None:
     """Compare a file with the tensors that `layout` implies.
 
-    Every value is looked at for NaN and Inf: 0.2 s for the 1.8 GB of a 0.6B model in the page
-    cache, else the time to read the file, which using it would cost anyway.
+    Every value is checked for NaN and Inf. This takes 0.2 s for the 1.8 GB of a 0.6B model in the
+    page cache, or else the time to read the file, which its first use would take.
 
     Raises:
         ModelFilesError: a tensor is missing, unknown, of another shape, of a dtype other than
-            bf16, f16 or f32, or not finite. Counts them and shows the first five.
+            bf16, f16 or f32, or not finite. The error counts them and names the first five.
     """
     found = describe(path)
     missing = [f"{name} {list(expected[name])} missing" for name in expected if name not in found]
@@ -77,7 +77,7 @@ def check(path: Path, expected: dict[str, Shape], layout: str = "its config.json
         raise ModelFilesError(
             f"{path}: tensors with NaN or Inf: {len(damaged)}.",
             _first(damaged),
-            "Fetch the file again; if it stays so, the checkpoint is broken.",
+            "Download the file again; if the error stays, the checkpoint itself is broken.",
         )
 
 
@@ -85,8 +85,8 @@ def read(path: Path, prefix: str, dtype: torch.dtype | None = None) -> dict[str,
     """Map the tensors whose name starts with `prefix`.
 
     Returns:
-        Names without the prefix. The tensors are views of the mapped file on the CPU: pages become
-        resident as they are used. With `dtype`, those stored otherwise are converted copies.
+        Names without the prefix. The tensors are views of the mapped file on the CPU, whose pages
+        become resident when they are used. With `dtype`, tensors of another are converted copies.
     """
     tensors = {}
     with safe_open(path, framework="pt") as file:
@@ -103,10 +103,10 @@ def _first(lines: list[str]) -> str:
 
 
 def _non_finite(path: Path) -> Iterator[str]:
-    """Names of the tensors that hold NaN or Inf.
+    """Yield the names of the tensors that hold NaN or Inf.
 
-    Reads the data with a small buffer of its own instead of through the mapping, because gigabytes
-    of touched pages would count as this process's memory. The library has validated the header.
+    The data is read with a small buffer instead of through the mapping, because gigabytes of
+    touched pages would count as this process's memory. The library has validated the header.
     """
     buffer = bytearray(SCAN_BYTES)
     with path.open("rb", buffering=0) as file:

@@ -1,6 +1,6 @@
-"""Every tensor a checkpoint must hold, by name and shape, derived from its config.
+"""Names and shapes of all tensors that a checkpoint must hold, derived from its config.
 
-The lists are exact: a name more or less, or another shape, is another model.
+The lists are exact: a model with more or fewer names, or another shape, is another model.
 Source: the parameters and persistent buffers that QwenLM/Qwen3-TTS (qwen-tts 0.1.1) and the Mimi
 encoder of transformers 4.57.3 build from the same config files.
 """
@@ -28,7 +28,7 @@ NUM_SEMANTIC_QUANTIZERS = 1
 
 
 def model_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Names and shapes in model.safetensors: talker, code predictor, speaker encoder if any."""
+    """Return names and shapes of model.safetensors: talker, code predictor, any speaker encoder."""
     tensors = dict(_prefixed(TALKER_PREFIX, _talker(config)))
     if config.speaker_encoder:
         tensors.update(_prefixed(SPEAKER_ENCODER_PREFIX, _speaker_encoder(config.speaker_encoder)))
@@ -36,7 +36,7 @@ def model_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 
 def codec_tensors(config: CodecConfig) -> dict[str, Shape]:
-    """Names and shapes in the speech tokenizer's model.safetensors: vocoder and Mimi encoder."""
+    """Return names and shapes of the codec's model.safetensors: vocoder and Mimi encoder."""
     return dict(_prefixed(CODEC_DECODER_PREFIX, _codec_decoder(config.decoder))) | dict(
         _prefixed(CODEC_ENCODER_PREFIX, _codec_encoder(config.encoder))
     )
@@ -75,7 +75,7 @@ def _talker(config: ModelConfig) -> Entries:
     yield from _prefixed("model.", _stack(talker.stack))
     yield from _prefixed("code_predictor.model.", _stack(predictor.stack))
     for group in range(talker.num_code_groups - 1):
-        # Rows of the talker's width: they are summed into the talker's next input as they are.
+        # Rows of the talker's width, because they are summed into the talker's next input.
         yield (
             f"code_predictor.model.codec_embedding.{group}.weight",
             (predictor.vocab_size, hidden),
@@ -127,7 +127,7 @@ def _speaker_encoder(config: SpeakerEncoderConfig) -> Entries:
         yield from _conv(f"{name}.se_block.conv2", width, config.se_channels, 1)
     width = channels[-1]
     yield from _conv("mfa.conv", width, width, kernels[-1])
-    # Attentive pooling sees each channel beside its mean and its deviation over time.
+    # Attentive pooling takes each channel with its mean and its deviation over time.
     yield from _conv("asp.tdnn.conv", config.attention_channels, 3 * width, 1)
     yield from _conv("asp.conv", width, config.attention_channels, 1)
     yield from _conv("fc", config.enc_dim, 2 * width, 1)
@@ -222,7 +222,7 @@ def _codec_encoder(config: dict) -> Entries:
 
 
 def _mimi_convolutions(config: dict) -> Entries:
-    """Indices count every entry of the official module list, activations included."""
+    """Yield convolutions, numbered as in the official module list, activations included."""
     width = config["num_filters"]
     yield from _conv("0.conv", width, config["audio_channels"], config["kernel_size"])
     index = 1

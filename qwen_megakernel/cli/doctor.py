@@ -23,6 +23,7 @@ PACKAGES = (
     "huggingface_hub",
     "ninja",
     "sentence-stream",
+    "num2words",
     "pipecat-ai",
     "qwen-tts",
     "snac",

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +17,12 @@ from qwen_megakernel.choices import (
     DEFAULT_MODEL,
     DTYPES,
     DTYPES_BY_PART,
+    NORMALIZE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.signals import GracefulExit
 
 if TYPE_CHECKING:
@@ -119,15 +121,13 @@ class Parser(argparse.ArgumentParser):
 def plot_file(text: str) -> str:
     """An argparse type: where to draw, refused before anything is measured if nothing can draw."""
     if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError(
-            'drawing needs matplotlib: pip install "qwen_megakernel[plots]"'
-        )
+        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
     return text
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
-    verbosity."""
+    --normalize, --lexicon, verbosity."""
     parser.add_argument(
         "--model",
         default=default,
@@ -151,6 +151,18 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     )
     parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     parser.add_argument("--local-files-only", action="store_true", help="never use the network")
+    parser.add_argument(
+        "--normalize",
+        default="auto",
+        choices=NORMALIZE,
+        help="read numbers, dates, abbreviations and Markdown as words (default: what the model "
+        "needs: on for demo-voice, off for Qwen's)",
+    )
+    parser.add_argument(
+        "--lexicon",
+        metavar="FILE",
+        help="how words are said: rows of word<TAB>respelling, or a W3C pronunciation lexicon",
+    )
     add_verbosity(parser)
 
 
@@ -277,7 +289,9 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
+    from qwen_megakernel.text.reading.lexicon import Lexicon
 
+    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     tell_compiling(args)
     # Of threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -291,6 +305,8 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         num_threads=args.threads,
         local_files_only=args.local_files_only,
         voices=args.voices,
+        normalize=args.normalize,
+        lexicon=lexicon,
         progress=not args.quiet,
         **options,
     )
@@ -378,17 +394,19 @@ def write_output(data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def needed(packages: str, by: str) -> Iterator[None]:
+def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
     """End a script with what to install where the block cannot import a package.
 
     Args:
-        packages: what pip is to install.
+        extras: those of this package that bring what the block imports.
         by: the script, as its user knows it.
+        also: requirements of other packages.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        print(f"error: {by} needs {error.name}.\npip install {packages}", file=sys.stderr)
+        command = install_command(*extras, also=also)
+        print(f"error: {by} needs {error.name}.\n{command}", file=sys.stderr)
         sys.exit(MissingPackageError.exit_code)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import MissingPackageError, UsageError
+from qwen_megakernel.installing import install_command
 
 if TYPE_CHECKING:
     from qwen_megakernel.server.settings import ServerSettings
@@ -108,9 +109,7 @@ def serve(args: argparse.Namespace) -> int:
     with _packages_of("server"):
         from qwen_megakernel.server import serving
     if args.wyoming_port is not None and find_spec("wyoming") is None:
-        raise MissingPackageError(
-            "--wyoming-port needs wyoming.", hint='pip install "qwen_megakernel[wyoming]"'
-        )
+        raise MissingPackageError("--wyoming-port needs wyoming.", hint=install_command("wyoming"))
 
     def say(line: str) -> None:
         if not args.quiet:
@@ -196,7 +195,7 @@ def _packages_of(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingPackageError(
-            f"serve needs {error.name}.", hint=f'pip install "qwen_megakernel[{extra}]"'
+            f"serve needs {error.name}.", hint=install_command(extra)
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""A recording becomes a `Voice`: an x-vector, and with a transcript also codec frames.
+"""Makes a `Voice` of a recording: an x-vector, and with a transcript also codec frames.
 
 Read `voice_library` first (`VoiceLibrary` makes voices and finds them by name), then `recordings`
-(which audio is taken, and how it is read), `speaker_encoder` (the x-vector) and `codec_encoder`
+(which audio is accepted, and how it is read), `speaker_encoder` (the x-vector) and `codec_encoder`
 (the frames).
 
 Other rooms take `VoiceLibrary`, `Recording`, `SILENCE_TAIL_SECONDS`, and `recordings`.

@@ -1,11 +1,11 @@
-"""Reference audio to codec frames: the encoder half of the speech tokenizer (Mimi).
+"""Encodes reference audio as codec frames: the encoder half of the speech tokenizer (Mimi).
 
-Convolutions take the samples down to 25 vectors a second, a causal transformer mixes them, one
-more convolution halves the rate, and two residual quantizers pick the codes.
+Convolutions reduce the samples to 25 vectors a second, a causal transformer mixes them, another
+convolution halves the rate, and two residual quantizers choose the codes.
 
 Source: transformers 4.57.3, modeling_mimi.py, as QwenLM/Qwen3-TTS
 modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1) calls it: in one piece, with causal attention
-over everything. The window that the config names (`sliding_window`) plays no part there.
+over all vectors. The window of the config (`sliding_window`) is not used there.
 """
 
 import math
@@ -20,8 +20,8 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
-# Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s in one go, because
-# more of the work stays in the cache, and 60 s take no more memory than 3 s do.
+# Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s at a time, because
+# more of the work stays in the cache, and 60 s take no more memory than 3 s.
 STEPS_PER_PIECE = 75
 
 CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
@@ -30,8 +30,8 @@ CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usa
 class CodecEncoder:
     """The Mimi encoder, in float32 on the CPU.
 
-    It stays in float32 and off the GPU on purpose: in bf16 a quarter of the codes come out
-    different, in TF32 some do, and a voice is encoded once, not per request.
+    It uses neither bf16, in which a quarter of the codes differ, nor a GPU's TF32, in which some
+    do: a voice is encoded once, not for each request.
 
     Args:
         codec_config: every dimension is read from it or from the tensors.
@@ -51,13 +51,13 @@ class CodecEncoder:
         ]
 
     def _quantizer(self, kind: str, num_codebooks: int) -> tuple[Tensor | None, list[Tensor]]:
-        """The input projection, if there is one, and the codebooks in use: the first ones."""
+        """Return the input projection, if there is one, and the first codebooks, which are used."""
         name = f"quantizer.{kind}_residual_vector_quantizer"
         codebooks = [self._codebook(f"{name}.layers.{i}.codebook") for i in range(num_codebooks)]
         return self._tensors.get(f"{name}.input_proj.weight"), codebooks
 
     def _codebook(self, name: str) -> Tensor:
-        """[codebook_size, codebook_dim]: means of the clusters."""
+        """Return the means of the clusters, [codebook_size, codebook_dim]."""
         usage = self._tensors[f"{name}.cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)
         return self._tensors[f"{name}.embed_sum"] / usage[:, None]
 
@@ -86,8 +86,7 @@ class CodecEncoder:
     def _convolutions(self, x: Tensor) -> Tensor:
         """[1, 1, num_samples] -> [1, hidden_size, num_steps].
 
-        Piece by piece, each begun so much earlier that what the padding at its start spoils is cut
-        away again.
+        Each piece begins earlier than needed; the vectors that its padding changes are cut away.
         """
         hop, pieces = self._samples_per_step, []
         for first in range(0, math.ceil(x.shape[2] / hop), STEPS_PER_PIECE):
@@ -118,7 +117,7 @@ class CodecEncoder:
         return F.conv1d(x, weight, bias, stride=stride, dilation=dilation)
 
     def _downsample(self, x: Tensor) -> Tensor:
-        """To the frame rate; the one layer whose edges repeat the outermost value."""
+        """Reduce to the frame rate; the only layer whose edges repeat the outermost value."""
         weight = self._tensors.get("downsample.conv.weight")
         if weight is None:  # the convolutions alone reach the frame rate
             return x
@@ -170,7 +169,7 @@ class CodecEncoder:
 
 
 def _reach(config: dict[str, Any]) -> int:
-    """Samples before its own first one that a vector of the convolutions depends on."""
+    """Return how many samples before its own first one a vector of the convolutions depends on."""
     reach, rate = config["kernel_size"] - 1, 1
     for ratio in reversed(config["upsampling_ratios"]):
         for unit in range(config["num_residual_layers"]):
@@ -182,14 +181,14 @@ def _reach(config: dict[str, Any]) -> int:
 
 
 def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Left, all the layer looks back; right, up to a whole number of strides."""
+    """Return the padding: left, all the layer looks back; right, to a whole number of strides."""
     return dilation * (kernel - 1) + 1 - stride, -length % stride
 
 
 def _quantize(x: Tensor, input_proj: Tensor | None, codebooks: list[Tensor]) -> Tensor:
     """[1, hidden_size, num_frames] -> [num_codebooks, num_frames] int64, nearest entries.
 
-    Each codebook describes what the ones before it left over.
+    Each codebook encodes the residual of the ones before it.
     """
     if input_proj is not None:
         x = F.conv1d(x, input_proj)

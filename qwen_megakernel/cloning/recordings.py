@@ -1,7 +1,7 @@
-"""Recordings on their way in: any file, rate and number of channels to mono float samples.
+"""Reads recordings of any file, rate and number of channels as mono float samples, and checks them.
 
-The official package takes the mean of the channels and resamples with soxr's "HQ" recipe; so do we.
-Nothing is trimmed and no loudness is changed.
+As in the official package, channels are averaged and soxr's "HQ" recipe resamples. Recordings are
+not trimmed, and their loudness is not changed.
 """
 
 import logging
@@ -17,17 +17,17 @@ from qwen_megakernel.errors import RecordingError
 
 logger = logging.getLogger(__name__)
 
-# Anything libsndfile reads as one recording: what `voices create DIR` takes from a folder.
+# Recordings that `voices create DIR` takes from a folder; libsndfile reads them.
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au")
 
 MIN_SECONDS = 1.0
 MAX_SECONDS = 60.0
-SILENT_DBFS = -60.0  # a recording whose loudest moment stays below holds no speech
+SILENT_DBFS = -60.0  # a recording whose loudest moment is lower has no speech
 FULL_SCALE = 0.999  # int16 recordings end at 32767 / 32768
 MAX_CLIPPED_SHARE = 1e-3  # of the samples; above, a limiter or the recorder has cut the peaks
 
-# Words a second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
-# belongs to another recording, and the model would go on with the text it did not hear.
+# Words per second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
+# belongs to another recording, and the model would go on with text that was not spoken.
 WORDS_PER_SECOND_REFUSED = (0.4, 9.0)
 WORDS_PER_SECOND_DOUBTED = (1.5, 6.0)
 
@@ -40,9 +40,9 @@ MOMENT_SECONDS = 0.03
 QUIET_DB = 35.0  # below its loudest moment a moment is a pause
 BAND_HERTZ = 500
 HIGHEST_HERTZ = 8000
-FAINT_DB = -40.0  # a band this far below the loudest one counts as no lower: it is background
+FAINT_DB = -40.0  # lower levels count as this one: they are background
 
-# What libsndfile cannot read and FFmpeg can.
+# Formats that FFmpeg can read and libsndfile cannot.
 FFMPEG_SUFFIXES = (".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm", ".3gp", ".mov", ".mkv")
 
 # Characters that are about a syllable each, in scripts without spaces: Han, Hiragana, Katakana.
@@ -55,12 +55,12 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     """Read a recording.
 
     Args:
-        path: a file's, or an open file.
-        name: for messages; empty: the path.
+        path: the path of a file, or an open file.
+        name: the recording's name in messages; empty: the path.
     Returns:
-        [num_samples] float32 mono, and samples a second as in the file.
+        [num_samples] float32 mono, and the samples per second of the file.
     Raises:
-        RecordingError: no such file, or nothing libsndfile can read as audio.
+        RecordingError: there is no such file, or libsndfile cannot read it as audio.
     """
     import soundfile
 
@@ -80,7 +80,7 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
 
 
 def why_unreadable(error: Exception) -> str:
-    """What libsndfile has against a file, without the address of the object that held it."""
+    """Return libsndfile's reason without the address of the object that held the file."""
     return getattr(error, "error_string", str(error)).rstrip(".")
 
 
@@ -90,13 +90,13 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
     Integers of 8 to 32 bits are scaled to full scale at 1; floats are taken as they are.
 
     Raises:
-        RecordingError: another shape, values that are not numbers, or wider integers: nobody
-            records those, so what full scale is cannot be known.
+        RecordingError: the shape is another, values are not numbers, or integers are wider, of
+            which full scale is not known because no recorder makes them.
     """
     samples = np.asarray(samples)
     if samples.dtype in (np.int64, np.uint64):
         raise RecordingError(
-            f"Reference samples are {samples.dtype}, of which full scale is not known.",
+            f"Reference samples are {samples.dtype}, whose full scale is not known.",
             hint="Give float32 in [-1, 1], or the file's own int16.",
         )
     if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.number):
@@ -122,34 +122,34 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
 
 
 def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
-    """Refuse recordings under 1 s and over 60 s.
+    """Raise for recordings under 1 s and over 60 s.
 
     Args:
         samples: [num_samples].
-        rate: samples a second.
-        name: of the recording, for messages.
+        rate: samples per second.
+        name: the recording's name in messages.
     Raises:
-        RecordingError: see above.
+        RecordingError: the recording is too short or too long, or its rate is no rate.
     """
     if rate <= 0:
         raise RecordingError(f"{name} has a sample rate of {rate}.")
     seconds = len(samples) / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise RecordingError(
-            f"{name} is {seconds:.1f} s long; a reference has {MIN_SECONDS:.0f} to "
+            f"{name} is {seconds:.1f} s long; a reference must have {MIN_SECONDS:.0f} to "
             f"{MAX_SECONDS:.0f} s.",
             "5 to 15 s of one speaker work best.",
         )
 
 
 def check(samples: np.ndarray, rate: int, name: str) -> None:
-    """Refuse recordings that cannot describe a voice; warn of clipped ones and of tones and noise.
+    """Raise for recordings without a voice; warn about clipped ones and about tones and noise.
 
     Args:
         samples: [num_samples] float32 mono.
-        rate, name: as in `check_duration`.
+        rate, name: see `check_duration`.
     Raises:
-        RecordingError: as there; silent; or not finite everywhere.
+        RecordingError: `check_duration` raises it, or the recording is silent or not finite.
     """
     check_duration(samples, rate, name)
     if not np.isfinite(samples).all():
@@ -161,30 +161,30 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
     clipped = np.mean(np.abs(samples) >= FULL_SCALE)
     if clipped > MAX_CLIPPED_SHARE:
         logger.warning(
-            "%s is clipped: %.1f %% of its samples are at full scale. The voice will sound so too.",
+            "%s is clipped: %.1f %% of its samples are at full scale. So will be the voice.",
             name,
             100 * clipped,
         )
 
     if _sounds_the_same(samples, rate):
         logger.warning(
-            "%s sounds the same from beginning to end, as a tone or noise does. Is it speech?", name
+            "%s sounds the same from beginning to end, like a tone or noise. Is it speech?", name
         )
 
 
 def seconds_of_sound(samples: np.ndarray, rate: int) -> float:
-    """How long a recording sounds: without its pauses.
+    """Return the duration of a recording without its pauses.
 
     Args:
         samples: [num_samples] float32 mono.
-        rate: samples a second.
+        rate: samples per second.
     """
     sounding = _loudness(_moments(samples, rate)) > -QUIET_DB
     return float(np.mean(sounding) * len(samples) / rate)
 
 
 def _sounds_the_same(samples: np.ndarray, rate: int) -> bool:
-    """Whether neither the loudness nor the spectrum changes as much as that of speech does."""
+    """Return whether loudness or spectrum changes less than in speech."""
     moments = _moments(samples, rate)
     loudness = _loudness(moments)
     moments, loudness = moments[loudness > -QUIET_DB], loudness[loudness > -QUIET_DB]
@@ -200,13 +200,13 @@ def _sounds_the_same(samples: np.ndarray, rate: int) -> bool:
 
 
 def _moments(samples: np.ndarray, rate: int) -> np.ndarray:
-    """[num_samples] -> [num_moments, samples_per_moment]; what is left over is dropped."""
+    """[num_samples] -> [num_moments, samples_per_moment]; the remainder is dropped."""
     length = max(1, round(MOMENT_SECONDS * rate))
     return samples[: len(samples) // length * length].reshape(-1, length)
 
 
 def _loudness(moments: np.ndarray) -> np.ndarray:
-    """[num_moments] float, in dB below the loudest one."""
+    """Return the loudness of each moment relative to the loudest one, [num_moments] dB."""
     loudness = 10 * np.log10(np.square(moments).mean(axis=1) + 1e-12)
     return loudness - loudness.max()
 
@@ -217,7 +217,7 @@ def check_transcript(transcript: str, seconds: float) -> None:
     Args:
         seconds: `seconds_of_sound` of the recording.
     Raises:
-        RecordingError: empty, or it cannot be what is said in that time.
+        RecordingError: the transcript is empty, or too short or too long for the recording.
     """
     num_syllables = len(_SYLLABLES.findall(transcript))
     num_words = len(_WORD.findall(_SYLLABLES.sub(" ", transcript)))
@@ -238,4 +238,4 @@ def check_transcript(transcript: str, seconds: float) -> None:
         )
     slowest, fastest = WORDS_PER_SECOND_DOUBTED
     if not slowest <= num_words / seconds <= fastest:
-        logger.warning("%s. Is it the whole transcript, and of this recording?", found)
+        logger.warning("%s. Is it the whole transcript of this recording?", found)

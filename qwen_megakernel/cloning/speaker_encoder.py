@@ -1,6 +1,6 @@
-"""Reference audio to an x-vector: log-mel spectrogram and ECAPA-TDNN.
+"""Turns reference audio into an x-vector: log-mel spectrogram and ECAPA-TDNN.
 
-The x-vector is used as it comes, without normalisation: it is the speaker row of the prompt.
+The x-vector is the speaker row of the prompt, without normalisation.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, mel_spectrogram and Qwen3TTSSpeakerEncoder
 (qwen-tts 0.1.1).
@@ -14,7 +14,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.errors import RecordingError
 
-# The spectrogram's figures are literals of the official extract_speaker_embedding.
+# The constants of the spectrogram are literals of the official extract_speaker_embedding.
 FFT_SIZE = 1024  # window and transform
 HOP_SIZE = 256
 MAX_HZ = 12000
@@ -51,14 +51,14 @@ class SpeakerEncoder:
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray) -> np.ndarray:
-        """Describe a speaker.
+        """Compute the x-vector of a speaker.
 
         Args:
             samples: [num_samples] float32 mono at `config.sample_rate`, full scale at 1.
         Returns:
             [enc_dim] float32.
         Raises:
-            RecordingError: fewer samples than the network looks across (some 0.06 s).
+            RecordingError: the samples are fewer than the network looks across (some 0.06 s).
         """
         config = self.config
         reach = max(
@@ -67,7 +67,7 @@ class SpeakerEncoder:
         )
         if len(samples) // HOP_SIZE <= reach:
             raise RecordingError(
-                f"{len(samples)} samples are too few to tell a voice; "
+                f"{len(samples)} samples are too few to clone a voice; "
                 f"need {(reach + 1) * HOP_SIZE}."
             )
         x = self.mel_spectrogram(torch.from_numpy(np.asarray(samples, dtype=np.float32)))
@@ -117,8 +117,8 @@ class SpeakerEncoder:
     def _pool(self, x: Tensor) -> Tensor:
         """Attentive statistics: [1, channels, num_frames] -> [1, 2 * channels, 1].
 
-        The attention sees each frame beside mean and deviation of all frames. Those two are the
-        same in every frame, so their share of the convolution is one column, computed once.
+        The attention takes each frame with the mean and deviation of all frames. Those two are the
+        same in every frame, so their part of the convolution is one column, computed once.
         """
         weight = self._tensors["asp.tdnn.conv.weight"]
         over_frames, over_statistics = weight.split([x.shape[1], 2 * x.shape[1]], dim=1)
@@ -132,7 +132,7 @@ class SpeakerEncoder:
 
 
 def _statistics(x: Tensor, share: Tensor) -> Tensor:
-    """Weighted mean and deviation over frames, one above the other: [1, 2 * channels, 1]."""
+    """Return weighted mean and deviation over frames, concatenated: [1, 2 * channels, 1]."""
     mean = (share * x).sum(dim=2, keepdim=True)
     variance = (share * (x - mean).square()).sum(dim=2, keepdim=True)
     return torch.cat([mean, variance.clamp(min=VARIANCE_FLOOR).sqrt()], dim=1)

@@ -1,4 +1,4 @@
-"""Voices of one checkpoint: cloned from recordings, found by name, remembered while in use."""
+"""The voices of a checkpoint: cloned from recordings, found by name, cached while in use."""
 
 import contextlib
 import hashlib
@@ -21,11 +21,11 @@ from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMis
 from qwen_megakernel.records import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
-# Silence after the reference, in context. The model goes on from its last frame: with the recording
-# cut in the middle of a sound, that sound would begin the new speech.
+# Silence after the reference of an in-context voice. The model continues from its last frame: the
+# sound in which a recording was cut would begin the new speech.
 SILENCE_TAIL_SECONDS = 0.5
 
-# A file, [num_samples] or [num_samples, num_channels], or those with their rate.
+# A file, [num_samples] or [num_samples, num_channels], or such samples with their rate.
 Recording = str | Path | np.ndarray | tuple[np.ndarray, int]
 
 CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
@@ -33,16 +33,16 @@ CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
 
 @dataclass(slots=True)
 class _Reference:
-    """What has been computed of one recording."""
+    """The values computed of one recording."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while something is computed
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while a value is computed
     values: dict[object, np.ndarray] = field(default_factory=dict)
 
 
 class ReferenceCache:
-    """Remembers what was computed of the last recordings, whoever asks.
+    """Remembers the values computed of the last recordings, for all callers.
 
-    Of requests that race for one recording the first computes, the others wait for it.
+    If several requests need one recording, the first computes and the others wait for it.
     """
 
     def __init__(self, capacity: int = CACHE_CAPACITY):
@@ -58,7 +58,7 @@ class ReferenceCache:
 
         Args:
             samples, rate: the recording; its hash is the key.
-            wanted: by name, what computes each value.
+            wanted: the function that computes each value, by the value's name.
         """
         digest = hashlib.sha256(str(rate).encode())
         digest.update(np.ascontiguousarray(samples).data)
@@ -79,7 +79,7 @@ class ReferenceCache:
         return found
 
     def clear(self) -> None:
-        """Forget every recording; the counters go on."""
+        """Forget every recording, but keep the counters."""
         with self._lock:
             self._references.clear()
 
@@ -91,11 +91,11 @@ class VoiceLibrary:
     """Makes voices for a checkpoint and finds the ones it can speak with.
 
     Args:
-        loaded: encoders are read from it when they are first needed.
-        folder: of voice files and, maybe, a `voice_presets.bin`; None: there is none. Looked at
-            again by every request, so files may come and go.
+        loaded: its encoders are read when they are first needed.
+        folder: a folder of voice files and possibly a `voice_presets.bin`; None: there is none.
+            Every request reads it again, so files may be added and deleted.
     Raises:
-        UsageError: `folder` is no folder.
+        UsageError: there is no folder `folder`.
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
@@ -110,7 +110,7 @@ class VoiceLibrary:
 
     @property
     def speakers(self) -> list[str]:
-        """Speakers that the checkpoint itself knows."""
+        """Names of the checkpoint's own speakers."""
         return sorted(self._speakers.values())
 
     @property
@@ -123,7 +123,7 @@ class VoiceLibrary:
         return sorted(names)
 
     def resolve(self, voice: str | Voice) -> str | Voice:
-        """Find out who is meant.
+        """Find a voice.
 
         Args:
             voice: a `Voice`; or a speaker of the checkpoint (in any case), a preset's name, or the
@@ -131,9 +131,9 @@ class VoiceLibrary:
         Returns:
             A speaker's name, or a `Voice`.
         Raises:
-            UnknownVoice: nothing of that name; lists what there is.
-            VoiceMismatch: it was made with other encoders than this checkpoint's.
-            RecordingError: its file is damaged.
+            UnknownVoice: there is no voice of that name; the error lists those there are.
+            VoiceMismatch: the voice was made with the encoders of another checkpoint.
+            RecordingError: the voice's file is damaged.
         """
         if isinstance(voice, str) and voice.lower() in self._speakers:
             return self._speakers[voice.lower()]
@@ -143,7 +143,7 @@ class VoiceLibrary:
             raise VoiceMismatch(
                 f"Voice {found.name!r} was made with {fingerprint}; the loaded model is "
                 f"{self.fingerprint}.",
-                "An x-vector means something only to the checkpoint whose encoder made it.",
+                "An x-vector works only with the checkpoint whose encoder made it.",
                 f"Re-create it: qwen-megakernel voices create RECORDING -o {found.name}"
                 f"{VOICE_SUFFIX} --model {self._loaded.files.name}",
             )
@@ -151,7 +151,7 @@ class VoiceLibrary:
 
     def _find(self, name: str) -> Voice:
         presets = self.presets
-        if name in presets:  # and may be gone now: others delete
+        if name in presets:  # its file may have been deleted since
             path = None if self._folder is None else self._folder / f"{name}{VOICE_SUFFIX}"
             with contextlib.suppress(KeyError, UnknownVoice):
                 return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
@@ -182,14 +182,14 @@ class VoiceLibrary:
 
         Args:
             audio: 1 to 60 s of one speaker: a file; [num_samples] or [num_samples, channels]; or
-                (samples, rate), as the official package takes it.
+                (samples, rate), as in the official package.
             text: exactly what is said, for in-context cloning; None: the x-vector alone.
-            rate: samples a second of an array; files know theirs.
+            rate: samples per second of an array; None for a file, which has its own.
             name: of the voice; None: the file's name.
-            silence_tail: seconds of silence put after the recording, in context only.
+            silence_tail: seconds of silence after the recording of an in-context voice.
         Raises:
-            TaskError: the checkpoint cannot clone, or its codec cannot listen.
-            RecordingError: the recording or its transcript cannot serve.
+            TaskError: the checkpoint cannot clone, or its codec cannot encode.
+            RecordingError: the recording or its transcript cannot be used.
         """
         self._require_cloning(text is not None)
         check_text(text=text, name=name)
@@ -202,7 +202,7 @@ class VoiceLibrary:
         recordings.check_duration(samples, rate, label)
 
         def x_vector() -> np.ndarray:
-            recordings.check(samples, rate, label)  # here: once for each recording
+            recordings.check(samples, rate, label)  # here, so once for each recording
             return self._x_vector(samples, rate)
 
         wanted: dict[object, Callable[[], np.ndarray]] = {"x_vector": x_vector}
@@ -222,21 +222,21 @@ class VoiceLibrary:
         )
 
     def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
-        """Codec frames of a recording of any length: [num_frames, num_code_groups] int32.
+        """Return the codes of a recording of any length: [num_frames, num_code_groups] int32.
 
         Raises:
-            TaskError: the codec cannot listen.
-            RecordingError: not audio, or empty.
+            TaskError: the codec cannot encode.
+            RecordingError: the recording is empty or not audio.
         """
         self._require_codec()
         return self._codes(*samples_of(audio, rate), silence_tail=0)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names what gives voices their meaning: the model's size, and a hash of tensors.
+        """Identifies the encoders of voices: the model's size, and a hash of two tensors.
 
-        Last layer of the speaker encoder and first codebook: training moves them as it moves all,
-        and they are read in milliseconds.
+        They are the last layer of the speaker encoder and the first codebook, which every training
+        changes and which are read in milliseconds.
         """
         tensors = (
             self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX)["fc.weight"],
@@ -259,6 +259,7 @@ class VoiceLibrary:
     @cached_property
     def _speaker_encoder(self) -> SpeakerEncoder:
         config = self._loaded.config.speaker_encoder
+        assert config is not None  # checked by `_require_cloning`
         return SpeakerEncoder(config, self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX))
 
     @cached_property
@@ -285,27 +286,26 @@ class VoiceLibrary:
     def _require_codec(self) -> None:
         if not self._loaded.has_codec_encoder:
             raise TaskError(
-                f"The codec of {self._loaded.files.name} has no encoder: it speaks, but cannot "
-                "listen.",
+                f"The codec of {self._loaded.files.name} has no encoder: it can only decode.",
                 "In-context cloning needs the codes of the recording.",
                 "Leave the transcript out (x-vector only), or load a released Base model.",
             )
 
 
 def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
-    """[num_samples] float32 mono and its rate.
+    """Read a recording: [num_samples] float32 mono, and its rate.
 
     Raises:
-        UsageError: this is no recording, or its rate is missing, or given twice.
-        RecordingError: nothing that can be read as audio.
+        UsageError: `audio` is no recording, or its rate is missing or given twice.
+        RecordingError: the recording cannot be read as audio.
     """
     if isinstance(audio, tuple) and len(audio) == 2 and rate is None:
         audio, rate = audio
     if isinstance(audio, str | Path):
         if rate is not None:
-            raise UsageError(f"rate is {rate}, but {audio} is a file, which knows its own.")
+            raise UsageError(f"rate is {rate}, but {audio} is a file, which has its own.")
         return recordings.read(audio)
-    if not hasattr(audio, "__array__") and not isinstance(audio, list):
+    if isinstance(audio, tuple) or not (hasattr(audio, "__array__") or isinstance(audio, list)):
         raise UsageError(
             f"audio is {reprlib.repr(audio)}; it must be the path of a file, an array of samples, "
             "or (samples, rate)."

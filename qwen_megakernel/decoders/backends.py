@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 # a part of text are some 270 rows more.
 MAX_PROMPT_POSITIONS = 1024
 
+# Up to so many slots `auto` takes the kernel, which has 16 streams in a launch; beyond, the graphs,
+# which decode all at once. Where the two meet is calculated; nothing has measured it yet.
+KERNEL_SLOTS = 32
+
 MIN_MACOS = 15  # of coreml, whose models have states
 
 # Why talker and code predictor have one dtype there.
@@ -199,6 +203,9 @@ def load_decoder(
     if backend.name == "cpu" and backend.may_change and dtype not in (None, torch.float32):
         why = f"{backend.why}; in {dtype} only PyTorch computes on a CPU"
         backend = Backend("torch", backend.device, why)
+    if backend.name == "kernel" and backend.may_change and num_slots > KERNEL_SLOTS:
+        why = f"{num_slots} slots, more than {KERNEL_SLOTS}: graphs decode all of them at once"
+        backend = Backend("graph", backend.device, why)
     sizes = DecoderSizes(
         num_slots=num_slots,
         max_positions=MAX_PROMPT_POSITIONS + max_frames,

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.gpu.cuda_graphs import uploaded
 
 
 class Embeddings:
@@ -55,7 +56,7 @@ class Embeddings:
 
     def text(self, ids: Tensor) -> Tensor:
         """[n] int64 text ids -> [n, hidden_size]: text_projection(text_embedding)."""
-        rows = self._text_table[ids.cpu()].to(device=self.device, dtype=self.dtype)
+        rows = uploaded(self._text_table[ids.cpu()], self.device, self.dtype)
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = self._projection
         return F.linear(F.silu(F.linear(rows, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
 
@@ -68,7 +69,7 @@ class Embeddings:
 
         One reduction, rounded once, as in the official code: adding bf16 rows one by one differs.
         """
-        codes = codes.to(self.device, torch.int64)
+        codes = uploaded(codes, self.device, torch.int64)
         rows = [self.codec_table[codes[:, 0]]]
         rows += [table[codes[:, group + 1]] for group, table in enumerate(self.code_tables)]
         return torch.stack(rows, dim=1).to(self.dtype).sum(1)

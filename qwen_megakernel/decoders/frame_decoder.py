@@ -69,7 +69,8 @@ class FrameDecoder(ABC):
         Raises:
             TextTooLong: the prompt, or its trailing text, has more rows than a slot holds.
             UsageError: the prompt does not fit the KV cache.
-            KernelTimeout: the launch failed; the stream is lost, others are not.
+            GenerationError: the prompt failed; the stream is lost, others are not. A decoder that
+                only enqueues it reports that in the next `step` or `launch` with this slot.
         """
         num_positions = len(prefill.embeds)
         self._check_prompt(num_positions)
@@ -143,8 +144,8 @@ class FrameDecoder(ABC):
             its `failures`, and lost.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
-            KernelTimeout, GenerationError: a launch failed, or its logits were not finite; its
-                streams are lost, others are not.
+            KernelTimeout, GenerationError: a launch failed, or its logits were not finite, and no
+                stream of `slots` is left. Where some are, `StepResult.failures` has the others.
         """
         self._check_step(slots, num_frames)
         if forced is not None:

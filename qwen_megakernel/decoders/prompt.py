@@ -38,6 +38,7 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
 )
+from qwen_megakernel.gpu.cuda_graphs import uploaded
 from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
 from qwen_megakernel.text.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.voice import Voice, unknown_voice
@@ -182,7 +183,8 @@ class PromptBuilder:
         if layout.speaker_id is not None:
             codec.append(self._codec(layout.speaker_id))
         elif layout.clone is not None:
-            codec.append(torch.tensor(layout.clone.x_vector).to(self._tts_pad)[None])
+            x_vector = torch.tensor(layout.clone.x_vector)
+            codec.append(uploaded(x_vector, self._tts_pad.device, self._tts_pad.dtype)[None])
         rows = [self._role(ids.role), self._tts_pad + torch.cat(codec)]
         rows.append(self._tts_bos + self._codec(talker.codec_pad_id))
         if layout.has_instruct and ids.instruct is not None:

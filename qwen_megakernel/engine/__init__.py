@@ -1,4 +1,4 @@
-"""Many streams on one decoder and one vocoder. No model family is known here.
+"""Speaks many streams on one decoder and one vocoder, of any model family.
 
 Read `speech_engine` first (what the caller holds), then `stream` (a stream from both sides),
 `stages` (what a decoder, prompts and a vocoder must offer), `step_loop` (the engine's one thread),

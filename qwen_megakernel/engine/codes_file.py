@@ -1,4 +1,4 @@
-"""Codec frames as text: one row a frame, the codes of its groups separated by tabs."""
+"""Codec frames as text: a row for each frame, with the codes of its groups separated by tabs."""
 
 import math
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ import numpy as np
 from qwen_megakernel.errors import OutputError, UsageError
 
 MIN_JUDGED_FRAMES = 20  # in shorter speech the pauses at its ends weigh too much
-MIN_JUDGED_CODES = 64  # of what is told of all groups together
+MIN_JUDGED_CODES = 64  # for figures over all groups together
 MOST_OF_A_GROUP = 0.75  # of a group's frames; pauses of a healthy voice hold one value for 0.35
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that no codes can be written to, before there are any. Leaves nothing there.
+    """Raise the error that `write` would raise for this path; no file is left there.
 
     Raises:
-        OutputError: as `write`.
+        OutputError: the path cannot be written.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # whoever reads a pipe would take this for its end
+        return  # the reader of a pipe would take this for its end
     was_there = path.exists()
     try:
         path.open("a").close()
@@ -33,7 +33,7 @@ def check_path(path: Path) -> None:
 
 
 def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:
-    """Write [num_frames, num_code_groups] codes, or append them to what is there.
+    """Write [num_frames, num_code_groups] codes to a new file, or append them to an old one.
 
     Raises:
         OutputError: the file cannot be written.
@@ -66,7 +66,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
-    """Figures that tell a healthy dump from a stuck one.
+    """Compute figures that distinguish a healthy dump from a stuck one.
 
     Returns:
         `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram,
@@ -110,7 +110,7 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is usual of a figure, and what is not."""
+    """The usual values of a figure, in words, and whether its own value is suspicious."""
 
     told: str
     is_suspicious: bool = False
@@ -122,13 +122,13 @@ OVERLAP = Expectation(
 
 
 def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
-    """What to expect of each figure of `describe`.
+    """Return what to expect of each figure of `describe`.
 
     The limits come from speech of `demo-voice` (`docs/samples`) and of random weights, which is
     healthy in this sense, and from dumps that are stuck.
     """
     frames = figures["frames"]
-    limits: dict[str, tuple[str, float, float]] = {}  # what is usual, the lowest and highest so
+    limits: dict[str, tuple[str, float, float]] = {}  # usual values; the lowest and highest good
     if frames * figures["groups"] >= MIN_JUDGED_CODES:
         limits["top_code_share"] = ("below 0.1", -math.inf, 0.25)
         limits["max_code_share"] = ("below 0.1", -math.inf, 0.15)
@@ -157,7 +157,7 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean over groups of the overlap of two dumps' histograms, 0 (disjoint) to 1 (equal)."""
+    """Return the overlap of two dumps' histograms, mean over groups: 0 (disjoint) to 1 (equal)."""
     common = []
     for group_a, group_b in zip(a.T, b.T, strict=True):
         shares_a, shares_b = _shares(group_a), _shares(group_b)
@@ -166,7 +166,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _shares(group: np.ndarray) -> dict[int, float]:
-    """How often each code occurs in [num_frames] codes."""
+    """Return the share of each code in [num_frames] codes."""
     codes, counts = np.unique(group, return_counts=True)
     return dict(zip(codes.tolist(), (counts / len(group)).tolist(), strict=True))
 

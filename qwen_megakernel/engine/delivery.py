@@ -1,7 +1,7 @@
-"""From drawn frames to their readers: whose chunk the vocoder takes next, and who waits for it.
+"""From drawn frames to chunks: runs the vocoder for the most urgent streams, and delivers.
 
-On a GPU a chunk is started in one turn of the step loop and delivered in the next: the frames
-behind it are being drawn meanwhile. On a CPU decoder and vocoder share the cores, so each chunk is
+On a GPU a chunk is started in one turn of the step loop and delivered in the next, while the
+following frames are being drawn. On a CPU decoder and vocoder share the cores, so each chunk is
 delivered before the next is begun, the most urgent first.
 """
 
@@ -17,29 +17,29 @@ from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
-# Drawing frames costs little for each further stream, which shares the weights that are read; the
-# vocoder costs the same for each. While a stream has less than `HUNGRY_S` in hand, those with more
-# than `FAR_AHEAD_S` wait with their chunks: a chunk of ten frames is 0.8 s.
+# A further stream costs the decoder little, because streams share the weights that are read, but
+# costs the vocoder as much as the first. While a stream has less than `HUNGRY_S` left to play, the
+# chunks of streams with more than `FAR_AHEAD_S` wait: a chunk of ten frames is 0.8 s.
 HUNGRY_S, FAR_AHEAD_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames of some streams on their way through the vocoder, all of the same number."""
+    """Frames of some streams in the vocoder, of each the same number."""
 
     streams: list[ActiveStream]
-    codes: list[list[np.ndarray]]  # of each stream, [num_code_groups] a frame
+    codes: list[list[np.ndarray]]  # of each stream, [num_code_groups] for each frame
     samples: HostCopy  # [num_streams, num_samples] float32
-    spent_ms: float  # on starting it
+    spent_ms: float  # on the start of the vocoder
 
 
 class ChunkDelivery:
-    """Turns pending frames into chunks and hands them over. Used by the worker thread alone.
+    """Turns pending frames into chunks and delivers them. Used by the worker thread alone.
 
     Args:
-        vocoder: starts the work; it returns before a GPU is done.
-        table: the streams, and what becomes of one that fails.
-        spent: where the vocoder's time is added.
+        vocoder: turns frames into samples.
+        table: holds the streams, and ends those that fail.
+        spent: the vocoder's time is added to it.
         is_asynchronous: the vocoder returns before the device is done.
     """
 
@@ -52,11 +52,11 @@ class ChunkDelivery:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a chunk has been started that is not delivered yet."""
+        """Whether a chunk has been started and not yet delivered."""
         return bool(self._under_way)
 
     def start_vocoder(self, drawing: Sequence[ActiveStream]) -> bool:
-        """Start the vocoder on due frames, streams of equal chunk length in one batch.
+        """Start the vocoder on due frames; streams of equal chunk length share a batch.
 
         Args:
             drawing: the streams whose frames are being drawn, one of which may be hungry.
@@ -96,7 +96,7 @@ class ChunkDelivery:
         self._under_way.append(Chunk(streams, taken, samples, spent))
 
     def deliver(self) -> None:
-        """Wait for the chunks that are on their way and deliver them."""
+        """Wait for the chunks that have been started, and deliver them."""
         chunks, self._under_way = self._under_way, []
         for chunk in chunks:
             with self._table.ending_on_error(chunk.streams):
@@ -114,6 +114,6 @@ class ChunkDelivery:
                 continue
             timings = stream.state.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            # Samples that are no numbers are their own stream's fault alone.
+            # Samples that are not numbers end their own stream alone.
             with self._table.ending_on_error([stream]):
                 stream.deliver(codes, samples)

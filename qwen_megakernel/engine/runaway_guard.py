@@ -1,7 +1,7 @@
-"""The runaway guard: when to stop a model that does not stop by itself.
+"""The runaway guard stops a model that does not stop by itself.
 
 The model misses its end token in 0.3-0.5 % of requests (docs/ledger.md, E18). The guard looks at
-every frame by itself, so where it cuts does not depend on how frames were grouped into chunks.
+one frame after another, so its cut does not depend on how frames were grouped into chunks.
 """
 
 from collections import deque
@@ -10,8 +10,8 @@ import numpy as np
 
 from qwen_megakernel.records import FinishReason
 
-# Speech takes 3 to 4 text tokens a second, 12.5 frames a second: some 4 frames a token. Ten leaves
-# room for slow, spelled-out or multi-token words; the constant for pauses and very short texts.
+# Speech has 3 to 4 text tokens and 12.5 frames per second: some 4 frames per token. Ten leave room
+# for slow, spelled-out or multi-token words, the constant for pauses and very short texts.
 FRAMES_PER_TEXT_TOKEN = 10
 SPARE_FRAMES = 50
 
@@ -41,7 +41,7 @@ class RunawayGuard:
         self._recent: deque[int] = deque(maxlen=REPEAT_FRAMES)
 
     def check_codes(self, codes: np.ndarray) -> FinishReason | None:
-        """Account for a frame [num_code_groups]; a reason cuts it and what follows."""
+        """Count a frame [num_code_groups]; a returned reason cuts it and all that follow."""
         if self.frames_left <= 0:
             return "length"
         self._num_frames += 1
@@ -52,12 +52,12 @@ class RunawayGuard:
 
     @property
     def frames_left(self) -> int:
-        """Frames until the length limit; the engine draws no further than this."""
+        """Frames until the length limit; the engine draws no more than these."""
         budget = SPARE_FRAMES + FRAMES_PER_TEXT_TOKEN * self.num_text_tokens
         return min(budget, self._max_frames) - self._num_frames
 
     def check_audio(self, pcm: np.ndarray) -> FinishReason | None:
-        """Account for the samples [samples_per_frame] of one frame; a reason cuts this frame."""
+        """Count the samples [samples_per_frame] of one frame; a returned reason cuts this frame."""
         silent = float(np.sqrt(np.mean(np.square(pcm, dtype=np.float64)))) < SILENCE_RMS
         self._num_silent = self._num_silent + 1 if silent else 0
         return "silence" if self._num_silent >= SILENT_FRAMES else None

@@ -1,4 +1,4 @@
-"""The streams of an engine: one that is spoken, and the table of those that wait or hold a slot."""
+"""The streams of an engine, and the table of those that wait or hold a slot."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
-from qwen_megakernel.records import FinishReason
+from qwen_megakernel.records import FinishReason, StepResult
 from qwen_megakernel.text.parts import TextPart
 
 logger = logging.getLogger(__name__)
@@ -26,18 +26,18 @@ MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
 
 
 class Phase(Enum):
-    """Where a stream is on its way; the methods of `ActiveStream` alone change it."""
+    """The phase that a stream is in; only the methods of `ActiveStream` change it."""
 
     WAITING = auto()  # for a slot
     BETWEEN_PARTS = auto()  # it holds a slot; the prompt of its next part has not run
     SPEAKING = auto()  # frames of a part are drawn
-    DRAINING = auto()  # a part, or the text, is over; its last frames become audio
+    DRAINING = auto()  # a part, or the text, is over; the pending frames become audio
     OVER = auto()
 
 
 @dataclass(slots=True, eq=False)
 class ActiveStream:
-    """A stream as the engine's thread sees it: phase, part, and frames that are no audio yet."""
+    """A stream as the engine's thread sees it: phase, part, and frames that are not audio yet."""
 
     state: StreamState
     phase: Phase = Phase.WAITING
@@ -46,10 +46,10 @@ class ActiveStream:
     lookahead: int = 0  # frames the vocoder must see behind those it turns into audio
     chunk_frames: int = 0  # of the chunk being filled; doubles up to the request's
     part: TextPart | None = None  # None: between parts
-    text_open: bool = False  # the part's text goes on
-    guard: RunawayGuard | None = None
+    text_open: bool = False  # more text of the part will come
+    guard: RunawayGuard = field(default_factory=lambda: RunawayGuard(0))  # one for each part
     pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
-    part_end: FinishReason | None = None  # why the part is over
+    part_end: FinishReason = "eos"  # of a part that drains: why it is over
     finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
 
     @property
@@ -59,12 +59,12 @@ class ActiveStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has ended; its slot may be another's."""
+        """Whether the stream has ended; another stream may hold its slot."""
         return self.phase is Phase.OVER
 
     @property
     def frames_until_due(self) -> int:
-        """Frames missing until the next chunk can leave."""
+        """Number of frames that the next chunk still lacks."""
         if self.phase is Phase.DRAINING:
             return 0
         return self.chunk_frames + self.lookahead - len(self.pending)
@@ -78,7 +78,7 @@ class ActiveStream:
     def lead_s(self) -> float:
         """Seconds until a reader that plays since its first chunk has nothing left to play.
 
-        Before the first chunk this is minus infinity: nothing is more urgent.
+        Before the first chunk it is minus infinity: no stream is more urgent.
         """
         begun_ms = self.state.timings.get("first_chunk")
         if begun_ms is None:
@@ -88,7 +88,7 @@ class ActiveStream:
     # ---- transitions -----------------------------------------------------------------------------
 
     def enter(self, index: int, vocoder: FrameVocoder) -> None:
-        """Take a slot."""
+        """Take slot `index`, with a new state of `vocoder`."""
         self.index, self.vocoder, self.lookahead = index, vocoder.new_state(), vocoder.lookahead
         self.chunk_frames = self.state.request.first_chunk_frames
         self.phase = Phase.BETWEEN_PARTS
@@ -96,13 +96,13 @@ class ActiveStream:
     def begin_part(
         self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
     ) -> None:
-        """Speak a part whose prompt has run.
+        """Begin a part whose prompt has run.
 
         Args:
-            num_tokens: of its text so far.
-            text_open: more text will come.
+            num_tokens: text tokens of the part so far.
+            text_open: more text of the part will come.
             max_frames: hard limit for this part.
-            vocoder: the state that its frames are decoded from.
+            vocoder: the state of the vocoder before its first frame.
         """
         self.part, self.text_open, self.vocoder = part, text_open, vocoder
         self.guard = RunawayGuard(max_frames)
@@ -111,19 +111,19 @@ class ActiveStream:
         self.phase = Phase.SPEAKING
 
     def add_text(self, num_tokens: int) -> None:
-        """Count text that the decoder has been given."""
+        """Count text tokens that the decoder has received."""
         self.guard.num_text_tokens += num_tokens
         self.state.num_text_tokens += num_tokens
 
     def end_text(self) -> None:
-        """No part is left: what is pending is the stream's last."""
+        """Drain the pending frames, which are the last: no part is left."""
         self.part_end, self.phase = "eos", Phase.DRAINING
 
     def take_frames(self, codes: np.ndarray, ended: bool) -> None:
         """Take drawn frames [num_frames, num_code_groups]; the guard may cut them.
 
         Args:
-            ended: the end token was drawn behind them.
+            ended: the decoder drew the end token after them.
         """
         reason: FinishReason | None = None
         for frame in codes:
@@ -138,17 +138,17 @@ class ActiveStream:
             self.part_end, self.phase = reason, Phase.DRAINING
 
     def take_chunk(self) -> list[np.ndarray]:
-        """Take the ready frames out of the pending ones; the next chunk may be longer."""
+        """Take the ready frames out of the pending ones, and double the next chunk's length."""
         codes, self.pending = self.pending[: self.num_ready], self.pending[self.num_ready :]
         self.chunk_frames = min(2 * self.chunk_frames, self.state.request.chunk_frames)
         return codes
 
     def deliver(self, codes: list[np.ndarray], pcm: np.ndarray) -> None:
-        """Hand a chunk to the reader; the guard may cut it, which ends the part.
+        """Deliver a chunk to the reader; the guard may cut it, which ends the part.
 
         Args:
-            codes: [num_code_groups] of each frame.
-            pcm: [num_samples] float32 of them.
+            codes: [num_code_groups] for each frame.
+            pcm: [num_samples] float32, the samples of all frames.
         """
         frames = pcm.reshape(len(codes), -1)
         for index, frame in enumerate(frames):
@@ -168,7 +168,7 @@ class ActiveStream:
         if self.finish == "eos":
             self.finish = self.part_end
         limit, had_part = self.state.request.max_frames, self.part is not None
-        self.part, self.part_end, self.phase = None, None, Phase.BETWEEN_PARTS
+        self.part, self.phase = None, Phase.BETWEEN_PARTS
         return not had_part or (limit is not None and len(self.state.codes) >= limit)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> None:
@@ -187,8 +187,8 @@ class SlotTable:
 
     Args:
         num_slots: streams that are spoken at the same time; the others wait.
-        on_finished: called when a stream is over, whatever the reason.
-        look_again: called when there is news for the loop, such as a free slot.
+        on_finished: called when a stream is over, for any reason.
+        look_again: called when the loop has something new to do, such as filling a free slot.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class SlotTable:
         self._look_again = look_again
         self.waiting: deque[ActiveStream] = deque()  # any thread may append
         self._slots: list[ActiveStream | None] = [None] * num_slots
-        self.failure: QwenTTSError | None = None  # why no stream is taken any more
+        self.failure: QwenTTSError | None = None  # set when the engine takes no more streams
         self._num_timeouts = 0  # launches in a row that hung
 
     @property
@@ -211,7 +211,7 @@ class SlotTable:
         return len(self.waiting) + len(self.active())
 
     def active(self, *phases: Phase) -> list[ActiveStream]:
-        """The streams that hold a slot, in one of `phases` where any are named."""
+        """Return the streams that hold a slot; if `phases` are given, those in one of them."""
         return [
             stream for stream in self._slots if stream and (not phases or stream.phase in phases)
         ]
@@ -225,7 +225,7 @@ class SlotTable:
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
-        for stream in self.waiting.copy():  # others append meanwhile
+        for stream in self.waiting.copy():  # other threads append meanwhile
             if stream.state.cancelled:
                 self.waiting.remove(stream)
                 self._finish(stream, "cancelled")
@@ -234,7 +234,7 @@ class SlotTable:
                 self.release(stream, "cancelled")
 
     def end_all(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End every stream, so that no reader waits any longer."""
+        """End every stream, so that no reader keeps waiting."""
         while self.waiting:
             self._finish(self.waiting.popleft(), reason, error)
         for stream in self.active():
@@ -273,22 +273,28 @@ class SlotTable:
         """If the block fails, `streams` end with the error; other streams, and the loop, go on."""
         try:
             yield
-        except Exception as error:  # whatever it is, the worker must outlive it
+        except Exception as error:  # of any kind: the worker thread must go on
             failure = self._failure_of(error)
             for stream in streams:
                 if not stream.is_over:
                     self.release(stream, "error", failure)
 
+    def end_failed(self, streams: Sequence[ActiveStream], result: StepResult) -> None:
+        """End the streams that a step has lost, and count launches in a row that hung."""
+        errors = {id(error): error for error in result.failures.values()}  # one for many streams
+        failures = {key: self._failure_of(error) for key, error in errors.items()}
+        if not any(isinstance(error, KernelTimeout) for error in failures.values()):
+            self._num_timeouts = 0  # the launches that hung before were accidents
+        for row, error in result.failures.items():
+            if not streams[row].is_over:
+                self.release(streams[row], "error", failures[id(error)])
+
     def fail_all(self, error: Exception) -> None:
         """End every stream after an error that cannot be attributed to one of them."""
         self.end_all("error", self._failure_of(error))
 
-    def forget_timeouts(self) -> None:
-        """A launch has come back, so the ones that hung before were accidents."""
-        self._num_timeouts = 0
-
     def _failure_of(self, error: Exception) -> QwenTTSError:
-        """The error that readers get for a fault; sets `failure` where no stream can go on."""
+        """Return the error that readers get for a fault; sets `failure` if no stream can go on."""
         if lost := lost_gpu(error):
             self.failure = lost
             return lost
@@ -297,7 +303,7 @@ class SlotTable:
         return error if isinstance(error, QwenTTSError) else _unforeseen(error)
 
     def _count_timeout(self, error: KernelTimeout) -> None:
-        """One launch that hangs may be an accident; several in a row are a GPU that is not well."""
+        """Set `failure` after several launches in a row that hung; one may be an accident."""
         self._num_timeouts += 1
         if self._num_timeouts >= MAX_TIMEOUTS:
             self.failure = KernelTimeout(
@@ -308,7 +314,7 @@ class SlotTable:
 
 
 def _unforeseen(error: Exception) -> GenerationError:
-    """The error that readers get for a fault of this package."""
+    """Return the error that readers get for a fault of this package, and log it."""
     logger.error("A stream failed.", exc_info=error)
     failure = GenerationError(f"{type(error).__name__}: {error}")
     failure.__cause__ = error

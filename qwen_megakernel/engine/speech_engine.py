@@ -1,4 +1,4 @@
-"""What every family of models looks like to those who speak with it."""
+"""The engine that callers hold, without the parts that differ between families of models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,106 +24,116 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
-from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
-from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.records import AudioChunk, Files, Sampling, SpeechRequest
+from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
+from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
 
-# Names the file that the codes of every utterance go to, one row a frame.
+# The variable that names a file for the codes of every utterance, one row for each frame.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
 DTYPES = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
-class Files(Protocol):
-    """Where a model came from."""
-
-    name: str  # as the user gave it
-    folder: Path
-    is_synthetic: bool  # random weights
-    banner: str | None  # what the user should know before listening
-
-
 class SpeechEngine(ABC):
-    """Text in, speech out, streamed.
+    """Turns text into streamed speech.
 
     Args:
         build: makes the stages, on the loop's thread.
         sample_rate: of the audio, in Hz.
-        seconds_per_frame: how long one frame of codes sounds.
+        seconds_per_frame: the duration of one frame of codes.
+        reading: how texts are read; None: as they are written, if the request does not say more.
     """
 
     files: Files
-    backend: str  # what decodes, and why it was chosen
-    why: str
+    backend: str  # name of the decoder's backend
+    why: str  # the reason for this backend
     device: torch.device
     dtype: torch.dtype
-    predictor_dtype: torch.dtype | None = None  # where it is not dtype
+    predictor_dtype: torch.dtype | None = None  # of the code predictor, if it is not dtype
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
-    _sampling: Sampling  # of requests that say nothing else
-    ignores_instruct = False  # of models that were trained with none, but are often given one
-    _read_languages: Sequence[str] | None = None  # that texts may be in; None: not known
-    _open_text_feed = "auto"  # of a text that arrives in pieces
-    can_clone = False  # voices can be made of recordings
-    reference_cache_hits = 0  # of families that clone: how often a recording was known already
+    _sampling: Sampling  # of requests without options of their own
+    ignores_instruct = False  # the model was not trained with instructions, but may be given one
+    _read_languages: Sequence[str] | None = None  # of texts that the model reads; None: not known
+    _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
+    can_clone = False  # `create_voice` works
 
     def __init__(
-        self, build: Callable[[], Stages], *, sample_rate: int, seconds_per_frame: float
+        self,
+        build: Callable[[], Stages],
+        *,
+        sample_rate: int,
+        seconds_per_frame: float,
+        reading: Reading | None = None,
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
+        self._reading = reading or Reading()
         self._codes_dump = _CodesDump()
         self._loop = StepLoop(build, on_finished=self._codes_dump)
-        # Threads that compute where the device is a CPU: of the loop, not of this thread.
+        # Threads that compute on a CPU: those of the loop's thread, not of this one.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
-        # Also runs when the engine is dropped, and before the interpreter takes its threads down.
+        # Also runs when the engine is dropped, and before the interpreter stops its threads.
         self._close = weakref.finalize(self, self._loop.close)
 
     @property
     def dtype_name(self) -> str:
-        """What computes, as `dtype=` takes it: "bfloat16", "talker=bfloat16,predictor=float32"."""
+        """The dtype as `dtype=` takes it: "bfloat16", "talker=bfloat16,predictor=float32"."""
         name = str(self.dtype).removeprefix("torch.")
         if self.predictor_dtype is None:
             return name
         return f"talker={name},predictor={str(self.predictor_dtype).removeprefix('torch.')}"
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are read in words where a request leaves normalize at "auto"."""
+        return self._reading.is_on
 
     # ---- what a family defines -------------------------------------------------------------------
 
     @property
     @abstractmethod
     def voices(self) -> list[str]:
-        """Names `voice=` accepts."""
+        """Names that `voice=` accepts."""
 
     @property
     @abstractmethod
     def languages(self) -> list[str]:
-        """Languages `language=` accepts, "auto" first."""
+        """Languages that `language=` accepts, "auto" first."""
 
     @property
     @abstractmethod
     def default_voice(self) -> str | None:
-        """Who speaks when no voice is asked for; None: nobody in particular."""
+        """The voice of a request that names none; None: no particular one."""
 
     @abstractmethod
     def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
-        """Who `voice=` means; raises `UnknownVoice` for anybody else."""
+        """Return the voice that `voice=` means; raises `UnknownVoice` if there is none."""
 
     @abstractmethod
     def _encode(self, request: SpeechRequest) -> EncodedText:
-        """Refuse what the model cannot do, and encode the text.
+        """Encode the text of a request, or raise if the model cannot speak it.
 
         Args:
-            request: its voice is found; no text: it comes through `feed`.
+            request: its voice is from `find_voice`; its text is None if it comes through `feed`.
         """
 
     @abstractmethod
-    def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:
-        """Clone a voice, or raise `TaskError` where the model cannot."""
+    def create_voice(self, audio: Any, *args: Any, **options: Any) -> Voice:
+        """Clone a voice; raises `TaskError` if the model cannot."""
 
-    # ---- what they share -------------------------------------------------------------------------
+    @property
+    def reference_cache_hits(self) -> int:
+        """Number of calls of `create_voice` that found their recording in a cache."""
+        return 0
+
+    # ---- what families share ---------------------------------------------------------------------
 
     def stream(
         self,
@@ -138,29 +149,36 @@ class SpeechEngine(ABC):
         first_chunk_frames: int = 1,
         chunk_frames: int = 10,
         text_open: bool = False,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | os.PathLike[str] | None = None,
         **sampling: Any,
     ) -> SpeechStream:
         """Start speaking; returns at once.
 
         Args:
-            text: what to say (a trained voice may want its phonemes); None with `text_open=True`,
-                whose text comes through `feed`.
+            text: what to say (for some trained voices, phonemes); None with `text_open=True`: the
+                text comes through `feed`.
             voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
                 `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
-            language: name, BCP-47 code or "auto", which None means, too.
-            instruct: how to speak, where the model takes it.
-            seed: 0 .. 2**64 - 1; None draws one, which the stream tells.
+            language: name, BCP-47 code or "auto", which is also the meaning of None.
+            instruct: how to speak, for models that take instructions.
+            seed: 0 .. 2**64 - 1; None draws one, which the stream has as `seed`.
             max_frames: stop after this many frames (of 80 ms), over the whole utterance.
             text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the
                 prompt, "auto" is the official choice for the checkpoint.
-            split: "auto" cuts long text at sentences; "off" never.
-            first_chunk_frames, chunk_frames: chunks double from the first to the second.
+            split: "auto" cuts long text at sentences, "off" does not cut it.
+            first_chunk_frames, chunk_frames: frames of the first chunk and of the longest; each
+                chunk doubles the one before.
+            normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" leaves
+                them as they are written, "auto" is the engine's choice (docs/speech-control.md).
+            lexicon: respellings of this request, before the engine's own: a file, words with their
+                respellings, or a `Lexicon`.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
-            UsageError: something in the request can never work, or an option does not exist;
-                nothing was started.
-            SetupError: a trained voice's text needs espeak-ng, which is not installed.
+            UsageError: the request can never work, or an option does not exist; no stream was
+                started.
+            SetupError: the text of a trained voice needs espeak-ng, which is not installed.
             EngineClosed: the engine is closed.
         """
         if isinstance(voice, os.PathLike):
@@ -170,7 +188,10 @@ class SpeechEngine(ABC):
                 f"voice is {reprlib.repr(voice)}; it must be a name, a path or a Voice."
             )
         if (text is None) != text_open:
-            raise UsageError("Give either a text or text_open=True, not both and not neither.")
+            raise UsageError(
+                f"text is {reprlib.repr(text)} and text_open is {text_open}.",
+                "A request has either a text or text_open=True.",
+            )
         if text_open and text_feed == "auto":
             text_feed = self._open_text_feed
         request = SpeechRequest(
@@ -186,6 +207,10 @@ class SpeechEngine(ABC):
             first_chunk_frames=first_chunk_frames,
             chunk_frames=chunk_frames,
         )
+        reader = self._reader(normalize, language, Lexicon.of(lexicon))
+        if reader and text is not None:
+            check_length(len(text), MAX_CHARS)
+            request = replace(request, text=reader.whole(text))
         encoded, loop = self._encode(request), self._loop
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
@@ -197,11 +222,23 @@ class SpeechEngine(ABC):
         state.warn(request.sampling.cold_warnings(self._sampling))
         if text is not None:
             state.look(text)
+        if reader:
+            state.warn(reader.take_warnings())
         loop.submit(state)
         if not text_open:
-            return SpeechStream(state, self)
+            return SpeechStream(state, self, reader=reader)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter)
+        return SpeechStream(state, self, cutter, reader)
+
+    def _reader(
+        self, normalize: str, language: str | None, lexicon: Lexicon | None
+    ) -> TextReader | None:
+        """What reads the text of a request; a model of one language is not asked which it is in."""
+        name = (language or AUTO).strip().lower()
+        own = [each for each in self.languages if each != AUTO]
+        if name == AUTO and len(own) == 1:
+            name = own[0]
+        return self._reading.reader(normalize, language_of_code(name) or name, lexicon)
 
     @property
     def spent_ms(self) -> dict[str, float]:
@@ -210,32 +247,32 @@ class SpeechEngine(ABC):
 
     @property
     def failure(self) -> QwenTTSError | None:
-        """Why no request is taken any more, for good; None while they are."""
+        """The error for which the engine takes no more requests; None while it takes them."""
         return self._loop.failure
 
     @property
     def num_active(self) -> int:
-        """Streams being spoken or waiting for a slot."""
+        """Number of streams that are spoken or wait for a slot."""
         return self._loop.num_active
 
     async def astream(self, text: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
-        """`stream` as an async generator; leaving it cancels the stream."""
+        """Yield the chunks of `stream`; leaving the generator cancels the stream."""
         with self.stream(text, **options) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def synthesize(self, text: str, **options: Any) -> Speech:
-        """Speak `text` and wait for all of it; options as in `stream`."""
+        """Speak `text` and return all of it; the options are those of `stream`."""
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
         return Speech.collect(self.stream(text, **options))
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """[num_frames, num_code_groups] codes -> [num_samples] float32 audio at `sample_rate`."""
+        """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""
         vocoder = self._loop.stages.vocoder
         return self._loop.run(lambda: vocoder.decode(codes))
 
     def close(self) -> None:
-        """Cancel every stream and stop the worker; waits for it. Safe to call twice."""
+        """Cancel every stream, stop the worker and wait for it. A second call does nothing."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -248,14 +285,14 @@ class SpeechEngine(ABC):
 def dtype_of(
     name: str | torch.dtype | None, known: Iterable[str] = choices.DTYPES
 ) -> torch.dtype | None:
-    """The dtype a caller asks for, by its name or itself; None: the engine's choice.
+    """Return the dtype of a name, or a dtype as it is; None: the engine chooses.
 
     Args:
-        known: the names that an error tells.
+        known: the names that the error lists.
     Raises:
-        UsageError: no engine computes in it.
+        UsageError: no engine computes in this dtype.
     """
-    if name is None or name in DTYPES.values():
+    if name is None or (isinstance(name, torch.dtype) and name in DTYPES.values()):
         return name
     if name not in DTYPES:
         raise UsageError(f"dtype is {name!r}; known: {', '.join(known)}.")
@@ -263,10 +300,8 @@ def dtype_of(
 
 
 def dtypes_of(name: str | torch.dtype | None) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The dtypes of talker and code predictor that a caller asks for, as `dtype_of` reads them.
-
-    The second is None where it is the first.
-    """
+    """Return the dtypes of talker and code predictor, as `dtype_of` does; the second is None if
+    they are the same."""
     if name in choices.DTYPES_BY_PART:
         talker, predictor = (DTYPES[part.partition("=")[2]] for part in name.split(","))
         return talker, predictor
@@ -274,18 +309,18 @@ def dtypes_of(name: str | torch.dtype | None) -> tuple[torch.dtype | None, torch
 
 
 class _CodesDump:
-    """Writes the codes of utterances that are over where the variable says, oldest first.
+    """Writes the codes of finished utterances to the file that the variable names, oldest first.
 
-    The first one takes the place of what another engine left there, later ones are appended.
+    The first utterance replaces an existing file, later ones are appended.
     """
 
     def __init__(self) -> None:
-        self._begun: str | None = None  # the file that has codes of ours
+        self._begun: str | None = None  # the file that this engine has written to
         self._is_paused = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Dump nothing meanwhile: a warm-up is no utterance that anybody asked for."""
+        """Write nothing in the block: a warm-up is no utterance of a caller."""
         self._is_paused = True
         try:
             yield
@@ -299,5 +334,5 @@ class _CodesDump:
         try:
             codes_file.write(Path(path), np.array(state.codes), append=path == self._begun)
             self._begun = path
-        except OutputError as error:  # a debugging aid must not end the speech it watches
+        except OutputError as error:  # a debugging aid must not end the speech
             logger.error("%s", error)

@@ -1,4 +1,4 @@
-"""What the step loop drives: any decoder, prompts and vocoder with these faces.
+"""The protocols of decoder, prompts and vocoder that the step loop drives.
 
 `FrameDecoder`, `PromptBuilder` and `Vocoder` are those of Qwen3-TTS; `sheen` has its own three.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
 
-MAX_FRAMES_PER_STEP = 4  # a launch stays short enough for newcomers and barge-in (docs/kernel.md)
+MAX_FRAMES_PER_STEP = 4  # keeps a launch short for new streams and barge-in (docs/kernel.md)
 
 
 class Decoder(Protocol):
-    """Prompts in, codec frames out, on `num_slots` slots that do not influence each other."""
+    """Turns prompts into codec frames, on `num_slots` slots that do not influence each other."""
 
     num_slots: int
     max_frames: int  # of one part of an utterance
@@ -33,16 +33,16 @@ class Decoder(Protocol):
         part: int,
         text_open: bool = False,
     ) -> None:
-        """Start one part of an utterance in `slot`; `prefill` is what `Prompts.build` made."""
+        """Start one part of an utterance in `slot`; `prefill` is from `Prompts.build`."""
 
     def add_text(self, slot: int, rows: Any) -> None:
         """Take text of an open part, from `Prompts.text_rows` or `end_rows`."""
 
     def close_text(self, slot: int) -> None:
-        """No more text comes."""
+        """Declare the text of the open part complete."""
 
     def frames_ready(self, slot: int) -> int:
-        """Frames that can be drawn now."""
+        """Return how many frames can be drawn now."""
 
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
         """Start drawing up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
@@ -52,50 +52,50 @@ class Decoder(Protocol):
         """
 
     def cancel(self) -> None:
-        """End the running launch, else the next one, before it begins another frame.
+        """End the running launch, or else the next one, before it begins another frame.
 
-        From any thread; never waits.
+        Any thread may call this; it never waits.
         """
 
 
 class Prompts(Protocol):
-    """Token ids in, what a decoder takes out."""
+    """Turns token ids into the input of a decoder."""
 
     def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Any:
-        """The prompt of one part of an utterance."""
+        """Return the prompt of one part of an utterance."""
 
     def text_rows(self, ids: Tensor) -> Any:
-        """Further text of an open part."""
+        """Return further text of an open part."""
 
     def end_rows(self) -> Any:
-        """What follows the last text of an open part."""
+        """Return what follows the last text of an open part."""
 
 
 class FrameVocoder(Protocol):
-    """Codec frames in, PCM out, in chunks that together equal the whole."""
+    """Turns codec frames into PCM, in chunks that together equal the whole."""
 
     lookahead: int  # frames it must see behind those that it turns into audio; 0: it is causal
 
     def new_state(self) -> Any:
-        """The state of a stream that has decoded nothing yet."""
+        """Return the state of a stream before its first frame."""
 
     def warm(self, codes: Any, state: Any) -> None:
-        """Let a state hear frames whose audio nobody wants."""
+        """Advance a state over frames whose audio is not needed."""
 
-    def step(self, codes: Tensor, states: Sequence[Any], *ahead: Tensor) -> Tensor:
+    def step(self, codes: Tensor, states: Sequence[Any]) -> Tensor:
         """[n, num_frames, num_code_groups] -> [n, num_frames * samples_per_frame] float32.
 
-        Where `lookahead` is not 0, `ahead` is [n, k, num_code_groups]: the frames behind `codes`,
-        `lookahead` of them, or at the end of a part what is left.
+        Where `lookahead` is not 0, a third argument [n, k, num_code_groups] has the frames behind
+        `codes`: `lookahead` of them, or fewer at the end of a part.
         """
 
     def decode(self, codes: Any) -> Any:
-        """A whole utterance at once."""
+        """Decode a whole utterance at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The three of one model; made and used on the loop's thread."""
+    """The stages of one model; made and used on the loop's thread."""
 
     decoder: Decoder
     prompts: Prompts
@@ -110,7 +110,7 @@ class StageTimes:
         self.ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
 
     def add(self, stage: str, started: float) -> float:
-        """Milliseconds since `started`, a `time.perf_counter()`, added to the stage's total."""
+        """Add the milliseconds since `started` (`time.perf_counter()`) to a stage; return them."""
         spent = 1000 * (time.perf_counter() - started)
         self.ms[stage] += spent
         return spent

@@ -1,8 +1,8 @@
-"""The engine's thread: text to its slots, steps of the decoder, and who does what when.
+"""The engine's thread: gives text to the slots, steps the decoder, and has chunks delivered.
 
-Everything here runs on one worker thread that owns all device work, `submit`, `run`, `wake`,
-`interrupt` and `close` excepted. Which stream holds which slot is in `slots`, what becomes of
-drawn frames in `delivery`.
+Everything but `submit`, `run`, `wake`, `interrupt` and `close` runs on one worker thread, which
+owns all device work. `slots` knows which stream holds which slot, `delivery` turns drawn frames
+into chunks.
 """
 
 import threading
@@ -22,16 +22,16 @@ from qwen_megakernel.records import StepResult
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.voice import Voice
 
-# A reader this many chunks behind pauses its own slot: about 8 s at the default chunk of 10 frames.
+# A reader that is this many chunks behind pauses its slot: 8 s at the default chunk of 10 frames.
 MAX_QUEUED_CHUNKS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """Frames that are being drawn, from the launch to the codes."""
+    """A step of the decoder, from its launch to its codes."""
 
     streams: list[ActiveStream]
-    parts: list[TextPart | None]  # whose frames they are, of each stream
+    parts: list[TextPart | None]  # of each stream, the part that the frames belong to
     wait: Callable[[], StepResult]
     spent_ms: float  # on the launch
 
@@ -48,9 +48,9 @@ class StepLoop:
         build: makes the stages. It runs on the worker thread, which then owns all device work: a
             GPU context, or on a CPU the one pool of OpenMP threads. A second pool, of the thread
             that loaded the model, makes each step a third slower on as many cores as threads.
-        on_finished: called on the worker thread when a stream is over, whatever the reason.
+        on_finished: called on the worker thread when a stream is over, for any reason.
     Raises:
-        Whatever `build` raises.
+        Exception: from `build`.
     """
 
     def __init__(self, build: Callable[[], Stages], *, on_finished: Callable[[StreamState], None]):
@@ -67,7 +67,7 @@ class StepLoop:
         try:
             self._thread.start()
             self.stages = stages.result()
-        except BaseException:  # such as Ctrl-C: no caller gets a loop to close
+        except BaseException:  # such as Ctrl-C: the caller gets no loop to close
             self._closing = True
             raise
 
@@ -75,7 +75,7 @@ class StepLoop:
         """Queue a stream.
 
         Raises:
-            EngineClosed: the loop has been closed, or this is a fork of its process.
+            EngineClosed: the loop has been closed, or this process is a fork of the engine's.
             KernelTimeout, GPULost: the GPU hung too often, or is lost; see `failure`.
         """
         with self._changed:
@@ -89,8 +89,8 @@ class StepLoop:
         """Call a function on the worker thread, between two steps, and wait for its result.
 
         Raises:
-            EngineClosed: as `submit`.
-            Whatever `call` raises.
+            EngineClosed: see `submit`.
+            Exception: from `call`.
         """
         future: Future = Future()
         with self._changed:
@@ -100,18 +100,18 @@ class StepLoop:
         return future.result()
 
     def wake(self) -> None:
-        """Make the loop look at its streams again. Never blocks for device work."""
+        """Make the loop look at its streams again, without waiting for device work."""
         with self._changed:
             self._news = True
             self._changed.notify()
 
     def interrupt(self) -> None:
-        """`wake`, and the running step ends after the frame that it is drawing."""
+        """Wake the loop, and end the running step after the frame that it is drawing."""
         self._decoder.cancel()
         self.wake()
 
     def close(self) -> None:
-        """Cancel every stream and stop the thread; waits for it. Safe to call twice."""
+        """Cancel every stream, stop the thread and wait for it. A second call does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -121,12 +121,12 @@ class StepLoop:
 
     @property
     def num_active(self) -> int:
-        """Streams that hold a slot or wait for one."""
+        """Number of streams that hold a slot or wait for one."""
         return self._table.num_streams
 
     @property
     def failure(self) -> QwenTTSError | None:
-        """Why no stream is taken any more; None while they are."""
+        """The error for which the loop takes no more streams; None while it takes them."""
         return self._table.failure
 
     @property
@@ -137,10 +137,10 @@ class StepLoop:
     def _check_open(self) -> None:
         if self._closing:
             raise EngineClosed("The engine is closed.", hint="Make a new TTSEngine.")
-        if not self._thread.is_alive():  # a fork has no threads but the one that forked
+        if not self._thread.is_alive():  # a fork has only the thread that forked
             raise EngineClosed(
-                "The engine's thread is not in this process, which is a fork of its own.",
-                hint="Make the engine after the fork, in the process that speaks.",
+                "The engine's thread is not in this process, which is a fork of the engine's.",
+                hint="Make the engine after the fork, in the process that uses it.",
             )
 
     # ---- the loop --------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ class StepLoop:
         if stages.exception():
             return
         while not self._closing:
-            self._news = False  # before looking: what happens from here on is seen next time
+            self._news = False  # before the turn: later news leads to another one
             try:
                 is_busy = self._turn()
-            except Exception as error:  # of this package: no reader may wait for a dead thread
+            except Exception as error:  # of this package; no reader may wait for a dead thread
                 self._table.fail_all(error)
                 is_busy = False
             if not is_busy:
@@ -164,7 +164,7 @@ class StepLoop:
         self._table.end_all("cancelled")
 
     def _turn(self) -> bool:
-        """Do everything once; returns whether there is more to do at once."""
+        """Do each kind of work once; returns whether there is more to do at once."""
         while self._calls:
             _settle(*self._calls.popleft())
         self._table.drop_cancelled()
@@ -202,7 +202,7 @@ class StepLoop:
 
     def _begin_part(self, stream: ActiveStream) -> None:
         state, request = stream.state, stream.state.request
-        # `closed` before `ids`, here and below: a writer appends its last ids, then closes.
+        # `closed` is read before `ids`, as in `_feed_part`: a writer appends, then closes.
         while state.parts and state.parts[0].closed and not state.parts[0].ids:
             state.parts.popleft()
         if not state.parts:
@@ -237,15 +237,15 @@ class StepLoop:
         state.timings.setdefault("prefill", self._spent.add("prefill", started))
 
     def _feed_text(self) -> None:
-        """Hand newly arrived text of open parts to the decoder."""
+        """Give newly arrived text of open parts to the decoder."""
         for stream in self._table.active(Phase.SPEAKING, Phase.DRAINING):
             if stream.part and stream.text_open:
                 with self._table.ending_on_error([stream]):
-                    self._feed_part(stream)
+                    self._feed_part(stream, stream.part)
 
-    def _feed_part(self, stream: ActiveStream) -> None:
-        closed = stream.part.closed
-        ids = stream.part.take()
+    def _feed_part(self, stream: ActiveStream, part: TextPart) -> None:
+        closed = part.closed
+        ids = part.take()
         if len(ids):
             self._decoder.add_text(stream.index, self._prompts.text_rows(ids))
             stream.add_text(len(ids))
@@ -255,7 +255,8 @@ class StepLoop:
             stream.text_open = False
 
     def _runnable(self) -> list[ActiveStream]:
-        """Streams that can draw a frame: text in hand, no chunk due, and a reader that keeps up."""
+        """Return streams that can draw a frame: they have text, no due chunk, and a reader that
+        keeps up."""
         return [
             stream
             for stream in self._table.active(Phase.SPEAKING)
@@ -268,7 +269,7 @@ class StepLoop:
         """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch.
 
         Returns:
-            The step; None: the launch failed, and its streams have ended.
+            The step; None if the launch failed, which ended its streams.
         """
         num_frames = min(
             MAX_FRAMES_PER_STEP,
@@ -288,25 +289,22 @@ class StepLoop:
         started = time.perf_counter()
         with self._table.ending_on_error(step.streams):
             result = step.wait()
-            self._table.forget_timeouts()
+            self._table.end_failed(step.streams, result)
             spent = step.spent_ms + self._spent.add("decode", started)
             for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
                 if stream.is_over or stream.part is not part:
                     continue
-                if failure := result.failures.get(row):
-                    self._table.release(stream, "error", failure)
-                    continue
                 timings = stream.state.timings
                 timings["decode"] = timings.get("decode", 0.0) + spent
                 num_drawn = result.num_frames[row]
-                if num_drawn:  # there is none after a cancel
+                if num_drawn:  # 0 after a cancel
                     timings.setdefault("first_frame", stream.state.elapsed_ms())
                 stream.take_frames(result.codes[row, :num_drawn], result.ended[row])
 
 
 def _settle(future: Future, work: Callable[[], Any]) -> None:
-    """Give `future` the result of `work`, or what it raises."""
+    """Give `future` the result of `work`, or its exception."""
     try:
         future.set_result(work())
-    except BaseException as error:  # the caller who waits for the future gets it
+    except BaseException as error:  # raised again where the caller waits for the future
         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What a caller holds while speech is made, and what it shares with the engine's thread.
+"""A stream: the handle of its caller, and the state that the engine's thread shares.
 
 `StreamState` is shared; `SpeechStream` is the caller's handle on it. Dropping the handle cancels
 the stream, so an abandoned loop never keeps a slot.
@@ -20,6 +20,8 @@ from qwen_megakernel import audio
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
 from qwen_megakernel.text.parts import PartCutter, TextPart
+from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.unreadable import TextWatch
 
 logger = logging.getLogger(__name__)
@@ -37,13 +39,13 @@ class Outbox:
         return len(self._items)
 
     def put(self, item: AudioChunk | Exception) -> None:
-        """Never blocks: the engine looks at `len` before it decodes further."""
+        """Add an item without blocking; the engine looks at `len` before it decodes more."""
         with self._changed:
             self._items.append(item)
             self._changed.notify_all()
             waiter = self._waiter
         if waiter:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # its event loop is closed: no reader waits
                 waiter[0].call_soon_threadsafe(waiter[1].set)
 
     def get(self) -> AudioChunk | Exception:
@@ -69,12 +71,12 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class StreamState:
-    """One utterance, seen from both sides. Equal to none but itself."""
+    """One utterance, shared by its caller and the engine. Compared by identity."""
 
     request: SpeechRequest
-    prompt_ids: TextIds  # of which each part replaces the body
-    wake: Callable[[], None]  # tells the engine's thread to look again
-    interrupt: Callable[[], None]  # the same, and its running step ends after the current frame
+    prompt_ids: TextIds  # each part replaces the body
+    wake: Callable[[], None]  # makes the engine's thread look again
+    interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
     sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)
     text_closed: bool = False
@@ -87,16 +89,16 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    delivered_s: float = 0.0  # seconds of audio that the reader has been given
+    delivered_s: float = 0.0  # seconds of audio that the reader has received
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
-    warnings: list[str] = field(default_factory=list)  # of the text and of its options
+    warnings: list[str] = field(default_factory=list)  # about the text and the options
 
     def look(self, text: str) -> None:
-        """Warn of what the model cannot read in the next piece of the text."""
+        """Warn about what the model cannot read in the next piece of the text."""
         self.warn(self.watch.look(text))
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Log these, and keep them for the caller."""
+        """Log warnings, and keep them for the caller."""
         for warning in warnings:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self.warnings.append(warning)
@@ -108,7 +110,7 @@ class StreamState:
         num_frames: int,
         reason: FinishReason | None = None,
     ) -> None:
-        """Hand a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
+        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
         self.delivered_s += len(samples) / self.sample_rate
         self.outbox.put(
             AudioChunk(
@@ -127,7 +129,7 @@ class StreamState:
         return (time.perf_counter() - self.started) * 1000
 
     def cancel(self) -> None:
-        """Stop after the frame that is being drawn; does not wait. Harmless when over."""
+        """Stop after the frame that is being drawn, without waiting; a finished stream stays."""
         self.cancelled = True
         if self.finish_reason is None:
             self.interrupt()
@@ -136,16 +138,22 @@ class StreamState:
 class SpeechStream:
     """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
 
-    A stream opened with `text_open=True` takes its text through `feed` and `end_text` while audio
-    already flows out.
+    A stream opened with `text_open=True` takes text through `feed` and `end_text` while its audio
+    is already read.
     """
 
     def __init__(
-        self, state: StreamState, engine: object, cutter: PartCutter | None = None
+        self,
+        state: StreamState,
+        engine: object,
+        cutter: PartCutter | None = None,
+        reader: TextReader | None = None,
     ) -> None:
         self._state = state
-        self._engine = engine  # a dropped engine closes; ours must not while we are read
+        self._engine = engine  # kept, because a dropped engine closes
         self._cutter = cutter  # of a text that arrives in pieces
+        self._reader = reader  # None: the text is spoken as it is written
+        self._written = [state.request.text or ""]  # the text so far, if no reader keeps it
         self._over = False
 
     @property
@@ -160,38 +168,58 @@ class SpeechStream:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Milliseconds from the request: `prefill`, `first_frame`, `first_chunk`, `total`; and
-        spent in all: `decode`, `vocoder`."""
+        """Milliseconds from the request to `first_frame`, `first_chunk` and the end (`total`), and
+        those spent on the first `prefill` and on all of `decode` and `vocoder`."""
         return dict(self._state.timings)
 
     @property
     def codes(self) -> np.ndarray:
-        """[num_frames, num_code_groups] int32, the frames delivered so far."""
+        """The frames delivered so far, [num_frames, num_code_groups] int32."""
         return np.array(self._state.codes, dtype=np.int32)
 
     @property
     def num_parts(self) -> int:
-        """Parts begun so far."""
+        """Number of parts begun so far."""
         return self._state.num_parts
 
     @property
     def planned_parts(self) -> int | None:
-        """Parts the text was cut into; None for a text that comes through `feed`."""
+        """Number of parts of the text; None for a text that comes through `feed`."""
         return self._state.planned_parts
 
     @property
     def warnings(self) -> list[str]:
-        """What of the text so far the model cannot read (scripts of other languages, markup), and
-        options that it may not speak well with."""
+        """Warnings about text that the model cannot read (scripts of other languages, markup), and
+        about options with which it may speak badly."""
         return list(self._state.warnings)
 
     @property
     def num_text_tokens(self) -> int:
-        """Text tokens the model has been given so far."""
+        """Number of text tokens that the model has received so far."""
         return self._state.num_text_tokens
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the text is read in words, or by a lexicon, before it is spoken."""
+        return self._reader is not None
+
+    @property
+    def spoken_text(self) -> str:
+        """The text so far as the model is given it: numbers in words, words as a lexicon spells
+        them. It grows while text comes through `feed`, and what is there never changes."""
+        return self._reader.spoken.text if self._reader else "".join(self._written)
+
+    @property
+    def spoken_pieces(self) -> tuple[Piece, ...]:
+        """The pieces of `spoken_text`, each with the characters of the written text that it stands
+        for, counted over everything that was given or fed."""
+        if self._reader:
+            return self._reader.spoken.pieces
+        text = self.spoken_text
+        return (Piece(text, 0, len(text), is_kept=True),) if text else ()
+
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
-        """[chunk.num_frames, num_code_groups] int32, the frames a chunk of this stream plays."""
+        """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
         end = chunk.frame_index + chunk.num_frames
         return np.array(self._state.codes[chunk.frame_index : end], dtype=np.int32)
 
@@ -199,8 +227,8 @@ class SpeechStream:
         """Give the next piece of text; pieces need not be words.
 
         Raises:
-            UsageError: the stream was not opened with `text_open=True`, or its text has ended; or
-                this is no text.
+            UsageError: the stream was not opened with `text_open=True`, its text has ended, or
+                `text` is no string.
         """
         if text is None:
             raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
@@ -211,19 +239,27 @@ class SpeechStream:
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._state.look(text)
+        if self._reader:
+            text = self._reader.feed(text)
+            self._state.warn(self._reader.take_warnings())
+        else:
+            self._written.append(text)
         self._cutter.feed(text)
         self._state.wake()
 
     def end_text(self) -> None:
-        """No more text will come: what is left is spoken, then the stream ends."""
+        """Declare the text complete; the stream ends when all of it is spoken."""
         if self._cutter is None or self._state.text_closed:
             return
+        if self._reader:
+            self._cutter.feed(self._reader.end())
+            self._state.warn(self._reader.take_warnings())
         self._cutter.end()
         self._state.text_closed = True
         self._state.wake()
 
     def _receive(self, item: AudioChunk | Exception) -> AudioChunk:
-        self._state.wake()  # a paused slot may go on
+        self._state.wake()  # a slot that waits for the reader may go on
         if isinstance(item, Exception):
             self._over = True
             raise item
@@ -247,7 +283,7 @@ class SpeechStream:
         return self._receive(await self._state.outbox.get_async())
 
     def close(self) -> None:
-        """Cancel after the current frame. Does not wait; chunks made before can still be read."""
+        """Cancel after the current frame, without waiting; chunks made before can still be read."""
         self._state.cancel()
 
     def __enter__(self) -> "SpeechStream":
@@ -277,6 +313,7 @@ class Speech:
     seed: int
     parts: int
     timings: dict[str, float]
+    spoken_text: str = ""  # what the model was given: numbers in words
 
     def save(self, path: str | Path) -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
@@ -290,6 +327,7 @@ class Speech:
     def collect(stream: SpeechStream) -> "Speech":
         """Read `stream` to its end."""
         chunks = list(stream)
+        assert stream.finish_reason
         samples = np.concatenate([chunk.samples for chunk in chunks])
         return Speech(
             audio=samples.astype(np.float32) / 32768,
@@ -299,4 +337,5 @@ class Speech:
             seed=stream.seed,
             parts=stream.num_parts,
             timings=stream.timings,
+            spoken_text=stream.spoken_text,
         )

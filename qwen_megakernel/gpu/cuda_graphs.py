@@ -1,11 +1,12 @@
-"""Work that is recorded once on a GPU and replayed, and simply done on a CPU.
+"""CUDA graphs, recorded on first use and replayed afterwards, and copies that do not wait.
 
-A decoder frame in PyTorch is some thousand small kernels; starting them one by one costs several
-times what they compute. A CUDA graph starts them all with one call.
+A decoder frame in PyTorch is some thousand small kernels, and starting them one by one takes
+several times as long as computing them. A CUDA graph starts them all with one call.
 """
 
 import threading
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,26 +15,25 @@ from torch import Tensor
 class Graphs:
     """CUDA graphs by key.
 
-    What is recorded must read and write tensors that stay where they are, have shapes that depend
-    on the key alone, and never wait for the device; then doing it directly is the same work, which
-    is how a CPU runs it and how it is tested there.
+    Recorded work must read and write tensors that stay where they are, have shapes that depend on
+    the key alone, and never wait for the device. Calling it directly then does the same, which is
+    how a CPU runs and tests it.
     """
 
-    # "Only one capture may be underway at a time in the process" (PyTorch, torch/cuda/graphs.py):
-    # of all instances together, for engines each have a thread of their own.
+    # "Only one capture may be underway at a time in the process" (PyTorch, torch/cuda/graphs.py).
+    # Each engine has a thread of its own, so all instances share this lock.
     _one_at_a_time = threading.Lock()
 
     def __init__(self, device: torch.device):
         self.device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._place: dict[str, Any] = {}  # memory pool and stream of every capture
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do `work`, recorded under `key`.
+        """Replay the work of `key`, or on first use do `work` and record it.
 
-        The first time it is done directly, which also warms up the libraries it calls, and then
-        recorded: recording does not execute.
+        The first use calls `work` directly, which also warms up the libraries it calls, and once
+        more to record it, which does not execute it.
         """
         graph = self._graphs.get(key)
         if graph is not None:
@@ -45,19 +45,18 @@ class Graphs:
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:  # graphs run one after another, so they share their scratch memory
-            self._pool = torch.cuda.graph_pool_handle()
-            # PyTorch's own capture stream is one for the process, on the GPU that was first.
-            self._stream = torch.cuda.Stream(self.device)
+        if not self._place:  # graphs run one after another, so they share their scratch memory
+            self._place["pool"] = torch.cuda.graph_pool_handle()
+            # PyTorch's own capture stream is one for the process, on the GPU that was used first.
+            self._place["stream"] = torch.cuda.Stream(self.device)
         with (
             self._one_at_a_time,
             torch.cuda.device(self.device),
-            # PyTorch leaves its capture stream current where the end of a capture fails.
+            # PyTorch leaves its capture stream current if the end of a capture fails.
             torch.cuda.stream(torch.cuda.current_stream(self.device)),
             torch.cuda.graph(
                 graph,
-                pool=self._pool,
-                stream=self._stream,
+                **self._place,
                 # Other threads may use the GPU meanwhile: another engine, an adapter's reader.
                 capture_error_mode="thread_local",
             ),
@@ -69,19 +68,27 @@ class Graphs:
 def upload(target: Tensor, values: Tensor) -> None:
     """Copy a CPU tensor into `target` without waiting for the device.
 
-    Through pinned memory: a copy from ordinary memory waits for all work before it. The allocator
-    keeps the pinned block until the copy is over.
+    It uses pinned memory, because a copy from ordinary memory waits for all work before it. The
+    allocator keeps the pinned block until the copy is over.
     """
-    if target.is_cuda:  # contiguous, or the copy would go through ordinary memory
+    if target.is_cuda:  # if not contiguous, the copy would go through ordinary memory
         values = values.contiguous().pin_memory()
     target.copy_(values, non_blocking=True)
 
 
+def uploaded(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The values on `device`, as `upload` brings them there: without waiting for it."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.contiguous().pin_memory()
+    # Another dtype is made there: here it would be made in ordinary memory.
+    return values.to(device, non_blocking=True).to(dtype or values.dtype)
+
+
 class HostCopy:
-    """A copy to the host that was asked for and may still be under way.
+    """A copy to the host that has been started and may still be running.
 
     Args:
-        values: on any device; may be overwritten by work enqueued after this.
+        values: on any device; later enqueued work may overwrite them.
     """
 
     def __init__(self, values: Tensor):
@@ -95,7 +102,7 @@ class HostCopy:
             self._host = values.clone()
 
     def wait(self) -> Tensor:
-        """The values, on the CPU. On a GPU this waits for the work before the copy, and no more."""
+        """Return the values, on the CPU. On a GPU this waits only for the work before the copy."""
         if self._done is not None:
             self._done.synchronize()
         return self._host

@@ -1,4 +1,4 @@
-"""Whether driver, GPU and the installed torch go together."""
+"""Checks whether driver, GPU and the installed torch fit together."""
 
 import ctypes
 import re
@@ -13,12 +13,12 @@ KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
-    """The device of a name, once it is known to be there.
+    """Return the device of a name, if this machine has it.
 
     Args:
-        name: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+        name: "cpu", "cuda", "cuda:1"; None: a GPU if there is one.
     Raises:
-        UsageError: no such kind of device, or fewer GPUs than that.
+        UsageError: the kind of device is unknown, or there are fewer GPUs.
         NoGPUError, DriverError: a GPU was demanded and torch sees none.
     """
     has_gpu = torch.cuda.is_available()
@@ -40,7 +40,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
 
 
 def no_gpu(demanded_by: str) -> SetupError:
-    """What to raise where a GPU was demanded and torch sees none.
+    """Return the error for a GPU that was demanded while torch sees none.
 
     Args:
         demanded_by: the option or the device that needs it.
@@ -48,12 +48,12 @@ def no_gpu(demanded_by: str) -> SetupError:
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
         "Without that demand the CPU path is used.",
-        'Say --backend torch --device cpu (in Python backend="torch", device="cpu"), or neither.',
+        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or neither.',
     )
 
 
 def too_old() -> DriverError | None:
-    """The error of a driver that is older than this torch needs; None where that is not it.
+    """Return the error for a driver that is older than this torch needs; None if it is not.
 
     Within one major version of CUDA any driver runs what a newer toolkit built (NVIDIA, "CUDA
     Compatibility", minor version compatibility), so majors are compared.
@@ -73,7 +73,7 @@ def too_old() -> DriverError | None:
 
 
 def cuda_of_driver() -> tuple[int, int] | None:
-    """The newest CUDA that the installed driver supports; None without a driver."""
+    """Return the newest CUDA that the installed driver supports; None without a driver."""
     try:
         version = ctypes.c_int()
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -84,7 +84,7 @@ def cuda_of_driver() -> tuple[int, int] | None:
 
 
 def driver_version() -> str | None:
-    """The driver's own version ("550.163.01"), where Linux tells it."""
+    """Return the driver's version ("550.163.01"), or None if Linux does not report it."""
     try:
         match = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", KERNEL_MODULE.read_text())
     except OSError:
@@ -93,11 +93,11 @@ def driver_version() -> str | None:
 
 
 def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
-    """Whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
+    """Return whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
 
-    Machine code runs on later minor versions of its major: an RTX 4090 (8.9) takes sm_86, of which
-    PyTorch has builds, and not of sm_89. Code for one GPU alone ("sm_90a") runs on that one. PTX
-    ("compute_90") is translated for anything later (CUDA C++ Programming Guide, "Application
+    Machine code runs on later minor versions of its major: an RTX 4090 (8.9) runs the sm_86 code of
+    PyTorch, which has no builds for sm_89. Code for one GPU alone ("sm_90a") runs on that one. PTX
+    ("compute_90") is translated for any later GPU (CUDA C++ Programming Guide, "Application
     Compatibility").
     """
 
@@ -117,10 +117,10 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
 
 
 def lost_gpu(error: Exception) -> GPULost | None:
-    """What `error` means where it is a fault that CUDA does not get over; None where it is not.
+    """Return the error for a fault from which CUDA does not recover; None for any other `error`.
 
     After an illegal address, for example, every call of the process fails with the same error, so
-    the GPU is asked once more.
+    this calls the GPU once more.
     """
     if "CUDA error" not in str(error) or _answers():
         return None
@@ -133,7 +133,7 @@ def lost_gpu(error: Exception) -> GPULost | None:
 def _answers() -> bool:
     try:
         for index in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(index):  # the others this process does not use
+            if torch.cuda.memory_reserved(index):  # this process uses no other GPUs
                 torch.cuda.synchronize(index)
     except RuntimeError:
         return False

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
 VERSION_SECONDS = 20.0  # zig takes a second where its cache is cold
+SECONDS_BETWEEN_WORDS = 5  # while a compiler is at work
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
 
 
@@ -57,7 +58,9 @@ class Recipe:
         if self.is_portable:
             maker = [platform.system(), platform.machine()]
         else:
-            maker = [self.compiler, version_of(self.compiler)]
+            # Its version, not its folder: a library serves every machine with the same compiler.
+            program, *its_words = shlex.split(self.compiler)
+            maker = [version_of(self.compiler) or program, *its_words]
         units = [path.name for path in self.units if path.parent == self.source_root]
         return key_of([*maker, *units, *self.flags], self.sources, self.source_root)
 
@@ -242,6 +245,23 @@ def _lock(path: Path, name: str) -> Iterator[None]:
         yield
 
 
+def _output_of(build: subprocess.Popen[str], limit_seconds: float) -> str:
+    """What a build has said when it is over; every few seconds the log says that it is at work.
+
+    Raises:
+        subprocess.TimeoutExpired: it has taken as long as it may.
+    """
+    started = time.monotonic()
+    while True:
+        left = started + limit_seconds - time.monotonic()
+        try:
+            return build.communicate(timeout=min(SECONDS_BETWEEN_WORDS, max(0, left)))[0]
+        except subprocess.TimeoutExpired:
+            if left <= SECONDS_BETWEEN_WORDS:
+                raise
+            logger.info("... %.0f s so far", time.monotonic() - started)
+
+
 def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
     """Fill the folder `work` with the library, its checksum and the compiler's log."""
     lines = [
@@ -275,7 +295,7 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
         env=environment,
     ) as build:
         try:
-            log, _ = build.communicate(timeout=recipe.limit_seconds)
+            log = _output_of(build, recipe.limit_seconds)
         except BaseException as error:  # KeyboardInterrupt too
             build.terminate()  # ninja ends its compilers, which a killed one would leave running
             if not isinstance(error, subprocess.TimeoutExpired):

@@ -168,8 +168,8 @@ class ContextTTSService(InProcessTTSService):
         self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame, None]:
         timer = WordTimer(self._pace, speech.audio_s)
-        timer.add(text)
         if unspeakable(text):
+            timer.add(text)
             yield self._silence(context_id, speech)
             await self._tell_words(context_id, timer.finish(speech.audio_s))
             return
@@ -179,6 +179,7 @@ class ContextTTSService(InProcessTTSService):
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
+        timer.add(text, speech.stream.spoken_pieces)
         async for frame in self._say_stream(context_id, speech, timer):
             yield frame
 

@@ -1,6 +1,6 @@
 """Pipecat's TTS service: a `TTSEngine` at the end of a voice agent's pipeline.
 
-Needs pipecat-ai 1.14 (`pip install "qwen_megakernel[pipecat]"`). This is the service that callers
+Needs pipecat-ai 1.14, which the extra `pipecat` brings. This is the service that callers
 make and set: its engine, voice and settings. How it speaks is in `contexts`, what its base
 class needs to be told in `base`.
 """
@@ -32,6 +32,8 @@ from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregat
 from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.languages import AUTO, resolve_language
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import check_normalize
 from qwen_megakernel.voice import Voice
 
 # Arguments of other services, and of the base class, that callers try.
@@ -227,6 +229,8 @@ class MegakernelTTSService(ContextTTSService):
             text_feed=settings.text_feed or "auto",
             **self._chunking,
         )
+        check_normalize(settings.normalize or AUTO)
+        self._lexicon = Lexicon.of(settings.lexicon)
         if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
             logger.warning(
                 f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
@@ -260,6 +264,8 @@ class MegakernelTTSService(ContextTTSService):
             seed=settings.seed,
             max_frames=settings.max_frames,
             text_feed=settings.text_feed or "auto",
+            normalize=settings.normalize or AUTO,
+            lexicon=self._lexicon,
             **self._chunking,
             **settings.sampling_knobs,
         )

@@ -12,6 +12,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven
 from qwen_megakernel.pipecat.word_timestamps import whole_words
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.text.languages import AUTO, code_of_language
+from qwen_megakernel.text.reading.lexicon import Lexicon
 
 
 @dataclass
@@ -28,6 +29,9 @@ class MegakernelTTSSettings(TTSSettings):
             of 80 ms.
         text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the prompt
             (not in TOKEN mode); None or "auto" is the official choice for the model.
+        normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
+            None or "auto" is the engine's choice (docs/speech-control.md).
+        lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
         do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
         temperature: Of code 0.
         top_k: Of code 0; 0 is off.
@@ -43,6 +47,8 @@ class MegakernelTTSSettings(TTSSettings):
     seed: int | NotGiven | None = NOT_GIVEN
     max_frames: int | NotGiven | None = NOT_GIVEN
     text_feed: str | NotGiven | None = NOT_GIVEN
+    normalize: str | NotGiven | None = NOT_GIVEN
+    lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
     do_sample: bool | NotGiven | None = NOT_GIVEN
     temperature: float | NotGiven | None = NOT_GIVEN
     top_k: int | NotGiven | None = NOT_GIVEN

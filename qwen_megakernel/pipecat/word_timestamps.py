@@ -7,8 +7,10 @@ their length.
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from qwen_megakernel.text.reading.spoken import Piece
 
 # Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
 DEFAULT_PACE = 1 / 15
@@ -67,6 +69,20 @@ def count_letters(text: str) -> int:
     return sum(map(_letters, text))
 
 
+def _spoken_letters(pieces: Sequence[Piece], begin: int, end: int) -> int:
+    """The letters spoken for the characters [begin, end); a piece shares its own out evenly."""
+    letters = 0.0
+    for piece in pieces:
+        shared = min(end, piece.end) - max(begin, piece.start)
+        if shared > 0:
+            text, share = piece.text, shared / (piece.end - piece.start)
+            if piece.is_kept:
+                first = max(begin, piece.start) - piece.start
+                text, share = text[first : first + shared], 1.0
+            letters += count_letters(text) * share
+    return round(letters)
+
+
 def _letters(char: str) -> int:
     if char.isdigit():
         return _DIGIT_LETTERS
@@ -91,11 +107,20 @@ class WordTimer:
     _next: int = 0  # first word not told yet
     _last_s: float = 0.0
 
-    def add(self, text: str) -> None:
-        """Append whole words."""
+    def add(self, text: str, pieces: Sequence[Piece] = ()) -> None:
+        """Append whole words.
+
+        Args:
+            text: as it is written, which is what the words are reported as.
+            pieces: what is spoken for it, whose length the words have; none: they are spoken as
+                they are written.
+        """
+        end = 0
         for word, unspaced in split_words(text):
+            begin = text.index(word, end)
+            end = begin + len(word)
             self._words.append((word, unspaced, self._num_letters))
-            self._num_letters += count_letters(word)
+            self._num_letters += _spoken_letters(pieces, begin, end) or count_letters(word)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
         """Words to tell now: within the audio made so far, and soon to be heard.

@@ -124,6 +124,8 @@ class ActiveSpeech:
             "first_audio_ms": record.first_audio_ms and round(record.first_audio_ms, 3),
             "engine_ms": {name: round(ms, 3) for name, ms in self.stream.timings.items()},
         }
+        if self.stream.is_normalized:
+            facts["spoken_text"] = self.stream.spoken_text
         if self.stream.warnings:
             facts["warnings"] = self.stream.warnings
         if self._error:

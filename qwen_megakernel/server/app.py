@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from html import escape
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
@@ -43,7 +44,16 @@ from qwen_megakernel.server.websocket import Session
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
-_EXPOSED = ("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning")
+_EXPOSED = (
+    "X-Request-Id",
+    "X-Seed",
+    "X-Sample-Rate",
+    "X-Parts",
+    "X-Finish-Reason",
+    "X-Warning",
+    "X-Spoken-Text",
+)
+_MAX_HEADER_CHARS = 2000  # of X-Spoken-Text; the events and GET have all of it
 _ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -166,10 +176,23 @@ def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
     }
     if speaking.stream.planned_parts is not None:
         headers["X-Parts"] = str(speaking.stream.planned_parts)
+    if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:
+        headers["X-Spoken-Text"] = _percent_encoded(speaking.stream.spoken_text)
     if warnings:
         text = "; ".join(warnings).encode("ascii", "backslashreplace").decode()
         headers["X-Warning"] = text
     return headers
+
+
+def _percent_encoded(text: str) -> str:
+    """The beginning of a text, as far as it has room in a header."""
+    encoded = ""
+    for char in text:
+        encoded_char = quote(char, safe=" ,.!?'")
+        if len(encoded) + len(encoded_char) > _MAX_HEADER_CHARS:
+            break
+        encoded += encoded_char
+    return encoded
 
 
 def _add_voices(app: FastAPI, service: Service) -> None:
@@ -241,6 +264,7 @@ def _model(engine: Any, name: str) -> dict[str, Any]:
         "created": 0,
         "owned_by": "qwen_megakernel",
         "can_clone": engine.can_clone,
+        "normalizes": engine.normalizes,
         "seconds_per_frame": engine.seconds_per_frame,
     }
 

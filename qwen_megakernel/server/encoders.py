@@ -202,8 +202,8 @@ class AacEncoder:
         try:
             import av
         except ImportError as error:
-            raise MissingPackageError(
-                "response_format aac needs PyAV.", hint='pip install "qwen_megakernel[aac]"'
+            raise MissingPackageError(  # read by the server's clients: its folders are not theirs
+                "response_format aac needs PyAV.", hint="pip install av"
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()

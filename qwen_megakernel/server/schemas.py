@@ -19,6 +19,7 @@ from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.text.cleaning import MAX_CHARS
+from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
@@ -26,6 +27,7 @@ MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 
 MIN_NEW_TOKENS = 2  # the last token drawn is no frame, and the first two are never the end
 MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks grow
+MAX_LEXICON_WORDS = 1000  # of one request
 _MAX_SIDE_CHARS = 4096  # of instructions and transcripts
 
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
@@ -71,6 +73,14 @@ class SpeechSettings(BaseModel):
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = Field(None, description="true: the text in the prefill.")
     first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
+    normalize: Literal["auto", "on", "off"] | None = Field(
+        None, description="Read numbers, dates and Markdown as words; absent: as the server does."
+    )
+    lexicon: dict[str, str] | None = Field(
+        None,
+        max_length=MAX_LEXICON_WORDS,
+        description="Words and how to spell them to be said right.",
+    )
 
     def warnings(self) -> list[str]:
         """What of the body is not obeyed."""
@@ -166,7 +176,13 @@ async def engine_options(
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []
     feeds = {None: "auto", True: "full", False: "stepwise"}
+    try:
+        lexicon = Lexicon.of(body.lexicon)
+    except UsageError as error:
+        raise ApiError.about("lexicon", error) from error
     options = {
+        "normalize": body.normalize or "auto",
+        "lexicon": lexicon,
         "voice": voice,
         "language": body.language or "auto",
         "instruct": body.instructions,

@@ -235,6 +235,8 @@ class Session:
         # Not of the protocol, whose readers take what they know.
         stream = speaking.stream
         end.data |= {"finish_reason": speaking.finish_reason, "seed": stream.seed}
+        if stream.is_normalized:
+            end.data["spoken_text"] = stream.spoken_text
         if stream.warnings:
             end.data["warnings"] = stream.warnings
         await self._send(end)

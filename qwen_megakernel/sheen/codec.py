@@ -1,9 +1,9 @@
-"""SNAC: recordings to codes, codes to sound, whole or as frames arrive.
+"""The SNAC codec: turns recordings into codes, and codes into audio, whole or as frames arrive.
 
-The package `snac` does both; this gives it frames of seven codes, a noise that does not change
-(`noise`), and streaming. Its decoder looks a few frames to both sides, so a chunk is decoded with
-its neighbours and only its own samples are kept; at the ends of a stream there are none, as in a
-decode of the whole.
+The package `snac` does both; this module adds frames of seven codes, a noise that does not change
+(`noise`), and streaming. The decoder looks a few frames to both sides, so a chunk is decoded with
+its neighbours, and only its own samples are kept. The ends of a stream have no neighbours, as when
+the whole is decoded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen import random_models
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_RATIO, deinterleave, interleave
 
@@ -39,7 +40,7 @@ CONFIG, WEIGHTS = "config.json", "pytorch_model.bin"
 
 
 def find_snac(source: str, *, local_files_only: bool = False, progress: bool = True) -> Path:
-    """The folder of a SNAC: `source` itself, where that hub id was downloaded to, or for
+    """Return the folder of a SNAC: `source` itself, the download of that hub id, or for
     "tiny-random-snac" one with random weights.
 
     Raises:
@@ -50,7 +51,7 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if not hub.is_repo_id(source):
-            raise ModelFilesError(f"There is no folder {source}, and it is no hub id.")
+            raise ModelFilesError(f"There is no folder {source}, and it is not a hub id.")
         names = (CONFIG, WEIGHTS)
         return hub.fetch(
             source,
@@ -69,11 +70,12 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
 
 
 def read_snac_config(folder: Path) -> dict[str, Any]:
-    """A SNAC's config.json, checked: one layout of codes is what the language model speaks.
+    """Read and check the config.json of a SNAC.
 
     Raises:
-        ModelFilesError: it cannot be read.
-        UnsupportedModel: other layers than 1 : 2 : 4, or attention, which has no bounded context.
+        ModelFilesError: the file cannot be read.
+        UnsupportedModel: the layers are not 1 : 2 : 4, or there is attention, whose context has no
+            bound.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -82,7 +84,7 @@ def read_snac_config(folder: Path) -> dict[str, Any]:
     strides = config.get("vq_strides")
     if strides != [LAYER_RATIO[-1] // count for count in LAYER_RATIO]:
         raise UnsupportedModel(
-            f"{folder}: vq_strides are {strides}; Sheen speaks [4, 2, 1].",
+            f"{folder}: vq_strides are {strides}; Sheen needs [4, 2, 1].",
             hint=f"Use {DEFAULT_SNAC}.",
         )
     if config.get("attn_window_size") is not None:
@@ -96,7 +98,7 @@ def read_snac_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class VocoderState:
-    """What one stream remembers: the last frames it sounded, and how many there were."""
+    """The memory of one stream: its last frames, and the number of all its frames."""
 
     num_frames: int = 0
     recent: np.ndarray = field(
@@ -109,7 +111,7 @@ class SnacCodec:
 
     Args:
         folder: config.json and pytorch_model.bin, as published.
-        device: where it runs.
+        device: the device it runs on.
     Raises:
         MissingPackageError: the package `snac` is not installed.
         ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit it.
@@ -118,7 +120,7 @@ class SnacCodec:
     def __init__(self, folder: Path, device: torch.device | str = "cpu"):
         config = read_snac_config(folder)
         self._snac = _load(folder).to(device)
-        from qwen_megakernel.sheen.noise import address_noise  # brings snac
+        from qwen_megakernel.sheen.noise import address_noise  # imports snac
 
         self._place = address_noise(self._snac.decoder)
         self.device = torch.device(device)
@@ -129,26 +131,26 @@ class SnacCodec:
 
     @property
     def seconds_per_frame(self) -> float:
-        """0.0853 at 24 kHz."""
+        """Duration of a frame: 0.0853 s at 24 kHz."""
         return self.samples_per_frame / self.sample_rate
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray, rate: int) -> np.ndarray:
-        """Listen to a recording.
+        """Encode a recording.
 
         Args:
             samples: [num_samples] float32 mono.
-            rate: samples a second; resampled to the codec's.
+            rate: samples per second; they are resampled to the codec's rate.
         Returns:
             [num_frames, 7] int32; the last frame is padded with silence.
         Raises:
-            DatasetError: no samples, or one that is not a number.
+            DatasetError: there are no samples, or one is not a number.
         """
         if not len(samples) or not np.isfinite(samples).all():
             fault = "holds NaN or infinity" if len(samples) else "is empty"
             raise DatasetError(f"The recording {fault}.")
-        heard = recordings.resample(samples, rate, self.sample_rate)
-        codes = self._snac.encode(torch.from_numpy(heard).to(self.device)[None, None])
+        samples = recordings.resample(samples, rate, self.sample_rate)
+        codes = self._snac.encode(torch.from_numpy(samples).to(self.device)[None, None])
         return interleave([layer[0].cpu().numpy() for layer in codes])
 
     def decode(self, codes: np.ndarray | Tensor) -> np.ndarray:
@@ -159,26 +161,26 @@ class SnacCodec:
     # ---- as a vocoder of the engine (stages.FrameVocoder) ----------------------------------------
 
     def new_state(self) -> VocoderState:
-        """The state of a stream that has decoded nothing yet."""
+        """Return the state of a stream before its first frame."""
         return VocoderState()
 
     def warm(self, codes: np.ndarray, state: VocoderState) -> None:
-        """Let a stream's memory begin with [num_frames, 7] frames that are not sounded."""
+        """Advance a stream over [num_frames, 7] frames whose audio is not needed."""
         self._remember(state, np.asarray(codes, dtype=np.int32))
 
     def step(self, codes: Tensor, states: Sequence[VocoderState], *ahead: Tensor) -> Tensor:
         """Decode the next frames of n streams.
 
-        Each stream is decoded by itself, so its samples do not depend on its company.
+        Each stream is decoded by itself, so its samples do not depend on other streams.
 
         Args:
             codes: [n, num_frames, 7] integers.
-            states: one per row, all different; advanced by num_frames.
-            ahead: [n, k, 7], the frames behind them: `lookahead`, or the last of the stream.
+            states: one for each row, all different; advanced by num_frames.
+            ahead: [n, k, 7], the following frames: `lookahead` of them, or fewer at a stream's end.
         Returns:
             [n, num_frames * samples_per_frame] float32 in [-1, 1], on the codec's device.
         Raises:
-            UsageError: a code that the codebooks do not have.
+            UsageError: the codebooks do not have one of the codes.
         """
         rows = codes.cpu().numpy().astype(np.int32)
         behind = ahead[0].cpu().numpy().astype(np.int32) if ahead else rows[:, :0]
@@ -205,7 +207,7 @@ class SnacCodec:
 
     @torch.inference_mode()
     def _decode_window(self, frames: np.ndarray, first_frame: int) -> Tensor:
-        """[n, 7] frames from `first_frame` of their stream on -> [n * samples_per_frame]."""
+        """[n, 7] frames, the first of which is `first_frame` of its stream -> [num_samples]."""
         self._place.first_frame, self._place.num_frames = first_frame, len(frames)
         layers = [torch.from_numpy(layer).long() for layer in deinterleave(frames)]
         return self._snac.decode([layer.to(self.device)[None] for layer in layers])[0, 0]
@@ -216,7 +218,7 @@ def _snac_class() -> type[SNAC]:
         from snac import SNAC
     except ImportError as error:
         raise MissingPackageError(
-            f"Sheen needs the package snac ({error}).", hint='pip install "qwen_megakernel[sheen]"'
+            f"Sheen needs the package snac ({error}).", hint=install_command("sheen")
         ) from error
     return SNAC
 
@@ -225,7 +227,7 @@ def _load(folder: Path) -> SNAC:
     snac_class = _snac_class()
     try:
         return snac_class.from_pretrained(str(folder)).eval()
-    except Exception as error:  # torch.load and load_state_dict raise whatever the file provokes
+    except Exception as error:  # torch.load and load_state_dict raise many kinds
         raise ModelFilesError(
             f"{folder / WEIGHTS} cannot be loaded: {str(error).splitlines()[0]}",
             "The file is damaged, or belongs to another config.json.",
@@ -233,15 +235,16 @@ def _load(folder: Path) -> SNAC:
 
 
 def _context(decoder: nn.Module, samples_per_frame: int) -> tuple[int, int]:
-    """How many frames before and behind a frame can reach its samples.
+    """Return how many frames before and behind a frame affect its samples.
 
-    Walks back from the samples of frame 0 through every convolution. Residual branches are wider
-    than what they bypass, so the list of all convolutions is the widest path.
+    It walks back from the samples of frame 0 through every convolution. Residual branches are wider
+    than their shortcuts, so the list of all convolutions is the widest path.
     """
     first, last = 0, samples_per_frame - 1
     for layer in reversed(list(decoder.modules())):
         if not isinstance(layer, nn.Conv1d | nn.ConvTranspose1d):
             continue
+        assert not isinstance(layer.padding, str)  # "same" or "valid", which SNAC does not use
         padding, stride = layer.padding[0], layer.stride[0]
         reach = layer.dilation[0] * (layer.kernel_size[0] - 1)
         if isinstance(layer, nn.ConvTranspose1d):

@@ -1,7 +1,7 @@
-"""SNAC's codes as frames of seven, the order in which the language model speaks them.
+"""SNAC's codes as frames of seven, in the order in which the language model draws them.
 
-SNAC describes sound in three layers, each at twice the rate of the one before. A frame is the time
-of one code of the first layer, with what the others say of the same time behind it.
+SNAC describes audio in three layers, each at twice the rate of the one before. A frame is one code
+of the first layer, followed by the codes of the other layers for the same time.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from qwen_megakernel.errors import DatasetError
 
-LAYER_RATIO = (1, 2, 4)  # codes a frame, by layer
+LAYER_RATIO = (1, 2, 4)  # codes per frame, by layer
 NUM_LAYERS = len(LAYER_RATIO)
 CODES_PER_FRAME = sum(LAYER_RATIO)
 
@@ -31,7 +31,7 @@ def interleave(layers: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
     Returns:
         [num_frames, 7] int32: one code of layer 1, two of layer 2, four of layer 3.
     Raises:
-        DatasetError: not three layers, or their lengths are not 1 : 2 : 4.
+        DatasetError: there are not three layers, or their lengths are not 1 : 2 : 4.
     """
     lengths = [len(layer) for layer in layers]
     num_frames = lengths[0] if lengths else 0
@@ -54,9 +54,9 @@ def deinterleave(frames: np.ndarray) -> list[np.ndarray]:
 
 
 def estimate_length(num_text_tokens: int, seconds: float) -> int:
-    """Tokens of a training sequence: text, <audio_start>, 84 a second of audio, <audio_end>.
+    """Estimate a training sequence's tokens: text, <audio_start>, 84 per second, <audio_end>.
 
-    Never less than what `seconds` of audio come to, whose last frame may be padding.
+    The estimate is never below the tokens of `seconds` of audio, whose last frame may be padded.
     """
     frames = math.ceil(seconds * NOMINAL_FRAMES_PER_SECOND)
     return num_text_tokens + 1 + frames * CODES_PER_FRAME + 1

@@ -1,8 +1,8 @@
-"""Frames from the language model: seven draws each, on slots, as the engine's step loop wants them.
+"""Draws frames from the language model, seven codes each, on the slots of the engine's step loop.
 
-`Prompts` and `SheenDecoder` are stages (`stages.Prompts`, `stages.Decoder`). A draw is the
-engine's: addressed random numbers, the first code of a frame with the talker's settings and the
-other six with the subtalker's, the repetition penalty on first codes alone.
+`Prompts` and `SheenDecoder` are stages (`stages.Prompts`, `stages.Decoder`). Codes are drawn with
+addressed random numbers: the first of a frame with the talker's settings, the other six with the
+subtalker's, and the repetition penalty on first codes alone.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
 from qwen_megakernel.sheen.tokens import AudioTokens
 
-# What a model may say: "repair" offers it at each place only the tokens that belong there, "refuse"
-# offers the whole vocabulary and ends the stream with an error at the first token out of place.
+# "repair" offers the model at each place only the tokens that belong there. "refuse" offers the
+# whole vocabulary, and ends the stream with an error at the first token out of place.
 ORDERS = ("repair", "refuse")
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
-    """Positions that a prompt and its frames take.
+    """Return the number of positions of a prompt and its frames.
 
     Args:
-        max_prompt: tokens of a prompt.
-        max_frames: of one part of a text.
-        limit: of the model.
+        max_prompt: maximum number of tokens of a prompt.
+        max_frames: maximum number of frames of one part of a text.
+        limit: number of positions of the model.
     Raises:
-        UsageError: they are more than the model has.
+        UsageError: the model has fewer positions.
     """
     needed = max_prompt + CODES_PER_FRAME * max_frames
     if needed > limit:
         raise UsageError(
-            f"max_frames is {max_frames}, which with the prompt takes {needed} positions; the "
+            f"max_frames is {max_frames}, which with the prompt needs {needed} positions; the "
             f"model has {limit}.",
             hint=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
         )
@@ -49,21 +49,21 @@ def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
 
 
 class Prompts:
-    """Text ids to the prompt: the text, then <audio_start>."""
+    """Builds the prompt from text ids: the text, then <audio_start>."""
 
     def __init__(self, tokens: AudioTokens):
         self._start = torch.tensor([tokens.start_id])
 
     def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Tensor:
-        """[num_text_tokens + 1] int64."""
+        """Return the prompt, [num_text_tokens + 1] int64."""
         return torch.cat([ids.body, self._start])
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Text that comes after its prompt: there is none, see `text_input.WholeText`."""
+        """Return text that follows the prompt: there is none, see `text_input.WholeText`."""
         return ids
 
     def end_rows(self) -> Tensor:
-        """Nothing follows the text."""
+        """Return no ids, since none follow the text."""
         return NO_IDS
 
 
@@ -74,7 +74,7 @@ class _Part:
     sampling: Sampling
     seed: int
     part: int
-    seen: Tensor  # [codebook_size] bool: first codes that were drawn
+    seen: Tensor  # [codebook_size] bool: which first codes were drawn
     unread: list[int] = field(default_factory=list)  # tokens the model has not read yet
     num_frames: int = 0
     is_open: bool = False
@@ -85,10 +85,10 @@ class SheenDecoder:
 
     Args:
         model: the layers.
-        tokens: where the audio tokens are in its vocabulary.
-        num_slots: streams at the same time; they take turns.
-        max_prompt: tokens of a prompt.
-        max_frames: of one part of a text.
+        tokens: the ids of the audio tokens in the model's vocabulary.
+        num_slots: streams that are spoken at the same time, one after another in each step.
+        max_prompt: maximum number of tokens of a prompt.
+        max_frames: maximum number of frames of one part of a text.
         order: one of `ORDERS`.
     Raises:
         UsageError: a value is out of range.
@@ -111,7 +111,7 @@ class SheenDecoder:
         self.num_slots, self.max_frames = num_slots, max_frames
         self._model, self._tokens, self._order = model, tokens, order
         self._max_prompt = max_prompt
-        self._slots: list[_Part | None] = [None] * num_slots
+        self._slots: dict[int, _Part] = {}
         self._cancelled = False
 
     def prefill(
@@ -124,19 +124,19 @@ class SheenDecoder:
         part: int,
         text_open: bool = False,
     ) -> None:
-        """Start one part of an utterance in `slot`, whatever was there before.
+        """Start one part of an utterance in `slot`, which forgets any part before.
 
         Args:
             prefill: [num_tokens] int64, from `Prompts.build`.
-            text_open: `close_text` will follow; until then nothing is drawn.
+            text_open: `close_text` will follow; until then no frame is drawn.
         Raises:
-            TextTooLong: more tokens than the model was trained with.
+            TextTooLong: the text has more tokens than the longest training sequence.
         """
         if len(prefill) > self._max_prompt:
             raise TextTooLong(
-                f"The text takes {len(prefill)} tokens; this voice was trained with at most "
+                f"The text has {len(prefill)} tokens; this voice was trained with at most "
                 f"{self._max_prompt}, audio included.",
-                hint="Leave split on, or speak it in sentences.",
+                hint='Leave split at "auto", or send the text in sentences.',
             )
         self._model.begin(slot)
         self._slots[slot] = _Part(
@@ -149,15 +149,15 @@ class SheenDecoder:
         )
 
     def add_text(self, slot: int, rows: Tensor) -> None:
-        """Take nothing: a text is whole when its prompt is built."""
+        """Take no rows: a text is complete when its prompt is built."""
         assert not len(rows)
 
     def close_text(self, slot: int) -> None:
-        """The text is whole."""
+        """Declare the text complete."""
         self._slots[slot].is_open = False
 
     def frames_ready(self, slot: int) -> int:
-        """Frames that can be drawn now."""
+        """Return how many frames can be drawn now."""
         state = self._slots[slot]
         return 0 if state.is_open else self.max_frames - state.num_frames
 
@@ -166,7 +166,7 @@ class SheenDecoder:
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
         Raises:
-            TokenOrderError: with order "refuse", a token out of its place.
+            TokenOrderError: the order is "refuse", and a token is out of its place.
         """
         codes = np.zeros((len(slots), num_frames, CODES_PER_FRAME), dtype=np.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
@@ -184,19 +184,19 @@ class SheenDecoder:
         return StepResult(codes, tuple(counts), tuple(ended))
 
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """`step`, as the engine calls it; the frames are there when this returns."""
+        """Run `step`, and return a function that returns its result."""
         result = self.step(slots, num_frames)
         return lambda: result
 
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
+        """End the running `step`, or else the next one, before it begins another frame.
 
-        From any thread; never waits.
+        Any thread may call this; it never waits.
         """
         self._cancelled = True
 
     def _draw_frame(self, slot: int) -> list[int] | None:
-        """The seven codes of the next frame, or None at the end."""
+        """Draw the seven codes of the next frame; None at the end."""
         state = self._slots[slot]
         codes: list[int] = []
         for place in range(CODES_PER_FRAME):
@@ -211,7 +211,7 @@ class SheenDecoder:
         return codes
 
     def _draw(self, state: _Part, place: int, hidden: Tensor) -> int | None:
-        """One code; None for <audio_end>, which only the first place may hold."""
+        """Draw one code; None for <audio_end>, which only the first place may hold."""
         tokens, sampling, size = self._tokens, state.sampling, self._tokens.codebook_size
         first = tokens.first_of_place(place)
         may_end = place == 0 and state.num_frames > 0
@@ -219,7 +219,7 @@ class SheenDecoder:
             offset, logits = 0, self._model.logits(hidden).cpu()
         else:
             offset, logits = first, self._model.logits(hidden, first, size).cpu()
-            if may_end:  # as the token behind the codes
+            if may_end:  # appended as the token behind the codes
                 end = self._model.logits(hidden, tokens.end_id, 1).cpu()
                 logits = torch.cat([logits, end])
         if place == 0:
@@ -245,5 +245,5 @@ class SheenDecoder:
             raise TokenOrderError(
                 f"Frame {state.num_frames + 1}: {error.what}",
                 error.why,
-                'With order "repair" only the right tokens are offered.',
+                'With order "repair" the model is offered only the right tokens.',
             ) from error

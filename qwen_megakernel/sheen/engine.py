@@ -1,9 +1,10 @@
-"""The engine of this family: the same face, the same step loop, other stages."""
+"""The engine of this family: a `SpeechEngine` with stages of its own."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.records import Files, Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
@@ -27,10 +28,12 @@ from qwen_megakernel.sheen.language_model import (
     LanguageModel,
     TorchLanguageModel,
 )
-from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
+from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -42,24 +45,27 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 class SheenEngine(SpeechEngine):
-    """A trained voice that speaks. Make one with `SheenEngine.from_pretrained`.
+    """The engine of a trained voice. Make one with `SheenEngine.from_pretrained`.
 
     Args:
         files: the voice, from `model_folder.find`.
-        backend: "kernel", "emulation", "torch" (transformers), or "auto": the kernel where it runs.
-        device, dtype, num_threads, num_slots, warmup: as `TTSEngine` has them.
-        max_frames: frames one part of a text may have; None: what training sequences had room for.
-        phonemes: texts are phonemes already, whatever the voice was trained on.
+        backend: "kernel", "emulation", "torch" (transformers), or "auto": the kernel if it runs.
+        device, dtype, num_threads, num_slots, warmup: see `TTSEngine`.
+        max_frames: maximum number of frames of one part of a text; None: as many as the longest
+            training sequence had room for.
+        phonemes: texts are phonemes already, even if the voice was trained with espeak-ng.
         order: "repair" or "refuse", see `decoder.ORDERS`.
-        voices: a folder of voice files, which no voice of this family can use.
+        voices: a folder of voice files, which voices of this family cannot use.
+        normalize: what "auto" means in a request; "auto" is off: espeak-ng reads numbers itself.
+        lexicon: respellings of every request, as `TTSEngine` takes them.
     Raises:
-        ModelFilesError: a file is damaged, or one does not fit the others.
+        ModelFilesError: a file is damaged, or does not fit the others.
         UsageError: an argument can never work.
     """
 
     def __init__(
         self,
-        files: SheenFiles,
+        files: Files,
         *,
         backend: str = "auto",
         device: str | None = None,
@@ -70,6 +76,8 @@ class SheenEngine(SpeechEngine):
         phonemes: bool = False,
         order: str = "repair",
         voices: str | Path | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype = dtype_of(dtype)
@@ -97,7 +105,8 @@ class SheenEngine(SpeechEngine):
                 cpu_threads.limit_this_thread(cpu_threads.choose(num_bytes, num_threads))
             limit = model.config.max_position_embeddings
             positions = num_positions(self.config.max_length, self.max_frames, limit)
-            language_model = self._language_model(model.to(self.device), positions, chosen)
+            model.to(self.device)  # type: ignore[arg-type]  # transformers hides its self
+            language_model = self._language_model(model, positions, chosen)
             decoder = SheenDecoder(
                 language_model,
                 tokens,
@@ -113,6 +122,7 @@ class SheenEngine(SpeechEngine):
             build,
             sample_rate=self._codec.sample_rate,
             seconds_per_frame=self._codec.seconds_per_frame,
+            reading=Reading(False, normalize, Lexicon.of(lexicon)),
         )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
@@ -127,38 +137,38 @@ class SheenEngine(SpeechEngine):
 
         Args:
             model: the folder that `sheen train` wrote.
-            local_files_only, progress: as `TTSEngine` has them; a folder is complete.
+            local_files_only, progress: ignored, since a folder is complete.
             options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
-                warmup.
+                normalize, lexicon and warmup of `SheenEngine`.
         Raises:
-            ModelFilesError: it is no such folder, or a file is damaged.
+            ModelFilesError: `model` is no such folder, or a file is damaged.
         """
         return cls(model_folder.find(model), **options)
 
-    # ---- what callers do -------------------------------------------------------------------------
+    # ---- for callers -----------------------------------------------------------------------------
 
     @property
     def voices(self) -> list[str]:
-        """The one voice, by the name of its folder."""
+        """The name of the only voice."""
         return [self.default_voice]
 
     @property
     def default_voice(self) -> str:
-        """The one voice."""
+        """The only voice, named after its folder."""
         return self.files.folder.resolve().name
 
     @property
     def languages(self) -> list[str]:
-        """ "auto", and the language of the espeak-ng voice it was trained on."""
+        """ "auto", and the language of the espeak-ng voice of the training."""
         spoken = language_of_code(self.config.espeak or "")
         return [AUTO, spoken] if spoken else [AUTO]
 
     def find_voice(self, voice: str | Voice | None) -> str:
-        """The one voice, asked for by name or not at all.
+        """Return the only voice, for its name or None.
 
         Raises:
-            UnknownVoice: any other name.
-            TaskError: a cloned voice.
+            UnknownVoice: `voice` is another name.
+            TaskError: `voice` is a cloned voice.
         """
         if isinstance(voice, Voice):
             raise self._one_voice(f"The voice {voice.name!r}", self.files)
@@ -168,14 +178,14 @@ class SheenEngine(SpeechEngine):
 
     def _encode(self, request: SpeechRequest) -> EncodedText:
         if request.instruct:
-            raise TaskError("Voices of this family take no instruct; they speak as they learned.")
+            raise TaskError("Voices of this family take no instruct; they were trained without.")
         if request.text_feed == "stepwise":
-            raise TaskError('text_feed is "stepwise"; voices of this family read the text first.')
+            raise TaskError('text_feed is "stepwise"; voices of this family read all text first.')
         resolve_language(request.language, self.languages)
         return self._text.encode_parts(request)
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
-        """A recording's frames, [num_frames, 7] int32; undone by `decode`.
+        """Return a recording's codes, [num_frames, 7] int32; `decode` reverses it.
 
         Args:
             audio: a file, or [num_samples] float samples at `rate`.
@@ -185,8 +195,8 @@ class SheenEngine(SpeechEngine):
         samples = recordings.to_mono(audio)
         return self._loop.run(lambda: self._codec.encode(samples, rate or self.sample_rate))
 
-    def create_voice(self, audio: Any, text: str | None = None, **options: Any) -> Voice:
-        """Refuse: a voice of this family is trained.
+    def create_voice(self, audio: Any, *args: Any, **options: Any) -> Voice:
+        """Raise, because voices of this family are trained.
 
         Raises:
             TaskError: always.
@@ -194,9 +204,9 @@ class SheenEngine(SpeechEngine):
         raise self._one_voice("A recording", self.files)
 
     @staticmethod
-    def _one_voice(what: str, files: SheenFiles) -> TaskError:
+    def _one_voice(what: str, files: Files) -> TaskError:
         return TaskError(
-            f"{what} cannot be used: {files.name} speaks with the voice it was trained on.",
+            f"{what} cannot be used: {files.name} has only the voice it was trained on.",
             hint="Clone voices with a Qwen3-TTS Base model.",
         )
 
@@ -214,7 +224,7 @@ class SheenEngine(SpeechEngine):
         return TorchLanguageModel(model, self.num_slots)
 
     def _warm_up(self) -> None:
-        """Every stage, codes drawn at random and greedily; "a" is a word, a letter, a phoneme."""
+        """Run every stage, with random and with greedy draws; "a" is a word and a phoneme."""
         for at_random, max_frames in ((True, self._codec.lookahead + 1), (False, 2)):
             self.synthesize(
                 "a",
@@ -226,10 +236,10 @@ class SheenEngine(SpeechEngine):
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:
-    """As `backends.choose_backend`, of what this family has: the kernel, its emulation and torch.
+    """Choose with `backends.choose_backend` among the kernel, its emulation and torch.
 
     Raises:
-        UsageError: one of them was asked for; or as there.
+        UsageError: this family does not have the requested backend, or it cannot run.
     """
     if requested in ("graph", "cpu", "coreml"):
         raise UsageError(

@@ -1,7 +1,8 @@
-"""The Qwen2.5 language model as the decoder uses it: tokens in, the last hidden state out.
+"""The Qwen2.5 language model of the decoder: reads tokens, and returns the last hidden state.
 
-Two ways with one face: transformers, and the kernel that decodes Qwen3-TTS, or its emulation. On
-the kernel a token is one launch through all layers; embedding and head are PyTorch on both.
+There are two implementations: transformers, and the kernel that decodes Qwen3-TTS, or its
+emulation. The kernel takes one launch through all layers for each token; embedding and head are
+PyTorch in both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(ABC):
-    """A model that reads on slots, each with a key/value cache of its own.
+    """A model with slots, each with a key/value cache of its own.
 
     Args:
         model: on its device, in its dtype.
@@ -35,23 +36,23 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
+        """Read the next tokens of a slot; returns the hidden state of the last, [hidden_size]."""
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, first: int = 0, count: int | None = None) -> Tensor:
-        """Logits of the `count` tokens from `first` on, or of all: [count] float32.
+        """Return the logits of `count` tokens from `first` on, or of all: [count] float32.
 
-        The head is the largest matrix there is; only the rows that are asked for are read.
+        The head is the largest matrix of the model, so only its requested rows are read.
         """
         rows = self._head[first : None if count is None else first + count]
         return linear(hidden.to(rows.dtype), rows).float()
 
 
 class TorchLanguageModel(LanguageModel):
-    """transformers' Qwen2.
+    """The model of transformers.
 
     Args:
-        num_slots: sequences that are decoded at the same time, one after another.
+        num_slots: sequences that are decoded at the same time, one after another in each step.
     """
 
     def __init__(self, model: PreTrainedModel, num_slots: int):
@@ -67,7 +68,7 @@ class TorchLanguageModel(LanguageModel):
 
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
+        """Read the next tokens of a slot; returns the hidden state of the last, [hidden_size]."""
         done = self._layers(
             input_ids=torch.tensor([ids], device=self.device),
             past_key_values=self._caches[slot],
@@ -80,19 +81,19 @@ class KernelLanguageModel(LanguageModel):
     """The kernel's layers, compiled for the model's dimensions at first use.
 
     Args:
-        num_slots: sequences that are decoded at the same time, one after another.
-        max_positions: tokens of each, prompt included.
+        num_slots: sequences that are decoded at the same time, one after another in each step.
+        max_positions: maximum number of tokens of a sequence, prompt included.
     Raises:
-        UnsupportedModel, BuildError: the kernel cannot be compiled for it, or here.
+        UnsupportedModel, BuildError: the kernel cannot be compiled for this model or machine.
     """
 
     def __init__(self, model: PreTrainedModel, num_slots: int, max_positions: int):
         from qwen_megakernel.decoders.kernel.text_model import (
-            KernelTextModel,  # brings the kernel's build
+            KernelTextModel,  # imports the kernel's build
         )
 
         super().__init__(model)
-        self._embedding = model.get_input_embeddings().weight
+        self._embedding = model.get_input_embeddings().get_parameter("weight")
         self._layers = KernelTextModel(
             model.config.to_dict(),
             model.state_dict(),
@@ -109,7 +110,7 @@ class KernelLanguageModel(LanguageModel):
 
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens of a slot; [hidden_size], the state behind the last of them."""
+        """Read the next tokens of a slot; returns the hidden state of the last, [hidden_size]."""
         rows = self._embedding[torch.tensor(ids, device=self.device)]
         hidden = self._layers.forward(slot, rows, self._positions[slot])
         self._positions[slot] += len(ids)

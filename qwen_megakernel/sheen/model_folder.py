@@ -1,10 +1,8 @@
-"""A trained voice as a folder, and what is needed to make one.
+"""Reads and writes the folder of a trained voice, which is complete and needs no network.
 
-    config.json, model.safetensors, tokenizer files, ...    as transformers has them
-    sheen.json                                              what it was trained on
-    snac/                                                   the codec, as published
-
-So a folder speaks by itself, offline.
+config.json, model.safetensors, tokenizer files, ...    as transformers writes them
+sheen.json                                              what it was trained on
+snac/                                                   the codec, as published
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Files, Sampling
 from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
 from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
 
@@ -39,29 +37,19 @@ class SheenConfig:
     """sheen.json"""
 
     max_length: int  # tokens of the longest sequence it was trained on
-    espeak: str | None  # the espeak-ng voice that phonemises its texts; None: it is given phonemes
-
-
-@dataclass(frozen=True, slots=True)
-class SheenFiles:
-    """Where a trained voice is. It exists; its contents are not checked yet."""
-
-    folder: Path
-    name: str  # as the user gave it
-    is_synthetic: bool = False  # it was trained
-    banner: str | None = None
+    espeak: str | None  # the espeak-ng voice that phonemises its texts; None: texts are phonemes
 
 
 def is_sheen(model: str) -> bool:
-    """Whether `model` is the folder of a trained voice of this family."""
+    """Return whether `model` is the folder of a trained voice of this family."""
     return (Path(model).expanduser() / SHEEN_CONFIG).is_file()
 
 
-def find(model: str) -> SheenFiles:
-    """The files of a trained voice.
+def find(model: str) -> Files:
+    """Return the files of a trained voice.
 
     Raises:
-        ModelFilesError: `model` is no folder that `train` wrote.
+        ModelFilesError: `model` is no folder that `sheen train` wrote.
     """
     folder = Path(model).expanduser()
     if not is_sheen(model):
@@ -69,17 +57,17 @@ def find(model: str) -> SheenFiles:
         raise ModelFilesError(
             what,
             "A voice of this family is a folder that `sheen train` wrote.",
-            "docs/sheen.md goes from recordings to one.",
+            "docs/sheen.md leads from recordings to one.",
         )
     find_snac(str(folder / SNAC_FOLDER))
-    return SheenFiles(folder, model)
+    return Files(folder, model)
 
 
 def read_config(folder: Path) -> SheenConfig:
     """Read sheen.json.
 
     Raises:
-        ModelFilesError: it is damaged.
+        ModelFilesError: the file is missing or damaged.
     """
     path = folder / SHEEN_CONFIG
     try:
@@ -89,27 +77,27 @@ def read_config(folder: Path) -> SheenConfig:
 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
-    """A Qwen2 tokenizer from a folder or the hub.
+    """Load a Qwen2 tokenizer from a folder or the hub.
 
     Raises:
-        ModelFilesError: it is not there or damaged.
+        ModelFilesError: the tokenizer is missing or damaged.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(source), **options)
-    except Exception as error:  # tokenizers raises nothing narrower for damaged files
+    except Exception as error:  # tokenizers has no narrower error for damaged files
         raise unreadable(source, error) from error
 
 
 def load_language_model(
     source: str | Path, dtype: torch.dtype = torch.float32, **options: Any
 ) -> PreTrainedModel:
-    """A Qwen2 language model from a folder or the hub, every weight found.
+    """Load a complete Qwen2 language model from a folder or the hub.
 
     Raises:
-        ModelFilesError: it is not there, damaged, or lacks weights.
-        UnsupportedModel: it is of another kind.
+        ModelFilesError: the model is missing, damaged, or lacks weights.
+        UnsupportedModel: the model is of another kind.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -123,16 +111,17 @@ def load_language_model(
             f"model_type is {MODEL_TYPE!r}."
         )
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source), dtype=dtype, output_loading_info=True, **options
         )
-    except Exception as error:  # safetensors and torch raise their own for damaged files
+    except Exception as error:  # safetensors and torch have their own for damaged files
         raise unreadable(source, error) from error
+    model, info = loaded
     absent = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         raise ModelFilesError(
             f"{source} lacks {len(absent)} weights: {', '.join(absent[:5])}.",
-            "A model with random weights in their place would not speak.",
+            "With random weights in their place the model could not speak.",
         )
     return model
 
@@ -145,16 +134,16 @@ def save(
     config: SheenConfig,
     snac: Path,
 ) -> None:
-    """Write a voice into `folder`; what is there of one is replaced.
+    """Write a voice into `folder`, where it replaces another one.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the folder cannot be written.
     """
     from transformers import GenerationConfig
 
     sampling = asdict(Sampling())
     names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-    # As the engine samples, so that transformers' own generate() does, too.
+    # The engine's settings, so that transformers' own generate() samples like the engine.
     model.generation_config = GenerationConfig(
         eos_token_id=tokens.end_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -167,14 +156,14 @@ def save(
         (folder / SNAC_FOLDER).mkdir(exist_ok=True)
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(snac / name, folder / SNAC_FOLDER / name)
-        # Last: with it the folder is a voice.
+        # Written last, because this file makes the folder a voice.
         (folder / SHEEN_CONFIG).write_text(json.dumps(asdict(config), indent=2) + "\n", "utf-8")
     except OSError as error:
         raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
 
 
 def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioTokens:
-    """The audio tokens of a trained voice, as many as its codec has codes.
+    """Return the audio tokens of a trained voice, as many as its codec has codes.
 
     Raises:
         ModelFilesError: tokenizer and codec do not fit.
@@ -183,12 +172,12 @@ def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioToken
 
 
 def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) -> None:
-    """Refuse a model that has no row for some of the audio tokens.
+    """Raise if a model has no row for some of the audio tokens.
 
     Raises:
         ModelFilesError: its embeddings were not resized.
     """
-    num_rows = model.get_input_embeddings().num_embeddings
+    num_rows = len(model.get_input_embeddings().get_parameter("weight"))
     if num_rows <= tokens.end_id:
         raise ModelFilesError(
             f"{source} has {num_rows} embeddings; the last audio token has id {tokens.end_id}.",
@@ -197,9 +186,9 @@ def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) 
 
 
 def unreadable(source: str | Path, error: Exception) -> ModelFilesError:
-    """What to say of files that another library could not load."""
+    """Return the error for files that another library could not load."""
     return ModelFilesError(
         f"{source} cannot be loaded: {str(error).splitlines()[0]}",
-        "It is neither a folder with the files of a Qwen2.5 model nor one on a hub that answers.",
+        "It is neither a folder with the files of a Qwen2.5 model nor one on a reachable hub.",
         "Give the folder of a downloaded model, or set HF_ENDPOINT to a mirror.",
     )

@@ -1,8 +1,8 @@
 """The noise in SNAC's decoder, addressed instead of drawn.
 
-SNAC adds white noise inside its decoder and draws it anew each time, so the same codes never sound
-the same twice and chunks could not equal the whole. Here a sample's noise depends on its place in
-the stream and on its layer, and on nothing else.
+SNAC adds white noise inside its decoder and draws it anew each time, so the same codes sound
+different each time, and chunks could not equal the whole. Here a sample's noise depends only on its
+place in the stream and on its layer.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from qwen_megakernel.decoders.sampling import philox
 
-_KEY = 0x534E4143  # any will do, as long as it stays
+_KEY = 0x534E4143  # any number, but always the same
 _WORDS = 4  # of one Philox counter
 
 
 def normals(layer: int, first: int, count: int) -> np.ndarray:
-    """Standard normal numbers of the samples from `first` on of a layer, [count] float32.
+    """Return the noise of `count` samples of a layer from `first` on: [count] float32, N(0, 1).
 
-    Box and Muller's transform of Philox words.
+    It is Box and Muller's transform of Philox words.
     """
     begin, end = first // _WORDS, -(-(first + count) // _WORDS)
     counters = np.zeros((end - begin, _WORDS), dtype=np.uint32)
@@ -34,7 +34,7 @@ def normals(layer: int, first: int, count: int) -> np.ndarray:
 
 
 class Place:
-    """Where in its stream the chunk begins that is being decoded; shared by the noise blocks."""
+    """The place in its stream of the chunk that is being decoded; the noise blocks share it."""
 
     def __init__(self) -> None:
         self.first_frame = 0
@@ -49,7 +49,7 @@ class AddressedNoise(nn.Module):
         self.linear, self._layer, self._place = block.linear, layer, place
 
     def forward(self, x: Tensor) -> Tensor:
-        """[1, channels, num_samples], the same shape out."""
+        """[1, channels, num_samples] -> the same shape."""
         num_samples = x.shape[-1]
         first = self._place.first_frame * num_samples // self._place.num_frames
         noise = torch.from_numpy(normals(self._layer, first, num_samples)).to(x)

@@ -1,4 +1,4 @@
-"""Text to phonemes with espeak-ng, a program of the system."""
+"""Turns text into phonemes with espeak-ng, a program of the system."""
 
 import re
 import subprocess
@@ -8,24 +8,24 @@ from qwen_megakernel.errors import SetupError, UsageError
 PROGRAM = "espeak-ng"
 TIMEOUT_SECONDS = 20.0
 
-# Punctuation that ends a clause, with what closes behind it, and the white space that proves it:
-# "3.5" and "Mr" keep theirs to themselves. The marks tell the model of pauses and questions.
+# Punctuation that ends a clause, with closing marks and white space behind it, so not that of
+# "3.5". They show the model pauses and questions.
 _CLAUSE = re.compile(r"([,;:.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 _LANGUAGE_SWITCH = re.compile(r"\([a-z-]+\)")  # "(fr)", where espeak-ng reads a foreign word
 
 
 def phonemise(text: str, voice: str) -> str:
-    """IPA phonemes of a text, punctuation kept.
+    """Return the IPA phonemes of a text, with its punctuation.
 
     Args:
-        text: in the language of the voice.
-        voice: espeak-ng's name of it, as "en-us" or "de".
+        text: a text in the language of the voice.
+        voice: espeak-ng's name of the voice, such as "en-us" or "de".
     Raises:
         SetupError: espeak-ng is not installed, or does not answer.
-        UsageError: it has no such voice.
+        UsageError: espeak-ng has no such voice.
     """
     pieces = _CLAUSE.split(text)
-    spoken = []
+    spoken: list[str] = []
     for words, mark in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
         phonemes = _ask(words.strip(), voice) if any(map(str.isalnum, words)) else ""
         if phonemes or spoken:

@@ -1,6 +1,6 @@
-"""Tiny models with random weights to start a training from, so that it can be tried offline.
+"""Writes tiny models with random weights, with which a training can be tried offline.
 
-What is trained on them makes noise, not speech.
+A voice that is trained on them makes noise, not speech.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 BASE_MODEL = "tiny-random-qwen2.5"
 SNAC = "tiny-random-snac"
-VERSION = 1  # raise it whenever other files are written
+VERSION = 1  # to be raised when other files are written
 
-# As the published 24 kHz one, but for the widths of encoder (48) and decoder (1024).
+# The published 24 kHz one, except for the widths of encoder (48) and decoder (1024).
 SNAC_CONFIG = {
     "sampling_rate": 24000,
     "encoder_dim": 4,
@@ -39,7 +39,7 @@ SNAC_CONFIG = {
     "noise": True,
     "depthwise": True,
 }
-# Without a gain its biases drown a recording, and all codes are the same.
+# Without a gain the biases outweigh a recording, and all codes are the same.
 ENCODER_GAIN = 2.0
 
 
@@ -54,7 +54,7 @@ def codec(snac_class: type[snac.SNAC]) -> Path:
 
 
 def _written(name: str, write: Callable[[Path], None]) -> Path:
-    logger.warning("%s: RANDOM WEIGHTS from a seed. What it says is noise, not speech.", name)
+    logger.warning("%s: RANDOM WEIGHTS from a seed. Its output is noise, not speech.", name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return loading.write_once(name, VERSION, write)
@@ -74,7 +74,7 @@ def _write_base_model(folder: Path) -> None:
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         rope_theta=1e6,
-        initializer_range=0.1,  # else the past hardly matters to what follows
+        initializer_range=0.1,  # with less, past tokens hardly affect the next
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

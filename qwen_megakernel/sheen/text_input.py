@@ -1,4 +1,4 @@
-"""Text of a request to token ids, through phonemes where the voice was trained on them."""
+"""Turns the text of a request into token ids, through phonemes if the voice was trained on them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from qwen_megakernel.text.parts import EncodedText, split
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Parts of a long text. A voice is trained on 10 to 12 s at once (1024 tokens, 82 a second of
-# audio), and reading takes 12 to 17 characters a second.
+# Parts of a long text. A training sequence has 10 to 12 s (1024 tokens, 82 per second of audio),
+# and speech has 12 to 17 characters per second.
 MIN_PART_CHARS, MAX_PART_CHARS = 60, 120
 
 
 class TextInput:
-    """The way of one voice from text to ids.
+    """Encodes the texts of one voice.
 
     Args:
-        tokenizer: with the audio tokens.
-        espeak: the espeak-ng voice that phonemises, or None: what comes is phonemes.
+        tokenizer: a tokenizer with the audio tokens.
+        espeak: the espeak-ng voice that phonemises the texts; None: they are phonemes.
     Raises:
-        SetupError, UsageError: espeak-ng, or the voice, is not installed.
+        SetupError, UsageError: espeak-ng, or its voice, is not installed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, espeak: str | None):
@@ -41,7 +41,7 @@ class TextInput:
             phonemise("one", espeak)
 
     def encode_parts(self, request: SpeechRequest) -> EncodedText:
-        """Clean the text of a request, cut it into parts and encode them; as `TextTokenizer` does.
+        """Clean the text of a request, cut it into parts and encode them, like `TextTokenizer`.
 
         Raises:
             EmptyText, TextTooLong: see `cleaning.validate`.
@@ -56,10 +56,10 @@ class TextInput:
         return EncodedText(TextIds(NO_IDS, NO_IDS), ids, self.stream, MAX_PART_CHARS)
 
     def encode(self, text: str) -> Tensor:
-        """Ids of one part, [num_tokens] int64.
+        """Return the ids of one part, [num_tokens] int64.
 
         Raises:
-            EmptyText: nothing in it can be spoken.
+            EmptyText: nothing in the text can be spoken.
         """
         phonemes = phonemise(text, self._espeak) if self._espeak else text
         if not any(map(str.isalnum, phonemes)):
@@ -73,9 +73,9 @@ class TextInput:
 
 
 class WholeText:
-    """A part whose text arrives in pieces (as `text.TextStream`) and is encoded when it is whole.
+    """A part whose text arrives in pieces and is encoded when it is complete.
 
-    The model reads all of a text before it speaks, so the pieces wait for each other.
+    The model reads all of a text before it speaks, so the pieces wait for the last.
     """
 
     def __init__(self, text_input: TextInput):
@@ -83,18 +83,18 @@ class WholeText:
         self._text = ""
 
     def feed(self, piece: str) -> Tensor:
-        """Take a piece; no id is certain yet.
+        """Take a piece; returns no ids.
 
         Raises:
             TextTooLong: the pieces together exceed the limit.
         """
         if len(self._text) + len(piece) > MAX_CHARS:
-            raise TextTooLong(f"More than {MAX_CHARS} characters without an end.")
+            raise TextTooLong(f"The text has more than {MAX_CHARS} characters without an end.")
         self._text += piece
         return NO_IDS
 
     def end(self) -> Tensor:
-        """All ids, [num_tokens] int64.
+        """Return all ids, [num_tokens] int64.
 
         Raises:
             EmptyText: nothing in the text can be spoken.

@@ -1,4 +1,4 @@
-"""SNAC codes and the two marks around them as tokens of a Qwen2 tokenizer."""
+"""Represents SNAC codes, and the two marks around them, as tokens of a Qwen2 tokenizer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ AUDIO_END = "<audio_end>"
 
 
 def code_token(layer: int, code: int) -> str:
-    """The token of a code: layer 0 and code 1234 are "<snac_l1_1234>"."""
+    """Return the token of a code: "<snac_l1_1234>" for layer 0 and code 1234."""
     return f"<snac_l{layer + 1}_{code}>"
 
 
 def audio_token_names(codebook_size: int) -> list[str]:
-    """All tokens that are added, in the order of their ids: layers 1, 2, 3, then the two marks."""
+    """Return all added tokens, in the order of their ids: layers 1, 2, 3, then the two marks."""
     codes = [
         code_token(layer, code) for layer in range(NUM_LAYERS) for code in range(codebook_size)
     ]
@@ -32,28 +32,28 @@ def audio_token_names(codebook_size: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AudioTokens:
-    """Where the audio tokens stand in a vocabulary: in one row, from `first_id` on."""
+    """The ids of the audio tokens in a vocabulary: consecutive, from `first_id` on."""
 
     first_id: int
     codebook_size: int
 
     @property
     def start_id(self) -> int:
-        """<audio_start>"""
+        """The id of <audio_start>."""
         return self.first_id + NUM_LAYERS * self.codebook_size
 
     @property
     def end_id(self) -> int:
-        """<audio_end>"""
+        """The id of <audio_end>."""
         return self.start_id + 1
 
     @property
     def num_tokens(self) -> int:
-        """12,290 with SNAC's codebooks of 4096."""
+        """The number of audio tokens: 12,290 with SNAC's codebooks of 4096."""
         return NUM_LAYERS * self.codebook_size + 2
 
     def first_of_place(self, place: int) -> int:
-        """The id of code 0 at a place 0 .. 6 of a frame."""
+        """Return the id of code 0 at a place 0 .. 6 of a frame."""
         return self.first_id + LAYER_OF_PLACE[place] * self.codebook_size
 
     def ids_of(self, frames: np.ndarray) -> list[int]:
@@ -62,15 +62,15 @@ class AudioTokens:
         return (np.asarray(frames, dtype=np.int64) + firsts).reshape(-1).tolist()
 
     def code_at(self, place: int, token_id: int) -> int:
-        """The code that a token stands for at a place of a frame.
+        """Return the code of a token at a place of a frame.
 
         Raises:
-            TokenOrderError: the token is not of the layer that belongs there.
+            TokenOrderError: the token is not of the layer of that place.
         """
         code = token_id - self.first_of_place(place)
         if not 0 <= code < self.codebook_size:
             raise TokenOrderError(
-                f"{self.describe(token_id)} at place {place + 1} of a frame, where layer "
+                f"{self.describe(token_id)} is at place {place + 1} of a frame, where layer "
                 f"{LAYER_OF_PLACE[place] + 1} belongs.",
                 "The model has not learned the order of the codes; train it longer.",
             )
@@ -80,7 +80,7 @@ class AudioTokens:
         """Undo `ids_of`.
 
         Raises:
-            TokenOrderError: a token out of its place, or an unfinished frame.
+            TokenOrderError: a token is out of its place, or the last frame is incomplete.
         """
         codes = [self.code_at(at % CODES_PER_FRAME, token_id) for at, token_id in enumerate(ids)]
         if len(codes) % CODES_PER_FRAME:
@@ -90,7 +90,7 @@ class AudioTokens:
         return np.array(codes, dtype=np.int32).reshape(-1, CODES_PER_FRAME)
 
     def describe(self, token_id: int) -> str:
-        """What a token is, for messages."""
+        """Return the name of a token, for messages."""
         if token_id == self.start_id:
             return AUDIO_START
         if token_id == self.end_id:
@@ -102,16 +102,16 @@ class AudioTokens:
 
 
 def add_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) -> AudioTokens:
-    """Add the audio tokens behind the vocabulary that is there, or find them where they are.
+    """Add the audio tokens to the end of a vocabulary, or find them if they were added before.
 
     Raises:
-        ModelFilesError: some are there already, but not all, or not in their order.
+        ModelFilesError: the vocabulary has some of them but not all, or in another order.
     """
     from tokenizers import AddedToken
 
     names = audio_token_names(codebook_size)
     if names[0] not in tokenizer.get_vocab():
-        # Special, so that `text_ids` can tell them from the same characters in a text.
+        # Special, so that `text_ids` can distinguish them from the same characters in a text.
         tokenizer.add_tokens(
             [AddedToken(name, normalized=False, special=True) for name in names],
             special_tokens=True,
@@ -120,10 +120,10 @@ def add_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) -> 
 
 
 def find_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) -> AudioTokens:
-    """Where the audio tokens of a tokenizer are.
+    """Find the audio tokens of a tokenizer.
 
     Raises:
-        ModelFilesError: they are not there, not all, or not in one row in their order.
+        ModelFilesError: some are missing, or their ids are not consecutive and in order.
     """
     vocab = tokenizer.get_vocab()
     names = audio_token_names(codebook_size)
@@ -139,19 +139,19 @@ def find_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) ->
     if misplaced:
         raise ModelFilesError(
             f"Audio token {misplaced[0]} has id {vocab[misplaced[0]]}; "
-            f"{first + names.index(misplaced[0])} follows the one before it.",
+            f"after the one before it, it must have {first + names.index(misplaced[0])}.",
             "The tokenizer was changed after training, or belongs to another model.",
         )
     return AudioTokens(first, codebook_size)
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of plain text; characters that spell a token, like "<audio_end>", stay text."""
+    """Return the ids of plain text; characters that spell a token, like "<audio_end>", are text."""
     return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give every token of the tokenizer a row. Rows that are there are kept, also unused ones."""
-    num_rows = model.get_input_embeddings().num_embeddings
+    """Give every token of the tokenizer a row; existing rows are kept, also unused ones."""
+    num_rows = len(model.get_input_embeddings().get_parameter("weight"))
     if len(tokenizer) > num_rows:
         model.resize_token_embeddings(len(tokenizer))

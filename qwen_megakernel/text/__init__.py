@@ -1,4 +1,4 @@
-"""Text before it is spoken: cleaned, cut into parts at sentences, and made into token ids.
+"""Prepares text for speech: cleans it, cuts it into parts at sentences, and makes token ids.
 
 Read `cleaning` first (`clean`, `validate`), then `tokenizer` (`TextTokenizer`, whole texts and
 `TextStream`), `parts` (where a text is cut, whole or as it arrives), `sentences` and `languages`

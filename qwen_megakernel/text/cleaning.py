@@ -1,4 +1,4 @@
-"""What of a user's text is spoken: what has no place in text goes, and what is refused."""
+"""Cleans the text of a user, and raises errors for text that cannot be spoken."""
 
 import re
 
@@ -7,41 +7,41 @@ from qwen_megakernel.text.sentences import unspeakable
 
 MAX_CHARS = 20_000
 
-# Reading speed of Latin script, to say a length in minutes.
+# Reading speed of Latin script, for lengths in minutes.
 _CHARS_PER_SECOND = 15
 
-# Control characters other than tab and line ends, surrogates (no character of their own, and no
-# tokenizer takes them), and the byte order mark. Those that separate words become a space.
-_SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
-_REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
+# Control characters other than tab and line ends, surrogates (not characters, and no tokenizer
+# accepts them), and the byte order mark. Those that separate words become a space.
+SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
+REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
 
 
 def clean(text: str) -> str:
-    """Drop what has no place in text, then the white space at both ends.
+    """Drop characters that have no place in text, then the white space at both ends.
 
-    Dropped: control characters (tab and line ends stay; vertical tab, form feed, next line and the
-    ASCII separators become a space), surrogates, the byte order mark. `clean` of a clean text
-    changes nothing.
+    Dropped are control characters (tab and line ends stay; vertical tab, form feed, next line and
+    the ASCII separators become a space), surrogates and the byte order mark. A clean text stays as
+    it is.
     """
     return drop_controls(text).strip()
 
 
 def drop_controls(text: str) -> str:
-    """`clean` without its last step: white space at both ends stays."""
-    return _REMOVED.sub("", _SEPARATORS.sub(" ", text))
+    """Drop the same characters as `clean`, but keep the white space at both ends."""
+    return REMOVED.sub("", SEPARATORS.sub(" ", text))
 
 
 def validate(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Clean the text of a request, or refuse it.
+    """Clean the text of a request, or raise if it cannot be spoken.
 
     Args:
         text: what the user typed.
-        max_chars: the longest text to accept, in characters.
+        max_chars: maximum number of characters.
     Returns:
         The clean text.
     Raises:
-        TextTooLong: more than `max_chars` characters.
-        EmptyText: nothing in it can be spoken.
+        TextTooLong: the text has more than `max_chars` characters.
+        EmptyText: the text has no letter and no digit.
     """
     check_length(len(text), max_chars)
     cleaned = clean(text)
@@ -62,12 +62,12 @@ def check_length(num_chars: int, max_chars: int) -> None:
 
 
 def empty_text(text: str) -> EmptyText:
-    """The error for a text in which nothing can be spoken."""
+    """Return the error for a text in which nothing can be spoken."""
     if not text.strip():
         return EmptyText("Text is empty after trimming.")
     return EmptyText(f'Text "{excerpt(text)}" holds no letter and no digit; nothing to speak.')
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text, short enough for a message."""
+    """Return the beginning of a text, short enough for a message."""
     return text if len(text) <= 20 else text[:20] + "…"

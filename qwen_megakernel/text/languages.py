@@ -1,4 +1,4 @@
-"""Names a language may be called by: the checkpoint's own, ISO 639 codes, BCP-47 tags."""
+"""The names of a language: the checkpoint's own, ISO 639 codes, BCP-47 tags."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from qwen_megakernel.errors import UnknownLanguage
 
 AUTO = "auto"
 
-# Primary subtags of the languages the releases speak. `cmn` is how several services tag Mandarin.
+# Primary subtags of the languages the releases speak. Several services tag Mandarin as `cmn`.
 _NAME_OF_CODE = {
     "zh": "chinese",
     "cmn": "chinese",
@@ -24,7 +24,7 @@ _NAME_OF_CODE = {
 
 
 def is_dialect(name: str) -> bool:
-    """True for an entry of `codec_language_id` that only a speaker can bring in.
+    """Return whether an entry of `codec_language_id` is a dialect, which only speakers select.
 
     Source: qwen-tts 0.1.1, Qwen3TTSForConditionalGeneration.__init__, leaves exactly these out of
     its supported languages.
@@ -33,12 +33,12 @@ def is_dialect(name: str) -> bool:
 
 
 def supported_languages(checkpoint_languages: Iterable[str]) -> list[str]:
-    """What a request may ask for: "auto", then the checkpoint's languages without dialects."""
+    """Return the languages of requests: "auto", then those of the checkpoint without dialects."""
     return [AUTO, *sorted(name for name in checkpoint_languages if not is_dialect(name))]
 
 
 def code_of_language(name: str) -> str | None:
-    """The ISO 639 code of a language the releases speak; None for any other name, codes included.
+    """Return the ISO 639 code of a language that the releases speak; None for any other string.
 
     Args:
         name: as in the checkpoint, in any case ("Chinese").
@@ -48,7 +48,7 @@ def code_of_language(name: str) -> str | None:
 
 
 def language_of_code(code: str) -> str | None:
-    """The name of the language of an ISO 639 code or BCP-47 tag; None for any other."""
+    """Return the name of the language of an ISO 639 code or BCP-47 tag; None if it is unknown."""
     return _NAME_OF_CODE.get(code.strip().lower().replace("_", "-").split("-")[0])
 
 
@@ -56,8 +56,8 @@ def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) 
     """Find the checkpoint's name for a language.
 
     Args:
-        language: a name in any case, an ISO 639 code ("en") or a BCP-47 tag ("en-US", "zh_CN"), of
-            which the first subtag counts; None means "auto", as in the official wrapper.
+        language: a name in any case, an ISO 639 code ("en") or a BCP-47 tag ("en-US", "zh_CN"),
+            whose first subtag is used; None means "auto", as in the official wrapper.
         checkpoint_languages: `TalkerConfig.languages`.
     Returns:
         "auto" or a key of `checkpoint_languages`.
@@ -78,7 +78,7 @@ def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) 
     close = get_close_matches(wanted, supported, n=1)
     raise UnknownLanguage(
         f'Unknown language "{language}". Known: {", ".join(known)}.',
-        "A dialect is no language of its own; it comes with its speaker."
+        "A dialect cannot be chosen as a language; it comes with its speaker."
         if is_dialect(wanted)
         else "",
         f'Did you mean "{close[0]}"?' if close else "",

@@ -1,8 +1,8 @@
-"""Where a long text is cut into parts, each of which has a prompt of its own.
+"""Cuts a long text into parts, each of which has a prompt of its own.
 
-Both ways to cut count a wide character as three and cut at sentences, failing that at clauses or
-spaces. A whole text is cut into parts of about equal length (`split`); of a text that arrives in
-pieces the end is not known, so `PartCutter` cuts at the first sentence end past a limit.
+A whole text is cut into parts of about equal length (`split`). The end of a text that arrives in
+pieces is not known, so `PartCutter` cuts at the first sentence end past a limit. Both count a wide
+character as three, and cut at clauses or spaces where no sentence ends.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from qwen_megakernel.text.cleaning import clean
 from qwen_megakernel.text.sentences import char_length, pack_sentences, spoken_length
 
 MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # of a whole text
-OPEN_PART_CHARS = 250  # of an open one, at least
+OPEN_PART_CHARS = 250  # minimum of a text that arrives in pieces
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
-_MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # one, if white space comes next
+_MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # a sentence end if white space follows
 _MAX_MAYBE_CHARS = 9
 _GAPS = frozenset(" 、，；：")
 
 
 def split(text: str, min_chars: int = MIN_PART_CHARS, max_chars: int = MAX_PART_CHARS) -> list[str]:
-    """Cut a long text at sentences into parts that the model speaks well in one go.
+    """Cut a long text at sentences into parts that the model speaks well with one prompt.
 
     Args:
         text: any text; it is cleaned, and a short one is returned as a single part.
         min_chars, max_chars: length of a part, counted as `sentences.pack_sentences` does.
     Returns:
-        The parts, stripped; joined, they are the clean text but for white space between them.
+        The parts, stripped; joined, they are the clean text except for white space between them.
     """
     return pack_sentences(clean(text), min_chars, max_chars)
 
@@ -45,7 +45,7 @@ class PartEncoder(Protocol):
     """Encodes one part whose text arrives in pieces, as `tokenizer.TextStream` does."""
 
     def feed(self, piece: str) -> Tensor:
-        """Take a piece; returns the ids [n] int64 that have become certain."""
+        """Take a piece; returns the ids [n] int64 that further text cannot change."""
 
     def end(self) -> Tensor:
         """Close the text; returns the ids that were held back. Raises `EmptyText`."""
@@ -53,59 +53,58 @@ class PartEncoder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TextPart:
-    """Ids of one part, growing while it is open. The caller writes them, the engine reads them."""
+    """The ids of one part, which grows while it is open: the caller writes, the engine reads."""
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
 
     @classmethod
     def whole(cls, ids: Tensor) -> Self:
-        """A part whose text is complete."""
+        """Return a part whose text is complete."""
         return cls(deque([ids]), closed=True)
 
     def take(self) -> Tensor:
-        """All ids not taken yet, [n] int64; n may be 0."""
+        """Take all ids that were not taken before, [n] int64; n may be 0."""
         taken = [self.ids.popleft() for _ in range(len(self.ids))]
         return torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """The text of a request as ids: its whole parts, or the way to encode parts as they come."""
+    """The text of a request as ids: its whole parts, or a function that encodes parts in pieces."""
 
-    prompt_ids: TextIds  # of which each part replaces the body
-    parts: list[Tensor]  # [num_text_tokens] int64 each; none where the text is open
-    new_part: Callable[[], PartEncoder]  # begins a part of an open text
-    part_chars: int = OPEN_PART_CHARS  # of an open text, after which a sentence end ends a part
+    prompt_ids: TextIds  # each part replaces the body
+    parts: list[Tensor]  # [num_text_tokens] int64 each; empty if the text arrives in pieces
+    new_part: Callable[[], PartEncoder]  # begins a part of a text that arrives in pieces
+    part_chars: int = OPEN_PART_CHARS  # the first sentence end past these ends a part in pieces
 
 
 class PartCutter:
     """Cuts a text that arrives in pieces into parts, and encodes each as it comes.
 
-    A part ends at the first sentence end past `part_chars` characters, or failing that at the first
-    space or full-width comma past twice as many: at the same places for every way to cut the text
-    into pieces. Not thread-safe.
+    A part ends at the first sentence end past `part_chars` characters, or at the first space or
+    full-width comma past twice as many. These places do not depend on how the text was cut into
+    pieces. Not thread-safe.
 
     Args:
-        parts: takes the parts; the engine reads them meanwhile.
+        parts: receives the parts, while the engine reads them.
         new_part: begins to encode a part.
-        part_chars: see above.
+        part_chars: minimum length of a part, in characters.
     """
 
     def __init__(
         self, parts: deque[TextPart], new_part: Callable[[], PartEncoder], part_chars: int
     ) -> None:
         self._parts, self._new_part, self._part_chars = parts, new_part, part_chars
-        self._part: TextPart | None = None  # the one that grows
-        self._encoder: PartEncoder | None = None  # of it
-        self._num_chars = 0
-        self._maybe_end = ""  # the last characters of the part, if they may be a sentence's end
+        self._growing: tuple[TextPart, PartEncoder] | None = None
+        self._num_chars = 0  # of the growing part
+        self._maybe_end = ""  # its last characters, if they may be the end of a sentence
 
     def feed(self, text: str) -> None:
         """Take the next piece of text, of any length.
 
         Raises:
-            TextTooLong: a part exceeds what its encoder takes.
+            TextTooLong: a part exceeds the limit of its encoder.
         """
         while text:
             cut = self._part_end(text)
@@ -116,19 +115,20 @@ class PartCutter:
             text = text[cut:]
 
     def end(self) -> None:
-        """End the part that grows; the next piece begins another."""
-        if self._part is None:
+        """End the growing part; the next piece begins another."""
+        if self._growing is None:
             return
-        # A part without a word is skipped by the engine, which also reports a text without any.
+        part, encoder = self._growing
+        # The engine skips a part without a word, and raises an error for a text without any.
         with contextlib.suppress(EmptyText):
-            ids = self._encoder.end()
+            ids = encoder.end()
             if len(ids):
-                self._part.ids.append(ids)
-        self._part.closed = True
-        self._part, self._num_chars, self._maybe_end = None, 0, ""
+                part.ids.append(ids)
+        part.closed = True
+        self._growing, self._num_chars, self._maybe_end = None, 0, ""
 
     def _part_end(self, text: str) -> int | None:
-        """Where in `text` the part that grows ends; None if it goes on past it."""
+        """Return where in `text` the growing part ends; None if it does not."""
         before, length = len(self._maybe_end), self._num_chars
         ends = {match.end() - before for match in _SENTENCE_END.finditer(self._maybe_end + text)}
         for place, char in enumerate(text, start=1):
@@ -140,12 +140,13 @@ class PartCutter:
         return None
 
     def _append(self, text: str) -> None:
-        if self._part is None:
-            self._part, self._encoder = TextPart(), self._new_part()
-            self._parts.append(self._part)
-        ids = self._encoder.feed(text)
+        if self._growing is None:
+            self._growing = TextPart(), self._new_part()
+            self._parts.append(self._growing[0])
+        part, encoder = self._growing
+        ids = encoder.feed(text)
         if len(ids):
-            self._part.ids.append(ids)
+            part.ids.append(ids)
         self._num_chars += spoken_length(text)
         maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
         self._maybe_end = maybe.group() if maybe else ""

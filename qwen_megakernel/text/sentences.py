@@ -1,4 +1,4 @@
-"""Long text to parts at sentence boundaries."""
+"""Cuts long text into parts at sentence boundaries."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ from itertools import pairwise
 _WIDE_CHARS = 3
 
 # Where a sentence that is too long for one part is cut: after closing punctuation before a space,
-# or after the full-width kind, which has no space behind it.
+# or after full-width punctuation, which has no space behind it.
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _SENTENCE_TAIL = re.compile(r"\**\s*")
@@ -18,7 +18,7 @@ _ZERO_WIDTH_JOINER = "\u200d"
 
 
 def unspeakable(text: str) -> bool:
-    """True when the text holds no letter and no digit: white space, punctuation, emoji."""
+    """Return whether a text has no letter and no digit: white space, punctuation, emoji."""
     return not any(char.isalnum() for char in text)
 
 
@@ -26,16 +26,16 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
     """Cut a text into parts of about equal length, at sentences as far as possible.
 
     Sentences are packed so that parts fall short of `min_chars` as little as possible, and are as
-    few as possible. A sentence above `max_chars` is cut at a clause, else between words, else
+    few as possible. A sentence above `max_chars` is cut at a clause, or else between words, or else
     between characters.
 
     Args:
         text: clean text, without white space at its ends.
         min_chars, max_chars: length of a part in Latin characters; a wide one counts as three.
     Returns:
-        The parts, stripped; joined, they are the text but for white space between them. None is
-        unspeakable unless the text is: a run of punctuation joins its neighbour, and only by that
-        can a part exceed `max_chars`.
+        The parts, stripped; joined, they are the text except for white space between them. A run of
+        punctuation joins its neighbour, so no part of a speakable text is unspeakable. Only such a
+        run makes a part exceed `max_chars`.
     """
     if spoken_length(text) <= max_chars:
         return [text]
@@ -50,12 +50,12 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
 
 
 def spoken_length(text: str) -> int:
-    """Length of a text in Latin characters of about the same duration."""
+    """Return the length of a text in Latin characters of about the same duration."""
     return sum(map(char_length, text))
 
 
 def char_length(char: str) -> int:
-    """What a character counts in a length: a wide one as much as it takes to speak."""
+    """Return the length of a character in Latin characters of about the same duration."""
     is_wide = char.isalpha() and unicodedata.east_asian_width(char) in "WF"
     return _WIDE_CHARS if is_wide else 1
 
@@ -64,14 +64,14 @@ def _sentences(text: str) -> list[str]:
     """Cut a clean text before each sentence; joined, the pieces are the text."""
     from sentence_stream import stream_to_sentences
 
-    # The library deletes asterisks (Markdown), and then its sentences are not found again: it
-    # gets spaces in their place. One that closes an emphasis stays with the sentence it closes.
+    # The library deletes asterisks (Markdown), so that its sentences are not found in the text:
+    # they become spaces. An asterisk that closes an emphasis stays with the sentence it closes.
     masked = text.replace("*", " ")
     starts, end = [0], 0
     for sentence in stream_to_sentences([masked]):
         start = masked.index(sentence, end)
         if end:
-            starts.append(_SENTENCE_TAIL.match(text, end, start).end())
+            starts.append(next(_SENTENCE_TAIL.finditer(text, end, start)).end())
         end = start + len(sentence)
     return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
 
@@ -86,7 +86,7 @@ def _cut(sentence: str, max_chars: int) -> Iterator[str]:
 
 
 def _head_length(text: str, max_chars: int) -> int:
-    """Length of the longest beginning that fits, white space behind it included; at least 1."""
+    """Return the length of the longest head that fits, with white space behind it; at least 1."""
     length = 0
     for idx, char in enumerate(text):
         length += char_length(char)
@@ -96,7 +96,7 @@ def _head_length(text: str, max_chars: int) -> int:
 
 
 def _cut_place(text: str, head: int) -> int:
-    """The best place to cut in `text[:head]`: a clause in its second half, a word, a character."""
+    """Return where to cut in `text[:head]`: a clause in its second half, a word or a character."""
     clause_ends = [clause.end() for clause in _CLAUSE_END.finditer(text, 0, head)]
     if clause_ends and clause_ends[-1] > head // 2:
         return clause_ends[-1]
@@ -115,12 +115,12 @@ def _is_inside_character(text: str, place: int) -> bool:
 
 
 def _pack(pieces: list[str], min_chars: int, max_chars: int) -> list[str]:
-    """Join neighbouring pieces, with the least sum of squares of what parts fall short."""
+    """Join neighbouring pieces so that the sum of squared shortfalls of the parts is least."""
     lengths = [spoken_length(piece) for piece in pieces]
     # For the first n pieces: (shortfall, number of parts, first piece of the last part).
     best = [(0, 0, 0)]
     for stop in range(1, len(pieces) + 1):
-        options = []
+        options: list[tuple[int, int, int]] = []
         length = len(pieces[stop - 1].rstrip()) - len(pieces[stop - 1])
         for start in range(stop - 1, -1, -1):
             length += lengths[start]

@@ -1,10 +1,10 @@
-"""Text to token ids, whole or as it arrives.
+"""Turns text into token ids, whole or as it arrives.
 
 The tokenizer is the official one: byte-level BPE over NFC text, cut into words by the plain Qwen2
 expression. Three things differ from the official wrapper, on purpose:
 
 * Chat markup typed by a user ("<|im_end|>") is ordinary text. The official wrapper obeys it, so
-  whoever supplies the text can end the turn or open another role.
+  the author of a text can end the turn or open another role.
 * White space at both ends is dropped. It has no sound, and a leading newline would fuse with the
   newline of the role, which the model knows as one token.
 * Characters without a meaning in text are dropped, see `cleaning.clean`.
@@ -62,7 +62,7 @@ class TextTokenizer:
         role = self.token_ids("assistant\n")
         if len(role) != 2:
             raise ModelFilesError(
-                f"{folder / 'vocab.json'}: the role takes {len(role)} tokens, it must be 2.",
+                f"{folder / 'vocab.json'}: the role has {len(role)} tokens; it must have 2.",
                 'The prompt begins with <|im_start|>, "assistant" and a newline, a token each.',
             )
         self._role = _tensor([self._im_start, *role])
@@ -71,7 +71,7 @@ class TextTokenizer:
         """Clean the text of a request, cut it into parts and encode them.
 
         Returns:
-            The ids of every part; of a request without a text, what encodes parts as they come.
+            The ids of every part; for a request without a text, a function that encodes its parts.
         Raises:
             TextTooLong, EmptyText: see `cleaning.validate`.
             RecordingError: nothing in the transcript of the request's voice can be spoken.
@@ -90,12 +90,12 @@ class TextTokenizer:
     def encode(
         self, text: str, *, instruct: str | None = None, transcript: str | None = None
     ) -> TextIds:
-        """Tokenise one part of an utterance with what goes before it in the prompt.
+        """Tokenise one part of an utterance, with the texts before it in the prompt.
 
         Args:
             text: what to say; it is cleaned first.
             instruct: how to say it; None and "" mean no instruct rows.
-            transcript: what the reference recording of an in-context voice says.
+            transcript: what is said in the reference recording of an in-context voice.
         Returns:
             The ids, equal to those of the official templates for the clean texts.
         Raises:
@@ -118,7 +118,7 @@ class TextTokenizer:
         return TextStream(self, max_chars)
 
     def encode_open(self, first_ids: Tensor, *, instruct: str | None = None) -> TextIds:
-        """Ids of a text of which only the beginning has arrived.
+        """Return the ids of a text of which only the beginning has arrived.
 
         Args:
             first_ids: [num_text_tokens] int64, from `TextStream.feed`; a prompt needs one at least.
@@ -127,18 +127,19 @@ class TextTokenizer:
         return TextIds(self._role, first_ids, instruct=self._encode_instruct(instruct))
 
     def token_ids(self, text: str) -> list[int]:
-        """Ids of plain text, taken as it is: nothing is cleaned and no markup is obeyed."""
+        """Return the ids of plain text, without cleaning it or obeying markup."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def normalize(self, text: str) -> str:
-        """The text in NFC, as the tokenizer sees it."""
+        """Return the text in NFC, as the tokenizer sees it."""
         return self._tokenizer.normalizer.normalize_str(text)
 
     def leading_words(self, text: str, limit: int) -> tuple[list[int], int]:
-        """Ids of the words of an NFC text that end within `limit`, and where the last one ends.
+        """Return the ids of the words of an NFC text that end within `limit`, and the end of the
+        last one.
 
-        Words are cut by what follows them, so this is not `token_ids(text[:limit])`: before a
-        digit, two spaces are two words; at the end of a text they are one.
+        The end of a word depends on the text after it, so this is not `token_ids(text[:limit])`:
+        before a digit, two spaces are two words; at the end of a text they are one.
         """
         ids: list[int] = []
         length = 0
@@ -170,14 +171,12 @@ class TextTokenizer:
 
 
 class TextStream:
-    """Tokenises a text that arrives in pieces.
+    """Tokenises a text that arrives in pieces. Not thread-safe.
 
-    For every way to cut a text, the ids of all `feed` calls and of `end` together are
-    `encode(text).body`. That takes holding back what a later piece could still change: the last
-    word (in scripts without spaces, all since the last punctuation), white space behind it, and
-    everything before the first letter or digit.
-
-    Not thread-safe.
+    However a text is cut, the ids of all `feed` calls and of `end` together are
+    `encode(text).body`. The stream therefore holds back what a later piece could still change: the
+    last word (in scripts without spaces, all text since the last punctuation), white space behind
+    it, and everything before the first letter or digit.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_chars: int = MAX_CHARS):
@@ -192,16 +191,16 @@ class TextStream:
         """Take the next piece of text, of any length.
 
         Returns:
-            [num_tokens] int64, the ids that have become certain; often none.
+            [num_tokens] int64, the ids that later pieces cannot change; often none.
         Raises:
             TextTooLong: the pieces together exceed the limit; this piece is not taken.
-            UsageError: the text was ended before.
+            UsageError: the text has been ended.
         """
         if self._is_ended:
             raise UsageError("The text of this stream has been ended; no more can be fed.")
         check_length(self._num_chars + len(piece), self._max_chars)
         self._num_chars += len(piece)
-        # NFC(NFC(a) + b) == NFC(a + b), so what is held may be kept in NFC.
+        # NFC(NFC(a) + b) == NFC(a + b), so the held text may be kept in NFC.
         self._held = self._tokenizer.normalize(self._held + drop_controls(piece))
         if not self._is_speakable:
             self._held = self._held.lstrip()
@@ -219,21 +218,21 @@ class TextStream:
             [num_tokens] int64, the ids that were held back.
         Raises:
             EmptyText: nothing in the whole text can be spoken, and no id was ever returned.
-            UsageError: the text was ended before.
+            UsageError: the text has been ended.
         """
         if self._is_ended:
-            raise UsageError("The text of this stream has been ended before.")
+            raise UsageError("The text of this stream has already been ended.")
         self._is_ended = True
         if not self._is_speakable:
             raise empty_text(self._held)
         return _tensor(self._tokenizer.token_ids(self._held.rstrip()))
 
     def _num_certain(self) -> int:
-        """How many characters of the held text may be given out in whole words.
+        """Return how many characters of the held text later pieces cannot change.
 
-        The last word can grow. So can a run of white space (its line ends make one word), and at
-        the end of the text it is dropped. A combining mark can change the last character of class
-        0, and reach it across other marks.
+        The last word can grow. So can a run of white space (its line ends make one word), which is
+        dropped at the end of the text. A combining mark can change the last character of class 0,
+        and reach it across other marks.
         """
         last_base = len(self._held) - 1
         while last_base > 0 and unicodedata.combining(self._held[last_base]):
@@ -246,7 +245,7 @@ def _tensor(ids: list[int]) -> Tensor:
 
 
 def _load_bpe(folder: Path, text_vocab_size: int) -> Tokenizer:
-    """Build the tokenizer from `vocab.json` and `merges.txt`; no token of it is special."""
+    """Build the tokenizer from `vocab.json` and `merges.txt`; none of its tokens is special."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     vocab_path, merges_path = folder / "vocab.json", folder / "merges.txt"

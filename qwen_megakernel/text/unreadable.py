@@ -50,7 +50,7 @@ class TextWatch:
     """
 
     def __init__(self, languages: Iterable[str] | None):
-        self._languages = None if languages is None else sorted(languages)
+        self._languages = [] if languages is None else sorted(languages)
         self._met: set[str] = set()
         self._open_tag = ""  # the end of the last piece, if it may be the beginning of a tag
 

@@ -1,5 +1,5 @@
-"""The official package as an oracle, and comparisons of our decoders with it.
+"""The official package as an oracle, and comparisons of this package's decoders with it.
 
 Read `official` first (loading the package `qwen-tts`), then `cases` (greedy utterances with their
-logits) and `compare` (what two decoders agree in, and how closely).
+logits) and `compare` (how closely two decoders agree).
 """

@@ -1,6 +1,6 @@
-"""Utterances to compare decoders on, from the official package, a recording of it or our own.
+"""Utterances for comparing decoders, from the official package, a file or the plain decoder.
 
-A case is a prompt and the greedy codes that were decoded from it, with the logits they came from.
+A case is a prompt and the greedy codes that were decoded from it, with the logits of the codes.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalize
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -33,7 +35,7 @@ TEXTS = (
 
 @dataclass(slots=True)
 class Case:
-    """One greedy utterance and the logits it came from."""
+    """One greedy utterance and the logits of its codes."""
 
     embeds: Tensor  # [num_positions, hidden_size]
     trailing_text: Tensor  # [num_trailing, hidden_size]
@@ -41,7 +43,7 @@ class Case:
     codes: Tensor  # [num_frames, num_code_groups] int32
     talker_logits: Tensor  # [num_frames, vocab_size]
     predictor_logits: Tensor  # [num_frames, num_code_groups - 1, codebook_size]
-    ended: Tensor  # [] bool: EOS followed the last frame; else decoding was stopped there
+    ended: Tensor  # [] bool: EOS followed the last frame; False: decoding was stopped there
 
 
 def _speaker(loaded: Checkpoint) -> str | None:
@@ -56,7 +58,7 @@ def official_cases(
     Args:
         on_frames: called with the number of frames that were decoded since its last call.
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: the official package is not installed.
     """
     model = official.load(loaded.files.folder)
     talker = model.model.talker
@@ -95,7 +97,7 @@ def official_cases(
 
 
 def plain_cases(loaded: Checkpoint, decoder: PlainDecoder, num_steps: int) -> list[Case]:
-    """The same from the plain decoder, in whatever precision it computes."""
+    """Decode texts with the plain decoder until there are `num_steps` frames."""
     prompts = PromptBuilder(loaded.config, decoder.embeddings)
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
     cases: list[Case] = []
@@ -139,7 +141,7 @@ def load_cases(path: Path) -> list[Case]:
     """Read cases.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or does not hold cases.
     """
     try:
         tensors = load_file(path)
@@ -156,26 +158,39 @@ def begin(
     decoder: FrameDecoder, case: Case, sampling: Sampling | None = None, seed: int = 0
 ) -> None:
     """Make slot 0 of a decoder ready to draw the first frame of `case`."""
-    target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
-    prefill = Prefill(
-        case.embeds.to(**target), case.trailing_text.to(**target), case.pad_embed.to(**target)
-    )
+    device, dtype = decoder.embeddings.device, decoder.embeddings.dtype
+    inputs = (case.embeds, case.trailing_text, case.pad_embed)
+    prefill = Prefill(*(tensor.to(device, dtype) for tensor in inputs))
     decoder.prefill(0, prefill, sampling or Sampling.greedy(), seed=seed, part=0)
 
 
 def forced_logits(decoder: FrameDecoder, case: Case) -> tuple[Tensor, Tensor]:
-    """Talker [num_frames, vocab_size] and predictor [num_frames, groups - 1, codebook_size] logits
-    of a decoder that is led along the codes of `case`."""
+    """Return talker [num_frames, vocab_size] and predictor [num_frames, groups - 1, codebook_size]
+    logits of a decoder that is forced to the codes of `case`."""
     begin(decoder, case)
     taps: dict[str, Tensor] = {}
     decoder.step([0], len(case.codes), case.codes[None], taps)
     return taps["talker"][0].cpu(), taps["predictor"][0].cpu()
 
 
+def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) -> Tensor:
+    """What the case's code of one codebook is the best of: its logits, code 0 as penalised and
+    limited by `begin`'s greedy sampling."""
+    if codebook:
+        return case.predictor_logits[frame, codebook - 1].float()
+    talker, logits = config.talker, case.talker_logits[frame].float()
+    seen = torch.zeros(len(logits), dtype=torch.bool)
+    seen[case.codes[:frame, 0].long()] = True
+    scores = penalize(logits, seen, Sampling.greedy().repetition_penalty)
+    suppressed = torch.arange(len(logits)) >= talker.suppressed_from
+    suppressed[talker.codec_eos_id] = frame < MIN_FRAMES
+    return scores.masked_fill(suppressed, -torch.inf)
+
+
 def plain_prompts(
     loaded: Checkpoint, decoder: PlainDecoder, count: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Embeds and trailing text of the first `count` texts."""
+    """Return embeds and trailing text of the first `count` texts."""
     prompts = PromptBuilder(loaded.config, decoder.embeddings)
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
     built = []

@@ -1,7 +1,7 @@
 """The official package as an oracle: qwen-tts 0.1.1 on the CPU, imported without its audio extras.
 
-Install it for comparisons only: pip install "qwen_megakernel[reference]", then qwen-tts==0.1.1
-without its dependencies (--no-deps).
+Install it for comparisons only: the extra `reference` of this package, then qwen-tts==0.1.1 without
+its dependencies (--no-deps).
 """
 
 import contextlib
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Sampling
 
-# Imported at the top of qwen_tts, used by its 25 Hz tokenizer alone.
+# Packages that qwen_tts imports at once, but uses in its 25 Hz tokenizer alone.
 _ONLY_FOR_25_HZ = (
     "torchaudio",
     "torchaudio.compliance",
@@ -32,15 +33,15 @@ _ONLY_FOR_25_HZ = (
 
 
 def package() -> types.ModuleType:
-    """The module `qwen_tts`.
+    """Import the module `qwen_tts`.
 
     Raises:
         MissingPackageError: it, or a package it needs, is not installed or fails when imported.
     """
     try:
-        if importlib.util.find_spec("qwen_tts") is None:  # before what it would need
+        if importlib.util.find_spec("qwen_tts") is None:  # checked before the packages it needs
             raise ModuleNotFoundError("No module named 'qwen_tts'")
-        # transformers looks for torchaudio's metadata: before an empty module stands in for it.
+        # transformers looks for torchaudio's metadata: import it before an empty torchaudio exists.
         importlib.import_module("transformers.utils.import_utils")
         for name in _ONLY_FOR_25_HZ:
             try:
@@ -49,17 +50,17 @@ def package() -> types.ModuleType:
                 sys.modules[name] = types.ModuleType(name)
         with contextlib.redirect_stdout(None):  # it prints advice on speed when it is imported
             return importlib.import_module("qwen_tts")
-    except Exception as error:  # other versions of what it needs raise anything
+    except Exception as error:  # other versions of its dependencies raise any error
         raise MissingPackageError(
             f"The official package cannot be imported: {error}.",
             "It is the oracle of this comparison.",
-            'pip install "qwen_megakernel[reference]"; pip install --no-deps qwen-tts==0.1.1',
+            f"{install_command('reference')}; pip install --no-deps qwen-tts==0.1.1",
         ) from error
 
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep transformers' warnings about generation settings from the user, who has not set them."""
+    """Silence transformers' warnings about generation settings, which the user has not set."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -71,7 +72,7 @@ def _without_advice() -> Iterator[None]:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """`Qwen3TTSModel` of a checkpoint folder: eager attention, CPU."""
+    """Load the `Qwen3TTSModel` of a checkpoint folder, with eager attention on the CPU."""
     qwen_tts = package()
     with _without_advice():
         model = qwen_tts.Qwen3TTSModel.from_pretrained(
@@ -83,7 +84,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 @dataclass(slots=True)
 class OfficialRun:
-    """What one official generate() call did."""
+    """The inputs, logits and codes of one official generate() call."""
 
     codes: np.ndarray  # [num_frames, num_code_groups] int32
     prefill: Tensor  # [num_positions, hidden_size]: the talker's input embeddings
@@ -104,10 +105,10 @@ def generate(
 
     Args:
         model: from `load`.
-        sampling: the official keywords are made from it.
-        max_frames: the official limit counts one draw more.
+        sampling: passed on in the official spelling.
+        max_frames: maximum number of frames; the official limit is one draw more.
         on_frames: called with 1 after each frame.
-        prompt: input_ids, languages, speakers, voice_clone_prompt, ... as generate() takes them.
+        prompt: input_ids, languages, speakers, voice_clone_prompt and others of generate().
     """
     talker = model.model.talker
     run = OfficialRun(np.empty(0), torch.empty(0), torch.empty(0))
@@ -122,7 +123,7 @@ def generate(
         )
         for head in talker.code_predictor.lm_head
     ]
-    last_head = talker.code_predictor.lm_head[-1]  # which ends each frame
+    last_head = talker.code_predictor.lm_head[-1]  # it ends each frame
     hooks.append(last_head.register_forward_hook(lambda _m, _i, _out: on_frames(1)))
     inner = talker.generate
 

@@ -1,4 +1,4 @@
-"""What a comparison shows while it runs: one bar a table, counted in decoded frames."""
+"""The progress bar of a comparison: one for each table, counted in decoded frames."""
 
 import contextlib
 import sys
@@ -13,20 +13,20 @@ from tqdm import tqdm
 from qwen_megakernel.records import StepResult
 
 FRAMES_PER_STEP = 2  # a frame of the emulation takes up to seconds
-SECONDS_BETWEEN_LINES = 5  # where stderr is no terminal
+SECONDS_BETWEEN_LINES = 5  # if stderr is not a terminal
 LINE = "{desc}: {n_fmt} of {total_fmt} frames, {elapsed} so far, about {remaining} left"
 
 
 class _Lines:
-    """A file in which each state of a bar is a line; on a terminal it would replace the last."""
+    """A file that writes each state of a bar as a line of stderr, which need not be a terminal."""
 
     def write(self, text: str) -> None:
-        """Write one state."""
+        """Write one state of the bar."""
         if line := text.strip():
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
-        """Show what was written."""
+        """Flush stderr."""
         sys.stderr.flush()
 
 
@@ -35,7 +35,7 @@ def bar(title: str, num_frames: int, *, quiet: bool) -> Iterator[Callable[[int],
     """Show on stderr how much of a table is done and how long the rest will take.
 
     Args:
-        num_frames: how many there will be; what is reported beyond them is not shown.
+        num_frames: how many there will be; the bar ignores frames beyond them.
     Yields:
         A function that takes the number of frames decoded since its last call.
     """
@@ -53,10 +53,10 @@ def bar(title: str, num_frames: int, *, quiet: bool) -> Iterator[Callable[[int],
 
 
 class WatchedDecoder:
-    """A decoder of one slot whose steps are cut into short ones; each is reported.
+    """A decoder of one slot that divides each step into short ones and reports them.
 
     Args:
-        decoder: any `FrameDecoder`; all but `step` is its own.
+        decoder: any `FrameDecoder`; it has all methods except `step`.
         on_frames: called with the number of frames after each short step.
     """
 
@@ -73,20 +73,20 @@ class WatchedDecoder:
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> StepResult:
-        """As `FrameDecoder.step` of one slot."""
+        """Draw frames as `FrameDecoder.step` does, for one slot."""
         results: list[StepResult] = []
         tapped: list[dict[str, Tensor]] = []
         for first in range(0, num_frames, FRAMES_PER_STEP):
             count = min(FRAMES_PER_STEP, num_frames - first)
-            led = None if forced is None else forced[:, first : first + count]
+            codes_here = None if forced is None else forced[:, first : first + count]
             tapped.append({})
-            asked = None if taps is None else tapped[-1]
-            results.append(self._decoder.step(slots, count, led, asked))
+            taps_here = None if taps is None else tapped[-1]
+            results.append(self._decoder.step(slots, count, codes_here, taps_here))
             self._on_frames(count)
             if results[-1].ended[0]:
                 break
-        for name in tapped[0]:
-            taps[name] = torch.cat([each[name] for each in tapped], dim=1)
+        if taps is not None:
+            taps |= {name: torch.cat([t[name] for t in tapped], dim=1) for name in tapped[0]}
         codes = np.concatenate([each.codes for each in results], axis=1)
         codes = np.pad(codes, ((0, 0), (0, num_frames - codes.shape[1]), (0, 0)))
         drawn = sum(each.num_frames[0] for each in results)

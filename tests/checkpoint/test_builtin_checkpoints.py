@@ -1,4 +1,4 @@
-"""Built-in checkpoints: written once, whole, by however many processes want them; then loaded."""
+"""Built-in checkpoints: written once and whole, even if several processes want them; loaded."""
 
 import errno
 import shutil
@@ -93,7 +93,7 @@ def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path):
 
 
 def test_a_random_checkpoint_appears_whole(tmp_path, monkeypatch):
-    """What a reader finds is the finished folder itself, moved, not a copy under way."""
+    """A reader finds the finished folder, which was renamed, not a copy that grows."""
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
     write = loading.write_checkpoint
     written = []

@@ -23,7 +23,7 @@ REPO = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache, and no switch of the user's that forbids downloads."""
+    """An empty hub cache, without the user's variables that forbid downloads."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return tmp_path / "hub"
@@ -33,7 +33,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(
     hub_cache: Path, tmp_path: Path, model_folder, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[fake_hub.FakeHub]:
-    """A hub that has `REPO`, with a file in it that nobody needs."""
+    """A hub that has `REPO`, with a file in it that no model needs."""
     folder = tmp_path / "repo"
     shutil.copytree(model_folder("tiny-random-base"), folder)
     (folder / "README.md").write_text("not needed")
@@ -76,7 +76,7 @@ def test_no_bar_without_progress(server, capsys, monkeypatch):
     assert not huggingface_hub.utils.are_progress_bars_disabled()
 
 
-def test_what_is_cached_is_used_without_asking_anybody(server, monkeypatch):
+def test_cached_files_are_used_without_a_request(server, monkeypatch):
     first = loading.resolve(REPO)
     num_requests = len(server.requests)
     assert loading.resolve(REPO) == first
@@ -130,7 +130,7 @@ def test_a_name_lookup_that_hangs_costs_two_seconds(hub_cache, monkeypatch):
     assert time.monotonic() - start < 3.9
 
 
-def test_a_name_that_does_not_resolve_is_called_so(hub_cache, monkeypatch):
+def test_a_host_name_that_does_not_resolve_is_reported(hub_cache, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     unknown = socket.gaierror(-2, "Name or service not known")
     monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unknown))

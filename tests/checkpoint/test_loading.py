@@ -1,4 +1,4 @@
-"""Resolving a name to files and loading them: what is accepted, what is refused and how."""
+"""Resolving a name to files and loading them: accepted folders, and the errors of others."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path, model_folder) -> Path:
-    """A copy of tiny-random to damage, alone on its shelf."""
+    """A copy of tiny-random to damage, alone in its folder."""
     return Path(shutil.copytree(model_folder("tiny-random"), tmp_path / "shelf" / "model"))
 
 
@@ -91,7 +91,7 @@ def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder):
 
 @pytest.fixture(scope="module")
 def official_heads(tmp_path_factory) -> Path:
-    """Small, but with the heads, windows and bases of the released codec, which no shape tells."""
+    """A small one with the heads, windows and bases of the released codec, which no shape has."""
     config = speech_tokenizer_config("tiny-random")
     released = speech_tokenizer_config("random-0.6b")
     for section, keys in codec_layout.UNTOLD.items():
@@ -106,7 +106,7 @@ def official_heads(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def bare(official_heads, tmp_path) -> Path:
-    """The same as some people have it: no generation_config.json, and of the codec the weights."""
+    """The same without generation_config.json, and with the codec's weights alone."""
     folder = Path(shutil.copytree(official_heads, tmp_path / "shelf" / "model"))
     (folder / "generation_config.json").unlink()
     for path in (folder / "speech_tokenizer").glob("*.json"):
@@ -204,13 +204,13 @@ def test_a_folder_of_something_else_lists_what_is_there(tmp_path):
     assert caught.value.why == "Looked for Qwen3-TTS files; found: a.bin, b.txt."
 
 
-def test_the_codec_folder_alone_is_called_so(folder):
+def test_the_codec_folder_alone_is_recognised(folder):
     with pytest.raises(ModelFilesError, match="is the codec") as caught:
         loading.resolve(str(folder / "speech_tokenizer"))
     assert "talker" in caught.value.hint
 
 
-def test_a_text_model_is_called_so(folder):
+def test_a_text_model_is_recognised(folder):
     edit_json(folder / "config.json", lambda values: values.update(model_type="qwen3"))
     with pytest.raises(ModelFilesError, match="'qwen3' is not a Qwen3-TTS model"):
         loading.resolve(str(folder))
@@ -237,7 +237,7 @@ def test_a_misspelt_name_is_corrected():
     assert caught.value.hint == "Did you mean --model tiny-random?"
 
 
-def test_a_file_instead_of_its_folder_is_called_so(folder):
+def test_a_file_instead_of_its_folder_is_recognised(folder):
     with pytest.raises(ModelFilesError, match="is a file"):
         loading.resolve(str(folder / "model.safetensors"))
 

@@ -1,4 +1,4 @@
-"""The built-in random checkpoints: readable by the official package, alive, reproducible."""
+"""The built-in random checkpoints: readable by the official package, varied, reproducible."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
     assert tokenizer.convert_tokens_to_ids(special) == [first, first + 1, first + 2]
 
 
-def test_greedy_decoding_lives_and_ends(official_model):
+def test_greedy_decoding_varies_and_ends(official_model):
     model = official_model("tiny-random-design")
     greedy = {"do_sample": False, "subtalker_dosample": False}
     greedy |= {"language": "english", "max_new_tokens": 60}
@@ -55,7 +55,7 @@ def test_greedy_decoding_lives_and_ends(official_model):
         lengths.append(len(audio[0]) // 1920)
         assert rate == 24000
         assert 0.05 < audio[0].std() < 0.3
-        assert np.abs(audio[0]).max() < 1
+        assert audio[0].min() > -1 and audio[0].max() < 1
     assert min(lengths) >= 2
     assert sum(length < 59 for length in lengths) >= 2, lengths
     assert len(set(lengths)) > 1, lengths

@@ -1,4 +1,4 @@
-"""Codes of recordings against the official encoder: not one may differ."""
+"""Codes of recordings against the official encoder: none may differ."""
 
 import numpy as np
 import pytest
@@ -40,14 +40,14 @@ def test_codes_are_the_official_ones(encoder, official_model, num_samples):
 
 
 def test_different_sounds_have_different_codes(encoder):
-    """Otherwise equal codes would prove nothing. Later codebooks of random weights spread more."""
+    """If not, equal codes would prove nothing. Later codebooks of random weights spread more."""
     codes = encoder.encode(waveforms.noise(4, RATE))
     assert all(len(np.unique(group)) >= 5 for group in codes.T)
     assert np.mean([len(np.unique(group)) for group in codes.T]) > 20
 
 
 def test_encoding_is_causal(encoder):
-    """What was said does not depend on what follows: a longer recording begins with its codes."""
+    """Codes do not depend on later samples: a longer recording begins with the same codes."""
     samples = waveforms.voice_like(3, RATE)
     whole, start = encoder.encode(samples), encoder.encode(samples[: 20 * FRAME])
     assert np.array_equal(whole[:20], start)
@@ -73,6 +73,6 @@ def test_released_shapes(official_package):
     assert np.array_equal(ours.encode(samples), expected.numpy())
 
 
-def test_nothing_is_refused(encoder):
+def test_an_empty_recording_is_refused(encoder):
     with pytest.raises(RecordingError, match="no samples"):
         encoder.encode(np.empty(0, dtype=np.float32))

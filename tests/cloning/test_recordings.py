@@ -1,4 +1,4 @@
-"""Recordings of any kind come in as the official package would hear them; bad ones are refused."""
+"""Recordings of any kind are read as by the official package; bad ones are refused."""
 
 import io
 import logging
@@ -46,7 +46,7 @@ def test_integers_are_scaled_and_channels_averaged():
             recordings.to_mono(bad)
 
 
-def test_what_is_no_audio_is_refused(tmp_path):
+def test_files_that_are_not_audio_are_refused(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not audio")
     for path, reason in ((text, "cannot be read"), (tmp_path / "absent.wav", "no such file")):
@@ -61,7 +61,7 @@ def test_what_is_no_audio_is_refused(tmp_path):
 
 
 def test_integers_without_a_full_scale_are_refused():
-    with pytest.raises(RecordingError, match="int64, of which full scale is not known"):
+    with pytest.raises(RecordingError, match="int64, whose full scale is not known"):
         recordings.to_mono((20_000 * waveforms.noise(2, 24000)).astype(np.int64))
 
 
@@ -78,12 +78,12 @@ def test_integers_without_a_full_scale_are_refused():
         (np.empty(0, np.float32), "0.0 s long"),
     ],
 )
-def test_what_holds_no_voice_is_refused(samples, message):
+def test_recordings_without_a_voice_are_refused(samples, message):
     with pytest.raises(RecordingError, match=message):
         recordings.check(samples, 24000, "a.wav")
 
 
-def test_clipping_is_told_but_taken(caplog):
+def test_a_clipped_recording_is_accepted_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         recordings.check(waveforms.voice_like(2, 24000), 24000, "good.wav")
     assert not caplog.records
@@ -106,7 +106,7 @@ def test_transcripts_of_something_else_are_refused(transcript, seconds):
         recordings.check_transcript(transcript, seconds)
 
 
-def test_the_message_is_the_catalogues():
+def test_the_message_is_that_of_the_catalogue():
     with pytest.raises(RecordingError) as caught:
         recordings.check_transcript("Just three words.", 12.4)
     assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
@@ -164,7 +164,7 @@ SILENCE = np.zeros(RATE)
 )
 def test_what_sounds_the_same_all_the_time_is_doubted(samples, doubted, caplog):
     recordings.check(samples.astype(np.float32), RATE, "a.wav")
-    told = "a.wav sounds the same from beginning to end, as a tone or noise does. Is it speech?"
+    told = "a.wav sounds the same from beginning to end, like a tone or noise. Is it speech?"
     assert caplog.messages == doubted * [told]
 
 

@@ -1,8 +1,11 @@
 """Slots: limits, the account of text rows, the choice of a backend."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
+from qwen_megakernel.decoders import backends
 from qwen_megakernel.decoders.backends import (
     MAX_PROMPT_POSITIONS,
     Backend,
@@ -153,6 +156,18 @@ def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(mon
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("graph", "cuda")
     assert "nvcc was not found" in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "may_change", "name"),
+    [(32, True, "kernel"), (33, True, "graph"), (33, False, "kernel")],
+)
+def test_auto_takes_the_graphs_for_many_slots(loaded, monkeypatch, num_slots, may_change, name):
+    made, chosen = Mock(), Backend("kernel", torch.device("cuda"), "chosen", may_change=may_change)
+    monkeypatch.setattr(backends, "make_decoder", made)
+    _, runs = load_decoder(loaded, chosen, num_slots=num_slots, max_frames=50, dtype=torch.bfloat16)
+    assert runs.name == made.call_args.args[1].name == name
+    assert name == "kernel" or "33 slots, more than 32" in runs.why
 
 
 @pytest.mark.parametrize("may_change", [True, False])

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import tiny_engine
-from tolerances import INT8_PRODUCT_BF16, INT8_PRODUCT_F32, ROUNDING_F32
+from tolerances import (
+    HALF_A_STEP,
+    INT8_GROUP_SLACK,
+    INT8_PRODUCT_BF16,
+    INT8_PRODUCT_F32,
+    INT8_ROW_SLACK,
+    ROUNDING_F32,
+)
 from torch import Tensor
 
 from qwen_megakernel import TTSEngine
@@ -43,9 +50,9 @@ def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     parts = weight.split(64 if in_groups else 150, dim=1)
     steps = torch.stack([part.abs().amax(dim=1) / 127 for part in parts], dim=1)
     # A group's scale is rounded to bf16, by at most one in 256: the largest value moves as far.
-    slack = 1 + 127 / 128 if in_groups else 1.0002
+    slack = INT8_GROUP_SLACK if in_groups else INT8_ROW_SLACK
     step = steps.repeat_interleave(64 if in_groups else 150, dim=1)[:, :150]
-    assert ((widened(matrix) - weight).abs() <= 0.5 * slack * step).all()
+    assert ((widened(matrix) - weight).abs() <= HALF_A_STEP * slack * step).all()
     assert matrix.values.abs().amax(dim=1)[6] == 127 and not matrix.values[5].any()
     torch.testing.assert_close(
         matrix.widened().double(), widened(matrix), rtol=ROUNDING_F32, atol=0

@@ -20,8 +20,10 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.native.cpu_library import CpuPool, open_library
 from qwen_megakernel.records import Prefill, Sampling
 from qwen_megakernel.validation import official
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 SENTENCE = "It is cold today, so we will meet at the hotel and go to the station. "
@@ -162,10 +164,15 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("chunk", [10, 400])
-def test_the_vocoder_gives_the_official_samples_of_400_frames(official_model, long_run, chunk):
+@pytest.mark.parametrize("kind", ["torch", "native"])
+def test_the_vocoder_gives_the_official_samples_of_400_frames(
+    official_model, long_run, kind, chunk
+):
     """The official decoder over the whole: its wrapper cuts what is longer than 300 frames."""
     run = long_run("tiny-random", True)
-    vocoder = Vocoder(run.loaded.codec_config, run.loaded.codec_decoder)
+    codec = run.loaded.codec_config, run.loaded.codec_decoder
+    native = kind == "native"
+    vocoder = CpuVocoder(*codec, CpuPool(open_library(), 2)) if native else Vocoder(*codec)
     decoder = official_model("tiny-random").model.speech_tokenizer.model.decoder
     with torch.inference_mode():
         expected = decoder(run.codes.long().T[None]).flatten()

@@ -35,5 +35,5 @@ def test_no_hole_at_the_published_speeds(rtf):
 
 
 def test_one_then_ten_frames_has_a_hole():
-    """The schedule of the seed; the check above can fail."""
+    """This shows that the check above can fail."""
     assert playback([1, 10, 10], 0.177)

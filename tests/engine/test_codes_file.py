@@ -35,7 +35,7 @@ def test_a_known_distribution_has_its_known_entropy():
     )
 
 
-def test_a_value_that_most_codes_have_is_told_with_its_share():
+def test_the_commonest_value_is_reported_with_its_share():
     codes = np.arange(400).reshape(40, 10)  # 0 to 399: the largest once
     codes[:32, 3] = codes[0, 3]
     figures = codes_file.describe(codes)
@@ -61,7 +61,7 @@ def test_overlap_is_one_for_equal_and_zero_for_disjoint_dumps():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("content", ["", "\n \n", "1\t2\n3\n", "a\tb\n"])
-def test_what_is_no_dump_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_dump_is_refused(tmp_path, content):
     path = tmp_path / "bad.tsv"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"bad\.tsv"):

@@ -1,6 +1,6 @@
-"""Text to samples through the engine, against the official package's own front door.
+"""Text to samples through the engine, against the official wrapper.
 
-The same text, voice, language and instruct go into our engine and into the official wrapper; codes
+The same text, voice, language and instruct go into this engine and into the wrapper; codes
 must be identical (greedy, float32), and samples equal.
 """
 
@@ -164,7 +164,7 @@ def test_the_vocoder_gives_the_official_samples(engine, official_model):
 
 
 def test_prompts_are_made_before_any_frame_and_constants_once(engine, monkeypatch):
-    """LEDGER E10: the second request embeds its own text and nothing else."""
+    """The second request embeds only its own text (docs/ledger.md, E10)."""
     tts = engine("tiny-random")
     seen = Mock(wraps=tts._prompts._embeddings)
     monkeypatch.setattr(tts._prompts, "_embeddings", seen)

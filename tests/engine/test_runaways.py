@@ -1,4 +1,4 @@
-"""Speech that does not end by itself is cut, for its reason, wherever its chunks lie."""
+"""Speech that does not end by itself is cut, for its reason, however it is chunked."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from qwen_megakernel.engine import runaway_guard
 
 
 class Planted:
-    """A decoder that never ends: speaks whatever `codes` says. Everything else is the real one."""
+    """A decoder that never ends and draws what `codes` returns; all else is the real decoder."""
 
     def __init__(self, decoder, codes):
         self._decoder, self._codes, self._frame = decoder, codes, 0

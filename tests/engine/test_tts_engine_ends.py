@@ -1,4 +1,4 @@
-"""The engine: streams that are closed, dropped or fail; engines that are, and those that hang."""
+"""The engine: streams and engines that are closed, dropped or fail, and launches that hang."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -21,7 +21,7 @@ from waiting import wait_until
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream import Speech, StreamState
 from qwen_megakernel.errors import (
     EngineClosed,
     GenerationError,
@@ -101,7 +101,7 @@ def test_close_frees_the_slot_after_the_frame_that_is_being_drawn(tts, gated):
 
 @pytest.fixture
 def alone(tts):
-    """What seed 1 gives when nobody else speaks."""
+    """The speech of seed 1 without other streams."""
     return speak(tts, seed=1)
 
 
@@ -116,7 +116,7 @@ def test_a_neighbour_of_a_closed_stream_loses_nothing(tts, alone, gated):
     assert np.array_equal(keep.codes, alone.codes)
 
 
-def test_closing_a_finished_stream_interrupts_nobody(tts, monkeypatch):
+def test_closing_a_finished_stream_interrupts_no_other(tts, monkeypatch):
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2)
     list(stream)
     interrupted = []
@@ -195,7 +195,7 @@ async def test_leaving_an_async_stream_cancels_it(tts):
     raise AssertionError("the slot was never freed")
 
 
-def test_a_reader_whose_event_loop_is_gone_harms_nobody(tts, alone):
+def test_a_reader_whose_event_loop_is_closed_harms_no_other(tts, alone):
     loop = asyncio.new_event_loop()
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24)
     stream._state.outbox._waiter = loop, asyncio.Event()
@@ -303,6 +303,34 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
         assert "3 launches in a row hung" in tts.failure.what
         with pytest.raises(KernelTimeout, match=r"takes no more requests.*\n.*planted hang"):
             tts.stream(TEXT, voice=VOICE, seed=1)
+
+
+def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monkeypatch):
+    def losing(slots, num_frames, *args):
+        result = step(slots, num_frames, *args)
+        if len(slots) < 3:
+            return result
+        result.codes[1:] = 0  # one launch of two streams that hung
+        return replace(
+            result,
+            num_frames=(result.num_frames[0], 0, 0),
+            failures=dict.fromkeys((1, 2), KernelTimeout("planted hang")),
+        )
+
+    with tiny_engine(num_slots=3) as tts:
+        step = tts._loop._decoder.step
+        monkeypatch.setattr(tts._loop._decoder, "step", losing)
+        expected = speak(tts, seed=1, max_frames=8).codes
+        for _ in range(4):
+            # Each of these steps of all three loses two; the next, of the first alone, is whole.
+            wait_until(lambda: not tts.num_active)
+            with tts._loop._changed:  # admitted in one turn
+                streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8) for _ in range(3)]
+            np.testing.assert_array_equal(Speech.collect(streams[0]).codes, expected)
+            for stream in streams[1:]:
+                with pytest.raises(KernelTimeout, match="planted hang"):
+                    list(stream)
+            assert tts.failure is None
 
 
 def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):

@@ -1,4 +1,4 @@
-"""Whose chunk the vocoder takes first, and whose waits, by what each reader has left to play."""
+"""Which stream's chunk the vocoder takes first, by what each reader has left to play."""
 
 import time
 
@@ -19,7 +19,7 @@ RATE, FRAME_SAMPLES = 24000, 1920
 
 
 class Vocoder:
-    """Notes whose frames it decodes, and how many."""
+    """Logs the streams whose frames it decodes, and how many."""
 
     lookahead = 0
 
@@ -36,7 +36,7 @@ class Vocoder:
 
 @pytest.fixture
 def room(monkeypatch):
-    """room(name=(lead, frames), ...): a delivery, its streams and the log of what it does."""
+    """room(name=(lead, frames), ...): a delivery, its streams and the log of its vocoder."""
 
     def build(is_asynchronous=False, **streams):
         log, made = [], {}
@@ -88,7 +88,7 @@ def test_the_stream_that_is_about_to_run_dry_comes_first(room):
 
 @pytest.mark.parametrize("is_due", [True, False])
 def test_a_stream_far_ahead_waits_while_another_is_hungry(room, is_due):
-    """Whether the hungry stream's chunk is due or its frames are still being drawn."""
+    """The hungry stream's chunk is due, or its frames are still being drawn."""
     far, hungry = FAR_AHEAD_S + 1, HUNGRY_S - 0.3
     delivery, streams, log = room(far=(far, 10), hungry=(hungry, 4))
     if not is_due:
@@ -113,7 +113,7 @@ def test_where_the_device_is_asynchronous_every_chunk_is_started_before_one_is_w
     assert log[2:] == [("deliver", 1), ("deliver", 10)]
 
 
-def test_what_waited_is_spoken_when_the_hungry_stream_has_ended(monkeypatch):
+def test_a_stream_that_waited_is_spoken_after_the_hungry_one(monkeypatch):
     """One stream far ahead of its reader, and short ones that are hungry from first to last."""
     with tiny_engine(backend="torch", num_slots=2) as tts:
         options = {"voice": VOICE, "chunk_frames": 4}

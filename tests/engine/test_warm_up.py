@@ -1,4 +1,4 @@
-"""The warm-up: all that ordinary requests run has run once before the first of them."""
+"""The warm-up runs everything that ordinary requests run, before the first of them."""
 
 from collections import defaultdict
 
@@ -8,12 +8,13 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.records import Sampling
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 
 @pytest.fixture
 def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
-    """How many frames decoders have drawn, by the way in which they were asked to."""
+    """The number of frames that decoders have drawn, by sampling."""
     frames: dict[Sampling, int] = defaultdict(int)
     launch = FrameDecoder.launch
 
@@ -28,7 +29,7 @@ def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
 
 @pytest.mark.parametrize("backend", ["torch", "cpu", "emulation"])
 def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend):
-    """The first frame, which comes from the prompt, and one behind it."""
+    """The first frame, which comes from the prompt, and a later one."""
     with TTSEngine.from_pretrained("tiny-random-base", backend=backend) as engine:
         warmed = dict(frames_by_sampling)
         own = engine._sampling
@@ -37,21 +38,27 @@ def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend)
     assert set(warmed) == {own, greedy} and min(warmed.values()) >= 2
 
 
-def test_every_codebook_and_every_chunk_size_has_been_drawn_and_decoded(monkeypatch):
-    draws, chunks = set(), set()
-    draw, decode = sampling.draw, Vocoder.step
+def test_every_codebook_has_been_drawn_greedily_and_at_random(monkeypatch):
+    draws, draw = set(), sampling.draw
 
     def noting_draw(logits, **options):
         draws.add((options["do_sample"], options["codebook"]))
         return draw(logits, **options)
 
+    monkeypatch.setattr(sampling, "draw", noting_draw)
+    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+        groups = engine.config.talker.num_code_groups
+    assert draws == {(at_random, group) for at_random in (True, False) for group in range(groups)}
+
+
+@pytest.mark.parametrize(("backend", "vocoder"), [("torch", Vocoder), ("cpu", CpuVocoder)])
+def test_every_chunk_size_has_been_decoded(monkeypatch, backend, vocoder):
+    chunks, decode = set(), vocoder.step
+
     def noting_step(self, codes, states):
         chunks.add(codes.shape[1])
         return decode(self, codes, states)
 
-    monkeypatch.setattr(sampling, "draw", noting_draw)
-    monkeypatch.setattr(Vocoder, "step", noting_step)
-    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
-        groups = engine.config.talker.num_code_groups
-    assert draws == {(at_random, group) for at_random in (True, False) for group in range(groups)}
+    monkeypatch.setattr(vocoder, "step", noting_step)
+    TTSEngine.from_pretrained("demo-voice", backend=backend).close()
     assert chunks >= {1, 2, 4, 8, 10}

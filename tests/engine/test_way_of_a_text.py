@@ -28,7 +28,7 @@ def called(frame) -> tuple[str, str]:
 
 
 def test_a_text_goes_through_the_calls_of_the_table_in_their_order():
-    """A call counts when it returns: the last one waits for the chunk of the others."""
+    """A call counts when it returns, because the last one waits for the chunk of the others."""
     table, seen = listed(), []
 
     def profile(frame, event, argument):
@@ -51,7 +51,7 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order():
     assert seen == table
 
 
-def test_a_step_of_the_kernel_is_as_deep_as_the_page_says(monkeypatch):
+def test_a_step_of_the_kernel_has_the_depth_of_the_page(monkeypatch):
     stacks = []
     with tiny_engine(backend="emulation") as tts:
         library = type(tts._loop._decoder.library)

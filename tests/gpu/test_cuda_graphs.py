@@ -13,7 +13,7 @@ from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 
 @pytest.fixture
 def notes(monkeypatch):
-    """What happens to graphs, in order; while one is recorded, `recording` is in it."""
+    """A list of what happens to graphs, in order; `recording` is in it while one is recorded."""
     log = []
 
     class Graph:

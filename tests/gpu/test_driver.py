@@ -1,4 +1,4 @@
-"""Whether driver, GPU and torch go together, and what is said where they do not."""
+"""Whether driver, GPU and torch fit together, and the errors if they do not."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_a_driver_that_is_too_old_is_named(old_driver, demand):
     assert "cu124" in caught.value.hint
 
 
-def test_auto_goes_on_without_a_gpu_and_says_why(old_driver, caplog):
+def test_auto_goes_on_without_a_gpu_and_reports_why(old_driver, caplog):
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("cpu", "cpu")
     assert "supports CUDA 12.4" in chosen.why and "update the driver" in caplog.text

@@ -1,4 +1,4 @@
-""".ci/run: what it installs before it tests."""
+""".ci/run: the nvcc that it installs before it tests."""
 
 import re
 import shutil
@@ -61,6 +61,13 @@ def test_ci_has_an_nvcc_before_it_tests_reads_their_reports_and_ends_with_the_fi
     assert "set -euo pipefail" in SCRIPT
     steps = [line for line in SCRIPT.splitlines() if line.startswith("make ")]
     assert steps == ["make nvcc", "make test", "make test-ci", "make test-cpu", "make ledger"]
+
+
+def test_the_tests_that_ci_runs_alone_are_slow():
+    """pytest fails where it finds no test, but only after the half hour of `make` before it."""
+    files = re.findall(r"pytest -m slow (\S+)", SCRIPT)
+    assert len(files) == 2
+    assert all("@pytest.mark.slow" in (ROOT / name).read_text(encoding="utf-8") for name in files)
 
 
 def test_the_ledger_reads_the_reports_that_the_tests_write():

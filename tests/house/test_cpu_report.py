@@ -1,4 +1,4 @@
-"""What `make test` prints last is what its tests have cost, in every worker and its children."""
+"""`make test` prints at its end the CPU time of its tests, of all workers and their children."""
 
 import os
 import re
@@ -20,7 +20,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2", "--dist", "loadfile"]])
-def test_every_files_cpu_time_is_told_and_the_sum_comes_last(tmp_path, workers):
+def test_every_files_cpu_time_is_printed_and_the_sum_comes_last(tmp_path, workers):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     before = os.times()

@@ -1,4 +1,4 @@
-"""What is in deploy/: it cannot be built here, so it is linted and held against the server."""
+"""The files of deploy/, which cannot be built here, are linted and compared with the server."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def services(name: str) -> dict:
 
 
 def serve_options(words: list[str]) -> object:
-    """What our command line makes of a container's command; refuses what it does not know."""
+    """Parse a container's command as `serve` does; unknown options end the test."""
     words = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in words]  # compose's defaults
     entrypoint = instruction("ENTRYPOINT")
     assert entrypoint[:3] == ["python", "-m", "qwen_megakernel"]

@@ -1,4 +1,4 @@
-"""docs/coming-from.md: what it says to type is taken, and what it replaces is not."""
+"""docs/coming-from.md: its commands are accepted, and the names that they replace are not."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands are ones that our parsers take, its names exist."""
+"""docs/operations.md: the parsers accept its commands, and its names exist."""
 
 import re
 import shlex

@@ -62,5 +62,5 @@ def test_a_checkpoint_is_compared_with_another(run_here, monkeypatch, tmp_path, 
         run_line(run_here, monkeypatch, line)
 
 
-def test_the_page_says_of_the_overlap_what_the_program_says():
+def test_page_and_program_agree_on_the_overlap():
     assert codes_file.OVERLAP.told in " ".join(PAGE.split())

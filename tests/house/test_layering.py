@@ -1,4 +1,4 @@
-"""The house: a room imports only rooms on lower floors, and importing the package costs nothing."""
+"""The house: a room imports only rooms below it, and importing the package loads no torch."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what stands above it in this list.
 FLOORS = """
-    errors  choices
+    errors  choices  installing
     gpu  native  voice  signals
     records  audio
     checkpoint
@@ -35,7 +35,7 @@ MODULES = {
 
 
 def imports(module: str) -> Iterator[str]:
-    """Our modules that a module imports, at its top or inside its functions."""
+    """The package's modules that a module imports, at its top or inside its functions."""
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]

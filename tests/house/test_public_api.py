@@ -1,4 +1,4 @@
-"""What users and scripts import and run stays where it is, wherever the code behind it lives."""
+"""The names that users and scripts import and run exist, wherever their code is."""
 
 import importlib
 import subprocess
@@ -56,12 +56,12 @@ def test_the_gpu_check_answers_help():
     assert done.returncode == 0 and "usage" in done.stdout
 
 
-def test_the_module_tells_its_version(run_here: CommandsHere):
+def test_the_module_prints_its_version(run_here: CommandsHere):
     done = run_here("-m", "qwen_megakernel", "--version")
     assert done.returncode == 0 and __version__ in done.stdout
 
 
-def test_the_command_tells_its_version():
+def test_the_command_prints_its_version():
     command = [Path(sys.executable).with_name("qwen-megakernel"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and __version__ in done.stdout

@@ -1,4 +1,4 @@
-"""The README says what is so: its commands run, its tables come from result files."""
+"""The README is true: its commands run, and its tables come from result files."""
 
 import json
 import os
@@ -56,8 +56,8 @@ TRICKY = """It costs $5 & `touch ran`; $(shell touch ran) "she" said: it's \\n 1
         (["TEXT=-5 degrees"], TRICKY, "-5 degrees"),
     ],
 )
-def test_make_demo_says_the_text_as_it_is(argument, variable, said, tmp_path):
-    """With a Python that only tells how it was called, and wants to keep its bytecode."""
+def test_make_demo_passes_the_text_on_unchanged(argument, variable, said, tmp_path):
+    """The Python of this test only prints its arguments, and checks that it writes bytecode."""
     for name in ("requirements.txt", "setup.py"):  # older than what is ready
         shutil.copy2(ROOT / name, tmp_path)
     python = tmp_path / "bin" / "python"

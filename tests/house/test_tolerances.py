@@ -2,6 +2,7 @@
 
 import ast
 import operator
+from collections.abc import Iterator
 
 import pytest
 from commands import ROOT
@@ -48,11 +49,21 @@ def number(node: ast.expr) -> float | None:
     return None
 
 
+def parts(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, without what an `if` of two values asks, and without indices."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if (type(node), name) not in ((ast.IfExp, "test"), (ast.Subscript, "slice")):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from parts(child)
+
+
 def has_literal(node: ast.expr, largest: float) -> bool:
     """Whether a number of up to `largest`, 0 apart, stands in an expression."""
     return any(
         value is not None and SMALLEST < value <= largest
-        for value in (number(each) for each in ast.walk(node) if isinstance(each, ast.expr))
+        for value in (number(each) for each in parts(node) if isinstance(each, ast.expr))
     )
 
 
@@ -83,6 +94,47 @@ def given(tree: ast.Module) -> dict[str, list[ast.expr]]:
     return values
 
 
+def is_difference(node: ast.expr) -> bool:
+    """Whether an expression has the size of something without its sign, which is compared with a
+    tolerance, however large: `abs(a - b)`, `(a - b).abs().max()`."""
+    return any(isinstance(each, ast.Call) and name_of(each) == "abs" for each in ast.walk(node))
+
+
+def is_rounded(node: ast.expr) -> bool:
+    """Whether an expression is rounded to some digits: `round(x, 6)`."""
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return any(name_of(each) in ("round", "around") and len(each.args) > 1 for each in calls)
+
+
+def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
+    """What a comparison holds something against, and up to which size that is a tolerance."""
+    sides = [compare.left, *compare.comparators]
+    found = [(side, float("inf")) for side in sides if is_rounded(side)]
+    for left, order, right in zip(sides, compare.ops, sides[1:], strict=False):
+        if isinstance(order, ORDERS):
+            small, large = (left, right) if isinstance(order, ORDERS[:2]) else (right, left)
+            found += [(small, LARGEST), (large, float("inf") if is_difference(small) else LARGEST)]
+    return found
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Of variables."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def decides(node: ast.AST, asserted: set[str]) -> list[ast.expr]:
+    """The expressions by which a statement lets a test fail: its own, or of a name it sets."""
+    if isinstance(node, ast.Assert):
+        return [node.test]
+    if isinstance(node, ast.Assign) and any(names_in(each) & asserted for each in node.targets):
+        return [node.value]
+    if isinstance(node, ast.If):
+        calls = [each for line in node.body for each in ast.walk(line)]
+        if any(isinstance(each, ast.Call) and name_of(each) == "fail" for each in calls):
+            return [node.test]
+    return []
+
+
 def literal_tolerances(source: str) -> list[int]:
     """Lines that hold a tolerance of their own, or take their library's."""
     tree = ast.parse(source)
@@ -91,13 +143,15 @@ def literal_tolerances(source: str) -> list[int]:
     def is_literal(node: ast.expr, largest: float, seen: frozenset[str] = frozenset()) -> bool:
         if has_literal(node, largest):
             return True
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - seen
+        names = {each.id for each in parts(node) if isinstance(each, ast.Name)} - seen
         return any(
             is_literal(value, max(largest, LARGEST_NAMED), seen | names)
             for name in names
             for value in values.get(name, [])
         )
 
+    asserts = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    asserted = set().union(*map(names_in, asserts))
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -106,11 +160,9 @@ def literal_tolerances(source: str) -> list[int]:
             if name_of(node) in COMPARERS and not words and not unpacks:
                 found.add(node.lineno)
             found |= {node.lineno for each in words.values() if is_literal(each, float("inf"))}
-        comparisons = ast.walk(node.test) if isinstance(node, ast.Assert) else []
-        for each in comparisons:
-            if isinstance(each, ast.Compare) and isinstance(each.ops[0], ORDERS):
-                sides = (each.left, *each.comparators)
-                found |= {each.lineno for side in sides if is_literal(side, LARGEST)}
+        for each in [each for part in decides(node, asserted) for each in ast.walk(part)]:
+            if isinstance(each, ast.Compare):
+                found |= {each.lineno for side, most in limits(each) if is_literal(side, most)}
     return sorted(found)
 
 
@@ -136,6 +188,12 @@ def test_a_test_takes_its_tolerances_from_the_file_of_all(path):
         "NEAR = 0.15\nassert error < NEAR",
         "F32, BF16 = 2e-5, 0.05\nassert error < (F32 if exact else BF16)",
         "near = 1e-5 if exact else 0\nassert_close(a, b, atol=near, rtol=0)",
+        "assert np.abs(a - b).max() <= 1",
+        "assert (a - b).abs().max() <= 3 * step",
+        "ok = abs(a - b) < 1e-5\nassert ok",
+        "if abs(a - b) > 1e-5:\n    pytest.fail('far away')",
+        "assert round(x, 6) == 1",
+        "assert np.round(x, 3).tolist() == [1.0]",
         "LIMITS = {'f32': 2e-6}\nassert error < LIMITS[dtype]",
         "BF16 = 0.15\n@parametrize('limit', [None, param(BF16)])\ndef f(limit):\n"
         "    assert error < limit",
@@ -152,6 +210,8 @@ def test_a_tolerance_of_its_own_is_found(source):
         "assert_close(a, b, atol=NEAR, rtol=0)",
         "assert_close(a, b, **near)",
         "assert a == 2.0**-24 and 0.05 < share and count > 0",
+        "assert abs(a - b).max() <= NEAR and round(x) == 3 and max(a) < 5",
+        "if x < 1e-5:\n    x = 0",
         "stack = Stack(rms_norm_eps=1e-6)\nassert stack.size < 3",
         "def f(a, b): return a if a < 1e-5 else b",
     ],

@@ -1,4 +1,4 @@
-"""The codes of some twenty requests are what they were when `truths.json` was written."""
+"""The codes of some twenty requests are those of `truths.json`."""
 
 import json
 from pathlib import Path

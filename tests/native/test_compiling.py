@@ -40,6 +40,20 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
+def test_a_library_is_found_by_what_its_compiler_says_of_itself_and_not_by_where_it_lies(
+    recipe, tmp_path
+):
+    def key(folder: str, version: int, *words: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        path = tmp_path / folder / "compiler"
+        path.write_text(f"#!/bin/sh\n[ $# -gt 0 ] && echo release {version}\n")
+        path.chmod(0o755)
+        return replace(recipe, compiler=" ".join([str(path), *words])).key
+
+    assert key("here", 1) == key("there", 1)
+    assert len({key("here", 1), key("here", 2), key("here", 1, "-target", "x")}) == 3
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path):
     pid = tmp_path / "pid"
     hanging = script(tmp_path, f"sleep 600 & echo $! > {pid}; wait")
@@ -65,6 +79,17 @@ def test_a_compiler_that_hangs_before_it_says_its_version_is_named(recipe, tmp_p
     with pytest.raises(BuildError, match=r"--version did not end within 0.5 s\.\n.*\n.* set CXX"):
         compiling.compiled(replace(recipe, compiler=str(hanging)))
     assert time.monotonic() - started < 10
+
+
+def test_a_compiler_at_work_is_told_of_every_few_seconds(recipe, tmp_path, monkeypatch, caplog):
+    assert compiling.SECONDS_BETWEEN_WORDS < 10
+    monkeypatch.setattr(compiling, "SECONDS_BETWEEN_WORDS", 0.4)
+    caplog.set_level("INFO", compiling.__name__)
+    slow = script(tmp_path, f'sleep 1; exec {recipe.compiler} "$@"')
+    compiling.compiled(replace(recipe, compiler=slow, limit_seconds=60))
+    first, *between, last = caplog.messages
+    assert first == "Compiling the answer, once ..." and last.startswith("Compiled the answer in ")
+    assert len(between) >= 2 and all(line.endswith(" s so far") for line in between)
 
 
 def test_a_compiler_that_fails_leaves_nothing_and_the_next_one_builds(recipe, tmp_path):

@@ -15,6 +15,7 @@ import soundfile
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, assert_error, http_post, serving, sse
 from tiny_speech import tiny_engine
+from tolerances import PCM16_STEP
 
 TEXT = "Hello there, how are you today?"
 
@@ -275,7 +276,7 @@ def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypat
     assert list(facts) == ["phase", "n_steps", "n_samples", "elapsed_ms", "audio"]
     assert (facts["phase"], facts["n_steps"], facts["n_samples"]) == ("done", 5, 5 * 1920)
     samples, rate = read_wav(base64.b64decode(facts["audio"]))
-    assert rate == 24000 and np.abs(samples.astype(int) - speech).max() <= 1
+    assert rate == 24000 and np.abs(samples.astype(int) - speech).max() <= PCM16_STEP
 
 
 @pytest.mark.parametrize("event_format", [None, "phases"])

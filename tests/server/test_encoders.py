@@ -1,12 +1,14 @@
 """Encoders of streams: what has left stays as it is, and what is held back comes at the end."""
 
 import io
+import sys
 import wave
 
 import numpy as np
 import pytest
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
 
 RATE = 24000
@@ -60,6 +62,13 @@ def test_lossy_formats_take_the_bits_of_speech(demo_speech, response_format, opt
     streamed = encoder.encode(demo_speech) + encoder.finish()
     for data in (streamed, encode_whole(response_format, demo_speech, RATE, **options)):
         assert least < len(data) * 8 / (len(demo_speech) / RATE) / 1000 < most
+
+
+def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingPackageError, match="PyAV") as refused:
+        new_encoder("aac", RATE)
+    assert refused.value.hint == "pip install av"
 
 
 @pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])

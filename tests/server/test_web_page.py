@@ -222,6 +222,20 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
     assert sampling.repetition_penalty == 1.1
 
 
+def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        page.get_by_text("More settings").click()
+        box = page.get_by_label("Read numbers")
+        expect(box).not_to_be_checked()  # as this model does by itself
+        for _ in range(2):
+            speak(page, "5 kg")
+            finished(page)
+            box.check()
+    assert [stream.text for stream in engine.streams] == ["5 kg", "five kilograms"]
+
+
 def test_errors_are_told_and_the_next_request_works(open_page: Open) -> None:
     engine = FakeEngine(refusal=EngineBusy("8 requests waiting (limit 8)."))
     with serving(engine) as server:

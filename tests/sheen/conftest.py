@@ -47,7 +47,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dataset_file(recordings: Path, codec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `prepare` makes of the recordings."""
+    """The dataset that `prepare` makes of the recordings."""
     from qwen_megakernel.sheen.training.prepare import prepare
 
     path = tmp_path_factory.mktemp("dataset") / "dataset.jsonl"

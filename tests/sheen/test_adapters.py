@@ -1,4 +1,4 @@
-"""A trained voice behind everything that speaks: Pipecat, HTTP, the command line."""
+"""A trained voice behind Pipecat, HTTP and the command line."""
 
 import asyncio
 
@@ -8,7 +8,8 @@ from sheen_toys import HELLO, MORNING, TEXTS, speaker
 
 from qwen_megakernel.checkpoint import hub
 from qwen_megakernel.cli import main
-from qwen_megakernel.engine.speech_engine import Files, SpeechEngine
+from qwen_megakernel.engine.speech_engine import SpeechEngine
+from qwen_megakernel.records import Files
 
 OPTIONS = {"seed": 11, "max_frames": 8}
 
@@ -20,11 +21,11 @@ def engine(trained):
 
 
 def pcm_of(engine, text):
-    """What the engine says by itself."""
+    """The engine's speech without an adapter."""
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS))
 
 
-def test_what_every_engine_tells_is_told(engine):
+def test_the_engine_has_the_attributes_of_every_family(engine):
     """Demos, server and benchmarks read these of any family."""
     for name in SpeechEngine.__annotations__:
         getattr(engine, name)
@@ -128,7 +129,7 @@ def test_http_streams_events(engine, live):
     assert done["n_samples"] == 2048 * done["n_steps"] == len(pcm_of(engine, HELLO)) // 2
 
 
-def test_http_tells_the_one_voice_and_refuses_others(live):
+def test_http_lists_the_only_voice_and_refuses_others(live):
     listed = live.client.get("/v1/audio/voices").json()["voices"]
     assert [voice["id"] for voice in listed] == ["my-voice"]
     answer = live.speak(HELLO, voice="nobody")
@@ -180,15 +181,13 @@ def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
     code, told = sheen("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
     assert code == 4 and "has no config.json" in told
     code, told = sheen("verify", "snac", "--snac", "./nothing")
-    assert code == 4 and "no folder ./nothing, and it is no hub id" in told
+    assert code == 4 and "no folder ./nothing, and it is not a hub id" in told
     words = ("--output", tmp_path, "--precision", "fp32", "--snac", trained / "snac")
     code, told = sheen("train", tmp_path / "none.jsonl", *words, "--model", trained)
     assert code == 2 and "none.jsonl cannot be read" in told
 
 
-def test_a_dataset_that_is_not_there_is_told_before_anything_is_downloaded(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_missing_dataset_is_reported_before_any_download(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("asked the hub"))
     assert run("sheen", "prepare", tmp_path) == 2
     assert "metadata.csv cannot be read: No such file" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_frame_is_one_code_of_the_first_layer_two_of_the_second_four_of_the_th
     result = draw(model, 2)
     assert result.codes[0].tolist() == [[5, 1, 1, 7, 7, 7, 7]] * 2
     assert (result.num_frames, result.ended) == ((2,), (False,))
-    read = model.read_ids[0]  # all but the last token, which nobody asked about yet
+    read = model.read_ids[0]  # all but the last token, which the next step reads
     assert read == [*PROMPT.tolist(), *TOKENS.ids_of(result.codes[0])[:-1]]
 
 
@@ -74,7 +74,7 @@ def test_the_end_is_offered_behind_the_first_frame(order):
     likely = {token(0, 5): 4.0, token(1, 1): 6.0, token(3, 7): 7.0}
 
     class InOrder(FixedModel):
-        """Only what belongs is likely, and the end behind a frame."""
+        """Makes only the right tokens likely, and the end behind a frame."""
 
         def logits(self, hidden, first=0, count=None):
             place = (len(self.read_ids[0]) - len(PROMPT)) % 7
@@ -153,8 +153,8 @@ def test_an_open_text_waits_for_its_end():
 
 def test_what_does_not_fit_is_refused():
     made = decoder(FixedModel())
-    with pytest.raises(TextTooLong, match="takes 9 tokens; this voice was trained with at most 8"):
+    with pytest.raises(TextTooLong, match="has 9 tokens; this voice was trained with at most 8"):
         made.prefill(0, torch.arange(9), GREEDY, seed=0, part=0)
     assert num_positions(8, 20, 148) == 148
-    with pytest.raises(UsageError, match=r"takes 148 positions; the model has 147\.\n.*19 or less"):
+    with pytest.raises(UsageError, match=r"needs 148 positions; the model has 147\.\n.*19 or less"):
         num_positions(8, 20, 147)

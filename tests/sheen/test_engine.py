@@ -104,7 +104,7 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
 
 
 def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
-    """One frame and what the codec sees ahead are enough, of a speech of many frames."""
+    """The first chunk needs one frame and the codec's lookahead, of a speech of many frames."""
     decoder, drawn, drawn_before_chunk = engine._loop.stages.decoder, [], []
     step, deliver = decoder.step, StreamState.deliver
 
@@ -124,7 +124,7 @@ def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, mo
     assert drawn_before_chunk[0] == 1 + codec.lookahead < len(drawn)
 
 
-def test_a_seed_is_one_speech_and_company_does_not_change_it(engine):
+def test_a_seed_is_one_speech_and_other_streams_do_not_change_it(engine):
     options = {"max_frames": 8} | WARM
     alone = engine.synthesize(HELLO, seed=5, **options).codes.tolist()
     streams = [engine.stream(text, seed=5, **options) for text in (MORNING, HELLO, MORNING)]
@@ -196,7 +196,7 @@ def test_async_iteration_is_the_same_speech(engine):
     assert np.abs(sound - engine.synthesize(HELLO, seed=2, max_frames=6).audio).max() < PCM16
 
 
-def test_one_voice_and_no_language_are_told(engine):
+def test_the_engine_lists_one_voice_and_no_language(engine):
     assert engine.voices == ["my-voice"] and engine.languages == ["auto"]
     assert engine.find_voice(None) == engine.find_voice("my-voice") == "my-voice"
 
@@ -211,7 +211,7 @@ def test_one_voice_and_no_language_are_told(engine):
         ([HELLO], {"language": "german"}, UnknownLanguage, "german"),
         (["..."], {}, EmptyText, ""),
         ([HELLO], {"temperature": 0}, UsageError, "temperature is 0"),
-        ([], {}, UsageError, "not both and not neither"),
+        ([], {}, UsageError, "either a text or text_open=True"),
     ],
 )
 def test_what_one_voice_cannot_do_is_refused(engine, arguments, options, error, words):
@@ -231,7 +231,7 @@ def test_a_recording_is_encoded_as_the_dataset_was(engine, recordings, samples):
     assert codes.tolist() == samples[0].frames.tolist()
 
 
-def test_a_closed_engine_says_so(trained):
+def test_a_closed_engine_raises_its_error(trained):
     engine = speaker(trained)
     engine.close()
     with pytest.raises(EngineClosed):
@@ -243,7 +243,7 @@ def test_a_closed_engine_says_so(trained):
     [
         ({"dtype": "int8"}, UsageError, "dtype is 'int8'"),
         ({"order": "guess"}, UsageError, "order is 'guess'; known: repair, refuse"),
-        ({"max_frames": 600}, UsageError, "max_frames is 600, which with the prompt takes 5224"),
+        ({"max_frames": 600}, UsageError, "max_frames is 600, which with the prompt needs 5224"),
         ({"num_slots": 0}, UsageError, "num_slots is 0"),
         ({"voices": "."}, TaskError, "A folder of voices cannot be used"),
     ],
@@ -283,7 +283,7 @@ def test_a_model_of_another_training_is_refused(voice_folder, base_folder):
         speaker(voice_folder)
 
 
-def test_the_families_are_told_apart_by_their_files(trained, model_folder):
+def test_the_families_are_distinguished_by_their_files(trained, model_folder):
     with families.load_engine(str(trained), warmup=False) as engine:
         assert isinstance(engine, SheenEngine)
     tiny = str(model_folder("tiny-random"))

@@ -70,11 +70,13 @@ def test_no_two_codes_share_a_token(audio):
 def test_a_token_out_of_its_place_is_named(audio):
     ids = audio.ids_of(codes.interleave(EXAMPLE_LAYERS))
     wrong = [*ids[:8], ids[0], *ids[9:]]
-    with pytest.raises(TokenOrderError, match="<snac_l1_100> at place 2 of a frame, where layer 2"):
+    with pytest.raises(
+        TokenOrderError, match="<snac_l1_100> is at place 2 of a frame, where layer 2"
+    ):
         audio.frames_of(wrong)
-    with pytest.raises(TokenOrderError, match="<audio_end> at place 1"):
+    with pytest.raises(TokenOrderError, match="<audio_end> is at place 1"):
         audio.frames_of([audio.end_id])
-    with pytest.raises(TokenOrderError, match="text token 5 at place 1"):
+    with pytest.raises(TokenOrderError, match="text token 5 is at place 1"):
         audio.frames_of([5])
     with pytest.raises(TokenOrderError, match="13 audio tokens are no whole number"):
         audio.frames_of(ids[:13])

@@ -1,4 +1,4 @@
-"""Commands, as users type them and pages tell them: in a process of their own, or sooner, here."""
+"""Runs commands that users type and pages show: in a new process, or faster in this one."""
 
 import io
 import os
@@ -25,7 +25,7 @@ def lines(page: str) -> list[str]:
 
 
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python command`, in any folder, with the package of this checkout."""
+    """Run `python command`, in any folder, with the package of this checkout."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
@@ -37,7 +37,7 @@ def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.Co
 
 
 def start(*command: object) -> subprocess.Popen[str]:
-    """The same, to be interrupted while it runs."""
+    """Start `python command`, which the test may interrupt."""
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def start(*command: object) -> subprocess.Popen[str]:
 
 
 class CommandsHere:
-    """The same without a new process and the seconds in which it imports torch.
+    """Runs commands without a new process and the seconds in which it imports torch.
 
     Messages of `logging` are pytest's here: where they matter, a test uses `run`.
     """
@@ -76,7 +76,7 @@ class CommandsHere:
                 runpy.run_path(str(ROOT / name), run_name="__main__")
         except SystemExit as ended:
             code = ended.code or 0
-        if isinstance(code, str):  # which Python tells as it exits
+        if isinstance(code, str):  # Python prints it as it exits
             print(code, file=sys.stderr)
             code = 1
         return subprocess.CompletedProcess(command, code, *self._capsys.readouterr())

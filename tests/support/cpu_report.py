@@ -1,8 +1,8 @@
-"""What a run of the tests costs: CPU-minutes in all, and the ten files that cost most of them.
+"""Reports the CPU-minutes of a run of the tests, and those of its ten most expensive files.
 
-It is CPU time, since what a clock shows depends on what else the machine does: that of the tests
-and of the processes that they start and wait for, in every worker of pytest-xdist, from the start
-of the interpreter on. Daemons that no test waits for (Ray's) are not in it.
+CPU time does not depend on other work of the machine. It is that of the tests and of the processes
+that they start and wait for, in every worker of pytest-xdist, from the start of the interpreter on.
+Daemons that no test waits for (Ray's) are not included.
 """
 
 import os
@@ -33,10 +33,10 @@ class CpuReport:
         return self._config.pluginmanager.hasplugin("dsession")
 
     def _charge(self, name: str) -> None:
-        """What was spent since the last call is `name`'s."""
+        """Add the time since the last call to `name`."""
         times = os.times()
         spent = times.user + times.system
-        if not self._is_controller:  # whose children are the workers, who count themselves
+        if not self._is_controller:  # its children are the workers, which count themselves
             spent += times.children_user + times.children_system
         self._seconds[name] += spent - self._counted
         self._counted = spent
@@ -45,7 +45,7 @@ class CpuReport:
         self._charge(START)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if not self._is_controller:  # which hears of the workers' tests as well
+        if not self._is_controller:  # it also gets the events of the workers' tests
             self._charge(nodeid.split("::")[0])
 
     @pytest.hookimpl(optionalhook=True)
@@ -54,7 +54,7 @@ class CpuReport:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
-        """A worker sends, behind which it ends; the others print, behind all that pytest prints."""
+        """Send the figures of a worker before it ends; print the others after pytest's output."""
         if hasattr(self._config, "workeroutput"):
             self._charge(CONTROL)
             self._config.workeroutput["cpu_seconds"] = dict(self._seconds)

@@ -1,4 +1,4 @@
-"""An engine that hums: the public face of `TTSEngine`, with faults that can be planted.
+"""An engine that hums: the public methods of `TTSEngine`, with faults that can be planted.
 
 Speech takes `letter_s` per letter, at a pitch of its own for each request, so a test can tell whose
 audio it hears and how much of the text was spoken.
@@ -22,6 +22,9 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.pipecat.word_timestamps import count_letters
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.text.languages import resolve_language, supported_languages
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading, TextReader
+from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.voice import Voice
 
@@ -32,13 +35,13 @@ STORY = "Once upon a time there was a very small house at the edge of a wood. "
 
 
 class FakeEngine:
-    """Speaks on `num_slots` slots; more requests wait their turn.
+    """Speaks on `num_slots` slots; further requests wait.
 
     Args:
         rtf: seconds to make a second of audio.
         letter_s: seconds of audio per letter (word_timestamps.count_letters).
         first_delay_s: before the first chunk, for the prefill.
-        silent_frames: without a sound, before the first word.
+        silent_frames: silent frames before the first word.
         refusal: raised for every request.
         fail_after: frames after which a request fails with `error`.
         stall_after: frames after which a request delivers nothing more, ever.
@@ -66,7 +69,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
         self.reference_cache_hits, self.ignores_instruct = 0, False
-        self.failure: QwenTTSError | None = None  # why it takes nothing more, for good
+        self.failure: QwenTTSError | None = None  # set: it takes no more requests
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
@@ -77,6 +80,8 @@ class FakeEngine:
         self.speaking: set[FakeStream] = set()
         self.closed = False
         self._slots = asyncio.Semaphore(num_slots)
+        self._reading = Reading()
+        self.normalizes = False
 
     def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
         if isinstance(voice, str) and voice not in self.voices:
@@ -90,6 +95,8 @@ class FakeEngine:
         text_open: bool = False,
         language: str = "auto",
         seed: int | None = None,
+        normalize: str = "auto",
+        lexicon: Lexicon | None = None,
         **options: Any,
     ) -> "FakeStream":
         if self.closed:
@@ -109,7 +116,7 @@ class FakeEngine:
             seed=7 if seed is None else seed,
             **options,
         )
-        stream = FakeStream(self, request)
+        stream = FakeStream(self, request, self._reading.reader(normalize, language, lexicon))
         self.streams.append(stream)
         return stream
 
@@ -122,10 +129,13 @@ class FakeEngine:
 class FakeStream:
     """One request."""
 
-    def __init__(self, engine: FakeEngine, request: SpeechRequest):
+    def __init__(self, engine: FakeEngine, request: SpeechRequest, reader: TextReader | None):
         self.engine, self.request = engine, request
         self.seed, self.finish_reason = request.seed, None
+        self.reader, self.is_normalized = reader, reader is not None
         self.text = request.text or ""
+        if reader and request.text is not None:
+            self.text = reader.whole(request.text)
         self.text_ended = request.text is not None
         self.sent = b""
         self.num_frames = 0
@@ -143,6 +153,16 @@ class FakeStream:
         """One for each letter."""
         return count_letters(self.text)
 
+    @property
+    def spoken_text(self) -> str:
+        return self.text
+
+    @property
+    def spoken_pieces(self) -> tuple[Piece, ...]:
+        if self.reader:
+            return self.reader.spoken.pieces
+        return (Piece(self.text, 0, len(self.text), is_kept=True),)
+
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """[num_frames, 16]; the first code of a frame is its number."""
         codes = np.zeros((chunk.num_frames, 16), dtype=np.int32)
@@ -152,10 +172,12 @@ class FakeStream:
     def feed(self, text: str) -> None:
         if self.text_ended:
             raise UsageError("text has ended")
-        self.text += text
+        self.text += self.reader.feed(text) if self.reader else text
         self._changed.set()
 
     def end_text(self) -> None:
+        if self.reader:
+            self.text += self.reader.end()
         self.text_ended = True
         self._changed.set()
 
@@ -206,7 +228,7 @@ class FakeStream:
         leaving = asyncio.ensure_future(self._wait_for_cancel())
         try:
             await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # of whoever reads: a slot that is free later is not ours
+        except asyncio.CancelledError:  # of the reader: a slot that gets free later is another's
             if not entering.cancel() and entering.result():
                 self.engine._slots.release()
             raise

@@ -1,4 +1,4 @@
-"""A local server that speaks as much of the hub's protocol as huggingface_hub needs to download."""
+"""A local server with as much of the hub's protocol as a download by huggingface_hub needs."""
 
 import hashlib
 import threading

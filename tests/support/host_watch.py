@@ -1,4 +1,4 @@
-"""Whether work could be recorded in a CUDA graph, seen without a GPU."""
+"""Checks without a GPU whether work could be recorded in a CUDA graph."""
 
 from collections import Counter
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class NoHostMode(TorchDispatchMode):
     """Counts operations; refuses any whose result the host would learn, or that comes from it.
 
-    Meant for the "meta" device, whose tensors have no values: whoever reads one fails there too.
+    Meant for the "meta" device, whose tensors have no values, so that reading one fails, too.
     """
 
     ALWAYS_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")

@@ -17,11 +17,12 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Prefill, Sampling
 
 
 def has_nvcc() -> bool:
-    """Whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
+    """Return whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
     try:
         build.find_nvcc()
     except BuildError:
@@ -29,9 +30,7 @@ def has_nvcc() -> bool:
     return True
 
 
-needs_nvcc = pytest.mark.skipif(
-    not has_nvcc(), reason='no nvcc: pip install "qwen_megakernel[nvcc]"'
-)
+needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason=f"no nvcc: {install_command('nvcc')}")
 
 TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
 CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
@@ -143,3 +142,25 @@ def start(decoder: Any, slot: int, sampling: Sampling, *, seed: int, positions: 
     dtype = decoder.embeddings.dtype
     prefill = Prefill(embeds.to(dtype), rows[1:].to(dtype), rows[0].to(dtype))
     decoder.prefill(slot, prefill, sampling, seed=seed << 20, part=seed % 3)
+
+
+def lose_a_block(decoder: Any) -> None:
+    """Make the first barrier of the decoder's next launch wait for a block that never arrives."""
+    controls = decoder._buffers.controls
+    controls.words[controls.free[0], 0] = -1
+
+
+def is_clean(decoder: Any) -> bool:
+    """Whether every launch that has ended left its control block and its tickets as they were."""
+    controls = decoder._buffers.controls
+    return len(controls.free) == len(controls) and not (
+        controls.words.any() or controls.tickets.any()
+    )
+
+
+def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
+    """Let so many blocks be resident, and give a decoder's launches all of them; a GPU has its
+    own."""
+    if decoder.device.type == "cpu":
+        monkeypatch.setenv("EMULATION_SMS", str(num_blocks))
+        monkeypatch.setattr(decoder.launcher, "num_blocks", num_blocks)

@@ -20,7 +20,7 @@ SPEECH = "/v1/audio/speech"
 
 
 class LiveServer:
-    """What a test holds: the address, and what goes on inside."""
+    """The test's handle on a server: its address and its state."""
 
     def __init__(self, address: tuple[str, int], running: Any):
         self.address, self.running = address, running
@@ -29,7 +29,7 @@ class LiveServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The server's."""
+        """The event loop of the server."""
         return self.running.servers[0].get_loop()
 
     @property
@@ -49,7 +49,7 @@ class LiveServer:
         return socket.create_connection(self.address, timeout=20)
 
     def connect_slowly(self) -> socket.socket:
-        """A connection for which the kernel holds next to nothing."""
+        """A connection for which the kernel buffers almost nothing."""
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(self.address)
@@ -112,7 +112,7 @@ def serving(
 
 
 def assert_error(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
-    """The answer is an error in our form; returns what it says."""
+    """Check that the answer is an error of the server's form, and return its fields."""
     assert answer.status_code == status
     assert answer.headers["x-request-id"]
     facts = answer.json()["error"]

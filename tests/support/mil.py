@@ -1,8 +1,8 @@
-"""Core ML's part without an Apple machine: the programs in .mlpackage files, run by PyTorch.
+"""Runs the programs in .mlpackage files with PyTorch, in place of Core ML on an Apple machine.
 
-What is read is what is on disk. Every operation computes in float32 and is rounded to the type that
-the program gives its result, which is what float16 costs at least; Core ML's own order of sums, and
-what the Neural Engine does inside an operation, are not here.
+The programs are read from disk. Every operation computes in float32 and is rounded to the type of
+its result, which is the least error of float16; Core ML's own order of sums, and the Neural
+Engine's arithmetic inside an operation, are not emulated.
 """
 
 import functools
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @functools.cache
 def torch_types() -> dict[type, torch.dtype]:
-    """By Core ML's. coremltools is imported late: it takes seconds of each who collects tests."""
+    """Torch's dtypes by Core ML's. coremltools is imported late, because it takes seconds."""
     from coremltools.converters.mil.mil import types
 
     return {
@@ -39,7 +39,7 @@ class State:
 
 
 class EmulatedModel:
-    """The face of `coremltools.models.MLModel` that a decoder uses."""
+    """The methods of `coremltools.models.MLModel` that a decoder uses."""
 
     def __init__(self, path: str):
         import coremltools as ct
@@ -65,7 +65,7 @@ class EmulatedModel:
     def predict(
         self, inputs: dict[str, np.ndarray], state: State | None = None
     ) -> dict[str, np.ndarray]:
-        """One run of the program.
+        """Run the program once.
 
         Raises:
             ValueError: other inputs, shapes or types than the program declares; no state.
@@ -120,7 +120,7 @@ def plain(value: Any) -> Any:
 
 
 def widened(value: Any) -> Any:
-    """What an operation computes with."""
+    """Return the value that an operation computes with."""
     if isinstance(value, list):
         return [widened(each) for each in value]
     is_half = isinstance(value, Tensor) and value.dtype == torch.float16
@@ -128,7 +128,7 @@ def widened(value: Any) -> Any:
 
 
 def constant(operation: Any) -> Any:
-    """Of a const, or of an 8-bit matrix with a scale for each row."""
+    """Return the value of a const, or of an 8-bit matrix with a scale for each row."""
     if operation.op_type == "const":
         return plain(operation.outputs[0].val)
     assert operation.op_type == "constexpr_blockwise_shift_scale", operation.op_type
@@ -145,7 +145,7 @@ def numbers(value: Any) -> list[int]:
 
 
 def taken(x: Tensor, begin: Any, end: Any, stride: Any = None, **masks: Any) -> tuple:
-    """The index of a slice: of each axis a range, or one place, and the axis goes."""
+    """Return the index of a slice: for each axis a range, or one place, which drops the axis."""
     no, steps = [False] * x.ndim, [1] * x.ndim if stride is None else numbers(stride)
     from_first, to_last, one = (masks.get(f"{m}_mask", no) for m in ("begin", "end", "squeeze"))
 

@@ -1,4 +1,4 @@
-"""What a test does with the web page in a browser, and what it sees and hears of it."""
+"""Drives the web page in a browser, and records what it shows and plays."""
 
 import shutil
 from pathlib import Path
@@ -36,9 +36,9 @@ AudioBufferSourceNode.prototype.start = function (when) {
 
 
 def slow_clock(page: Any) -> None:
-    """Lets the page's player see a tenth of the time pass: nothing that comes is late.
+    """Slow the clock of the page's player to a tenth, so that no audio comes late.
 
-    Where this machine is late, the page rightly leaves a gap.
+    If this machine is late, the page rightly leaves a gap.
     """
     page.evaluate(
         """() => {

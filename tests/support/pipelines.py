@@ -67,7 +67,7 @@ class Recorder(FrameProcessor):
 
 
 class WavOutput(BaseOutputTransport):
-    """A loudspeaker: takes a chunk in the time it lasts, and keeps what was heard."""
+    """A loudspeaker: plays each chunk in real time, and keeps what it has played."""
 
     def __init__(self, sample_rate: int = 24000, speed: float = 1.0):
         super().__init__(
@@ -159,13 +159,13 @@ class Run:
         await self.send(frame)
 
     async def turn(self, *pieces: str) -> None:
-        """What an LLM sends for one answer."""
+        """Send what an LLM sends for one answer."""
         await self.send(
             LLMFullResponseStartFrame(), *map(LLMTextFrame, pieces), LLMFullResponseEndFrame()
         )
 
     async def interrupt(self) -> None:
-        """Barge in, as a user aggregator does: from in front of the service."""
+        """Interrupt, as a user aggregator does, from in front of the service."""
         await self.before.broadcast_interruption()
 
     async def until(
@@ -185,17 +185,17 @@ class Run:
 
     @property
     def engine(self) -> FakeEngine:
-        """What the service speaks with."""
+        """The engine of the service."""
         return self.tts._engine
 
     @property
     def sent(self) -> bytes:
-        """All the audio that the engine has handed out."""
+        """All the audio that the engine has delivered."""
         return b"".join(stream.sent for stream in self.engine.streams)
 
     @property
     def slack_s(self) -> float:
-        """How late this machine may have made what is handed on from task to task."""
+        """How late this machine may have made data that tasks pass to each other."""
         return 10 * self._late_s()
 
     # ---- what happened -------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Run:
 
 @contextlib.contextmanager
 def logged(level: str = "WARNING") -> Iterator[list[str]]:
-    """The lines that Pipecat's logger gets meanwhile."""
+    """The lines that Pipecat's logger gets in the block."""
     lines: list[str] = []
     handler = logger.add(lines.append, level=level, format="{message}")
     try:

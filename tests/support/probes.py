@@ -60,7 +60,7 @@ class Probes:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32):
         self.config, self.dtype = config, dtype
-        # Lets matrices of both kinds stand side by side; whether one is int8, its caller says.
+        # Allows matrices of both kinds; the caller says whether one is int8.
         precision = str(dtype).removeprefix("torch.")
         target = build.Target(None, precision, int8=("talker",), probes=True)
         self.library = ctypes.CDLL(str(build.build(config, target)))

@@ -1,6 +1,6 @@
-"""Toys of every kind of checkpoint: the official wrapper and our builder on the same weights.
+"""Toys of every kind of checkpoint: the official wrapper and `PromptBuilder` on the same weights.
 
-What the official code would decode is caught where it hands over to the talker.
+The input of the official talker is caught where the official code calls it.
 """
 
 import json
@@ -99,7 +99,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 class Handover(Exception):
-    """Carries what the official code was about to decode."""
+    """Carries the input of the official talker."""
 
 
 class OfficialEmbeddings:
@@ -129,7 +129,7 @@ class OfficialEmbeddings:
 
 
 class Toy:
-    """The official wrapper and our builder on the same random weights."""
+    """The official wrapper and `PromptBuilder` on the same random weights."""
 
     def __init__(self, folder, model_type: str, model_size: str = "1b7"):
         qwen_tts = official.package()
@@ -152,7 +152,7 @@ class Toy:
         self.builder = PromptBuilder(self.config, self.embeddings)
 
     def assert_official(self, method: str, *, voice=None, theirs=None, **request):
-        """`method` of the wrapper hands over the prompt that we build for the same request.
+        """Check that `method` of the wrapper gives the talker the prompt of the same request.
 
         Args:
             theirs: further arguments of the method.
@@ -170,7 +170,7 @@ class Toy:
         raise Handover(inputs)
 
     def build(self, text_open: bool = False, **request):
-        """Our prompt; `request` as for `SpeechRequest`."""
+        """Build the prompt of `SpeechRequest(**request)`."""
         request = SpeechRequest(text=TEXT, **request)
         voice = request.voice
         transcript = voice.transcript if isinstance(voice, Voice) else None
@@ -179,7 +179,7 @@ class Toy:
 
 
 def assert_same_prompt(prefill, call, **kwargs) -> None:
-    """`call` of the official code hands the talker the same prompt as `prefill`."""
+    """Check that `call` of the official code gives the talker the prompt `prefill`."""
     with pytest.raises(Handover) as caught:
         call(**kwargs)
     inputs = caught.value.args[0]  # inputs_embeds, trailing_text_hidden, ...

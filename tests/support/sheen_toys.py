@@ -48,5 +48,5 @@ QWEN2_CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
-    "initializer_range": 0.1,  # else the past hardly matters to what follows
+    "initializer_range": 0.1,  # with less, past tokens hardly affect the next
 }

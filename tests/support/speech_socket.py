@@ -1,4 +1,4 @@
-"""A client of the WebSocket for tests: what it says, and what it hears."""
+"""A client of the WebSocket for tests."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def say(socket: ClientConnection, kind: str, **facts: Any) -> None:
 
 
 async def hear(socket: ClientConnection) -> dict[str, Any] | bytes:
-    """The next event, or bytes."""
+    """Return the next event, or bytes."""
     message = await asyncio.wait_for(socket.recv(), 20)
     return message if isinstance(message, bytes) else json.loads(message)
 
@@ -38,7 +38,7 @@ async def hear(socket: ClientConnection) -> dict[str, Any] | bytes:
 async def hear_until(
     socket: ClientConnection, kind: str = "session.done"
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """Events and audio up to an event of `kind`."""
+    """Return events and audio up to an event of `kind`."""
     events, audio = [], b""
     while True:
         heard = await hear(socket)
@@ -51,7 +51,7 @@ async def hear_until(
 
 
 async def speak(socket: ClientConnection, *pieces: str) -> tuple[list[dict[str, Any]], bytes]:
-    """An utterance in pieces, and what is heard of it."""
+    """Send an utterance in pieces, and return its events and audio."""
     for piece in pieces:
         await say(socket, "input.text", text=piece)
     await say(socket, "input.done")

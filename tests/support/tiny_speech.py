@@ -5,7 +5,7 @@ from typing import Any
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.stream import Speech, SpeechStream
 
-# What decodes where a test is about something else; `pytest --backend cpu` sets another.
+# The backend of tests about something else; `pytest --backend cpu` sets another.
 default_backend = "torch"
 
 TEXT = "Hello there, how are you today?"
@@ -21,12 +21,12 @@ def tiny_engine(
 
 
 def speak(tts: TTSEngine, **options: Any) -> Speech:
-    """24 frames of `TEXT`, unless `options` say otherwise."""
+    """Speak 24 frames of `TEXT`, unless `options` say otherwise."""
     return tts.synthesize(TEXT, **({"voice": VOICE, "max_frames": 24} | options))
 
 
 def feed_and_end(stream: SpeechStream, *pieces: str) -> SpeechStream:
-    """The stream, which is given the rest of its text and read to its end."""
+    """Feed the stream the rest of its text, read it to its end, and return it."""
     for piece in pieces:
         stream.feed(piece)
     stream.end_text()

@@ -43,6 +43,8 @@ AUDIO_F64 = 1e-13
 
 # 16-bit samples: half a step of rounding on each side, and one step where a float sum tips over.
 PCM16 = 1.5 / 32768
+# The same where samples are the integers themselves: one step.
+PCM16_STEP = 1
 
 # Core ML's models at the released shapes, of the largest of what is expected: every result is
 # rounded to float16; the speech decoder's samples are float32, for AUDIO_GPU_F32's reasons.
@@ -153,6 +155,10 @@ MANY_WEIGHTS, FEW_WEIGHTS = 0.02, 0.05
 # Moments of 400,000 normal numbers: six standard errors of a mean.
 NORMAL_MOMENTS = 0.01
 
+# The spread of a random tensor of 512 values and more against that of another one, a share of it;
+# and the last digits of the distance of two float32 logits of order 10.
+DRAWN_SPREAD, LOGIT_DISTANCE = 0.2, 2e-6
+
 # Draws of 10,000 exponential gaps: three standard errors of their mean (1 %) and spread (1.4 %);
 # and of the variance of 500 counts (6 %).
 GAP_MEAN, GAP_SPREAD, COUNT_VARIANCE = 0.03, 0.05, 0.15
@@ -183,6 +189,31 @@ CPU_SECONDS = 1
 # on synthetic voices: of the codes that this one was taught it gets 31 % wrong; of a voice that
 # rambles, nearly all. The few sentences of the default run scatter more.
 WORD_ERROR_RATE, WORD_ERROR_RATE_OF_FEW = 0.36, 0.55
+
+
+# ---- multiples of these, and limits of single tests ----------------------------------------------
+
+# Samples of a vocoder whose last layer is 30 times as loud: thirty times their roundings.
+LOUD_AUDIO_F32 = 30 * AUDIO_F32
+# The snake's formula against float64, where its own check at first use allows a tenth.
+SNAKE_F64 = 10 * SNAKE_F32
+# Hidden states of the trainer's network, packed, of their largest: sums in another order.
+TRAINER_HIDDEN = 5 * LOGITS_F32
+# int8: half a step, which is what rounding to the next one can do.
+HALF_A_STEP = 0.5
+# The same of the largest value where the scale itself is rounded: to bf16, or to float32.
+INT8_GROUP_SLACK, INT8_ROW_SLACK = 1 + 127 / 128, 1.0002
+# The fourth moment of 400,000 normal numbers (its own deviation is 0.016).
+NORMAL_KURTOSIS = 0.1
+# Loudness that a lossy format keeps, of the original's.
+LOSSY_LOUDNESS = 0.1
+# Bits of entropy by which an utterance that repeats one period may seem to fall.
+HEALTHY_ENTROPY_DROP = 0.1
+
+
+# The stages of an emulated frame against the whole: the sum of medians over a few frames, on cores
+# that other programs use too. A stage that is counted twice is off by more.
+STAGE_SUM = 0.2
 
 
 def nearly(expected: Any) -> Any:

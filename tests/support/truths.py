@@ -1,8 +1,8 @@
 """Requests whose codes are committed (`tests/house/truths.json`), for every backend of a CPU.
 
-The codes say that a change of the code's shape changed nothing else; `tests/house/test_truths.py`
-draws them again. Samples are float sums and differ between CPUs, so they are compared with what
-another commit makes of the same requests on the same machine:
+Equal codes show that a refactoring changed no result; `tests/house/test_truths.py` draws them
+again. Samples are float sums and differ between CPUs, so they are compared with those of another
+commit for the same requests on the same machine:
 
     python tests/support/truths.py --base COMMIT    compare codes and samples, bit for bit
     python tests/support/truths.py --write          write truths.json anew
@@ -133,7 +133,7 @@ def speak(case: Case, sheen_folder: Path) -> list[tuple[np.ndarray, np.ndarray]]
 
 @contextlib.contextmanager
 def _held(engine: Any) -> Iterator[None]:
-    """The engine begins nothing until the block is over, so that streams always begin together.
+    """The engine starts no stream before the end of the block, so that all begin together.
 
     Samples may differ in their last bit by how many streams the vocoder turns into audio at once.
     """
@@ -193,7 +193,7 @@ def write_sheen_voice(folder: Path) -> None:
 
 
 def record(folder: Path) -> None:
-    """Speak every case; what was made goes into folder/NAME.npz."""
+    """Speak every case, and write codes and samples to folder/NAME.npz."""
     for index, case in enumerate(cases()):
         made = speak(case, folder / SHEEN)
         arrays = {f"codes{row}": codes for row, (codes, _) in enumerate(made)}
@@ -202,7 +202,7 @@ def record(folder: Path) -> None:
 
 
 def write(path: Path) -> None:
-    """Speak every exact case; a line of JSON for each stream."""
+    """Speak every exact case, and write a line of JSON for each stream."""
     with tempfile.TemporaryDirectory() as scratch:
         write_sheen_voice(Path(scratch) / SHEEN)
         found = {
@@ -218,7 +218,7 @@ def write(path: Path) -> None:
 
 
 def compare_with(commit: str) -> int:
-    """Speak every case here and in a worktree of `commit`; the number of cases that differ."""
+    """Speak every case here and in a worktree of `commit`; return how many cases differ."""
     different = 0
     with tempfile.TemporaryDirectory() as scratch:
         tree, here, there = (Path(scratch) / name for name in ("tree", "here", "there"))

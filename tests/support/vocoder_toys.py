@@ -1,4 +1,4 @@
-"""Vocoders with random weights under which every branch is heard, and codes for them."""
+"""Vocoders with random weights under which every branch is audible, and codes for them."""
 
 import math
 import random

@@ -17,9 +17,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 
 @contextlib.asynccontextmanager
 async def lateness() -> AsyncIterator[Callable[[], float]]:
-    """Watches the event loop: the function says by how many seconds it was late at worst.
+    """Watch the event loop; the yielded function returns its greatest delay in seconds.
 
-    What plays in real time is late by as much on a machine that is busy.
+    Real-time playback is late by as much on a busy machine.
     """
     worst, nap = 0.0, 0.01
 

@@ -1,4 +1,4 @@
-"""A Wyoming server over an engine, and what its clients hear, for tests."""
+"""A Wyoming server on an engine, and its clients, for tests."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from qwen_megakernel.server.wyoming_server import WyomingServer
 
 @contextlib.asynccontextmanager
 async def serving(engine: Any, **settings: Any) -> AsyncIterator[int]:
-    """The port of a server, which is closed afterwards and has left nothing behind."""
+    """Yield the port of a server, which is closed afterwards and must leave nothing behind."""
     service = Service(engine, ServerSettings(**settings))
     listener = socket.create_server(("127.0.0.1", 0))
     server = WyomingServer(service, listener)

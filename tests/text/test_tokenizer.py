@@ -184,7 +184,7 @@ def test_white_space_at_the_ends_has_no_token(tokenizer, text):
         ("zero\u200dwidth\u200b stays", "zero\u200dwidth\u200b stays"),
     ],
 )
-def test_clean_drops_what_is_no_text(tokenizer, text, cleaned):
+def test_clean_drops_characters_that_are_not_text(tokenizer, text, cleaned):
     assert clean(text) == cleaned
     assert clean(cleaned) == cleaned
     assert tokenizer.encode(text).body.tolist() == tokenizer.token_ids(cleaned)
@@ -205,7 +205,7 @@ def test_one_letter_or_digit_is_enough(text):
     assert validate(f" {text}\n") == text
 
 
-def test_empty_text_says_whether_anything_was_there():
+def test_the_error_of_an_empty_text_quotes_what_was_there():
     with pytest.raises(EmptyText, match="empty after trimming"):
         validate(" \n")
     with pytest.raises(EmptyText, match=r"\.{20}…"):
@@ -262,7 +262,7 @@ def _with_large_id(path: Path) -> None:
         ("merges.txt", lambda path: path.write_text("zz qq\n"), "does not fit"),
         ("merges.txt", lambda path: path.write_text("one\n"), "does not fit"),
         ("merges.txt", lambda path: path.write_bytes(b"\xff\xfe"), "not UTF-8"),
-        ("merges.txt", lambda path: path.write_text("#version: 0.2\n"), "role takes 10 tokens"),
+        ("merges.txt", lambda path: path.write_text("#version: 0.2\n"), "role has 10 tokens"),
     ],
 )
 def test_damaged_files_are_refused(copied, name, damage, message):

@@ -1,4 +1,4 @@
-"""Text that a model cannot read is warned of, once, on every way to the engine."""
+"""Text that a model cannot read gives one warning, from Python and over HTTP."""
 
 import sys
 
@@ -49,7 +49,7 @@ def demo():
         (RELEASED, "α-particles and नमस्ते", ["Greek letters (α)", "Devanagari letters (नमस"]),
     ],
 )
-def test_what_is_met_is_named(languages, text, warnings):
+def test_foreign_scripts_and_markup_are_named(languages, text, warnings):
     found = TextWatch(languages).look(text)
     assert len(found) == len(warnings)
     assert all(expected in warning for warning, expected in zip(found, warnings, strict=True))
@@ -123,7 +123,7 @@ async def test_pipecat_logs_it_and_hands_it_to_who_listens(demo, caplog, mode):
     assert caplog.messages.count(f"The{GEORGIAN[3:]}.") == 1
 
 
-async def test_the_server_tells_its_clients(demo):
+async def test_the_server_warns_its_clients(demo):
     with serving(demo) as live:
         cold = live.speak("Hello.", voice="demo", max_new_tokens=3, temperature=0.1)
         assert cold.headers["x-warning"].startswith("temperature is 0.1, less than half of")

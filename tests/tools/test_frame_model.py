@@ -1,5 +1,7 @@
 """The calculated frame time: it follows the kernel's stages, and the page quotes it as it is."""
 
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("random-0.6b", "random-1.7b")
 
 
-def frame_ms(name, **changes):
-    design = tool.Design(**changes)
-    stages = tool.frame(parse_model_config(model_config(name)), design)
-    return tool.Block(design, stages).run() / 1000
+def frame_ms(name, constants=tool.IDEAL, **changes):
+    config = parse_model_config(model_config(name))
+    return tool.frame_ms(config, tool.Design(**changes), constants)
 
 
 def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers():
@@ -35,7 +36,7 @@ def test_nothing_beats_the_memory_and_more_look_ahead_never_costs(name):
     floor = num_bytes / tool.BANDWIDTH / 1000
     times = [frame_ms(name, forecast=n) for n in range(4)]
     assert times == sorted(times, reverse=True) and times[-1] > floor
-    assert times[0] > floor + len(stages) * (tool.BARRIER + tool.ENTER) / 1000 / 2
+    assert times[0] > floor + len(stages) * (tool.IDEAL.barrier + tool.IDEAL.enter) / 1000 / 2
     assert frame_ms(name, ring_tiles=5) > times[2] > frame_ms(name, fused_draws=True)
 
 
@@ -55,14 +56,56 @@ def test_int8_halves_the_bytes_of_its_stacks_and_nothing_else(name):
         assert len(changed) == 4 * num_layers  # a layer's products
 
 
-def test_the_page_says_what_the_tool_calculates(monkeypatch):
-    text = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
+@pytest.mark.parametrize("name", NAMES)
+def test_every_realistic_price_is_higher_and_together_they_cost_more_than_alone(name):
+    ideal, together = (frame_ms(name, each) for each in tool.CONSTANTS.values())
+    alone = []
+    for field in fields(tool.Constants):
+        price = {field.name: getattr(tool.REALISTIC, field.name)}
+        alone.append(frame_ms(name, replace(tool.IDEAL, **price)) - ideal)
+    assert min(alone) > 0 and together - ideal > max(alone)
+    assert together - ideal <= sum(alone) * 1.25  # an int8 tile and a draw are priced by two
+
+
+def test_measured_constants_are_taken_by_name(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["frame_model.py", "--set", "barrier=2.2,l2_latency=0.45"])
+    assert tool.main() == 0
+    printed = capsys.readouterr().out
+    (line,) = re.findall(r"^the kernel +(.*)", printed, re.M)
+    columns = line.split()
+    measured = replace(tool.REALISTIC, barrier=2.2)
+    assert columns == [
+        f"{frame_ms(name, constants):.2f}"
+        for constants in (tool.IDEAL, tool.REALISTIC, measured)
+        for name in NAMES
+    ]
+    for wrong in ("bandwidth", "barrier=fast", "bandwidth=3"):
+        monkeypatch.setattr("sys.argv", ["frame_model.py", "--set", wrong])
+        with pytest.raises(SystemExit):
+            tool.main()
+    assert "known constants: barrier, l2_latency" in capsys.readouterr().err
+
+
+def test_the_pages_say_what_the_tool_calculates():
+    page = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
+    log = (ROOT / "benchmarks" / "LOG.md").read_text()
     small, large = (f"{frame_ms(name):.2f} ms" for name in NAMES)
-    assert f"{small} for 0.6B and {large} for 1.7B" in text
+    assert f"{small} for 0.6B and {large} for 1.7B" in page
+    real = [f"{frame_ms(name, tool.REALISTIC):.2f}" for name in NAMES]
+    assert f"it is {real[0]} and {real[1]} ms" in page
+    assert f"the model says {real[0]} at realistic prices, {small.removesuffix(' ms')} at" in log
+    assert f"{real[1]} and {large.removesuffix(' ms')}. 2.02 must be met" in log
+    times = {}
+    for kind, constants in tool.CONSTANTS.items():
+        for weights, int8 in INT8_STACKS.items():
+            times[kind, weights] = [f"{frame_ms(n, constants, int8=int8):.2f}" for n in NAMES]
     for weights, words in (("int8-talker", "an int8 talker"), ("int8", "int8 in both")):
-        int8 = INT8_STACKS[weights]
-        times = [f"{frame_ms(name, int8=int8):.2f}" for name in NAMES]
-        assert f"{times[0]} and {times[1]} ms with {words}" in text
-    monkeypatch.setattr(tool, "BARRIER", 1.6)
-    slow = [f"{frame_ms(name):.2f}" for name in NAMES]
-    assert f"with barriers of 1.6 us it is {slow[0]} and {slow[1]} ms" in text
+        first, second = times["ideal", weights]
+        assert f"{first} and {second} ms with {words}" in page
+    talker, both = times["realistic", "int8-talker"], times["realistic", "int8"]
+    assert f"{talker[0]} and {talker[1]}, {both[0]} and {both[1]} at realistic ones" in page
+    assert f"{talker[0]} and {both[0]} ms; {talker[1]} and {both[1]}. Ideal: " in log
+    for name, size in zip(NAMES, ("0.6B", "1.7B"), strict=True):
+        rings = [f"{frame_ms(name, tool.REALISTIC, ring_tiles=n):.2f}" for n in (3, 4, 6)]
+        words = f"{rings[0]}, {rings[1]} and {rings[2]}{' ms' if size == '0.6B' else ''} ({size})"
+        assert words in log

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import run
-from tolerances import nearly
+from tolerances import HEALTHY_ENTROPY_DROP, nearly
 
 from benchmarks import common
 from tools import long_audio_test as tool
@@ -28,7 +28,7 @@ def test_a_healthy_and_a_decaying_utterance_differ():
     codes = np.stack([np.arange(200) % 64] * 16, axis=1)
     healthy = tool.examine("short", "Hello.", speech(codes))
     assert (healthy["steps"], healthy["duration_s"], healthy["cb0_repeat"]) == (200, 16.0, 0.0)
-    assert abs(healthy["entropy_drop_bits"]) < 0.1
+    assert abs(healthy["entropy_drop_bits"]) < HEALTHY_ENTROPY_DROP
     codes[100:] = 7
     decaying = tool.examine("long", "Hello.", speech(codes, "length"))
     assert decaying["cb0_repeat"] == 99 / 199

@@ -1,6 +1,7 @@
 """The calculated time of a prompt: what a block reads decides, and the pages quote it as it is."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = {name: parse_model_config(model_config(f"random-{name}")) for name in ("0.6b", "1.7b")}
 
 
-def ms(name: str, positions: int, **changes) -> float:
-    return prompt_model.prompt_us(CONFIGS[name], positions, **changes) / 1000
+def ms(name: str, positions: int, constants=frame_model.IDEAL, **changes) -> float:
+    return prompt_model.prompt_us(CONFIGS[name], positions, constants, **changes) / 1000
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -30,7 +31,7 @@ def test_more_positions_take_longer_and_teams_never_do(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_nothing_beats_the_memory_or_the_barriers(name, monkeypatch):
+def test_nothing_beats_the_memory_or_the_barriers(name):
     stack = CONFIGS[name].talker.stack
     matrices = (stack.q_size + 2 * stack.kv_size + stack.q_size + 3 * stack.intermediate_size) * (
         stack.hidden_size
@@ -38,8 +39,8 @@ def test_nothing_beats_the_memory_or_the_barriers(name, monkeypatch):
     floor = 2 * matrices * stack.num_layers / frame_model.BANDWIDTH / 1000
     assert ms(name, 10) > floor
     before = ms(name, 110)
-    monkeypatch.setattr(prompt_model, "BARRIER", prompt_model.BARRIER + 1)
-    assert ms(name, 110) - before == nearly((5 * stack.num_layers + 1) / 1000)
+    slower = replace(frame_model.IDEAL, barrier=frame_model.IDEAL.barrier + 1)
+    assert ms(name, 110, slower) - before == nearly((5 * stack.num_layers + 1) / 1000)
 
 
 def test_rows_that_do_not_fit_are_read_for_every_round():
@@ -66,12 +67,16 @@ def test_the_pages_say_what_the_tool_calculates(capsys, monkeypatch):
     log = (ROOT / "benchmarks" / "LOG.md").read_text()
     for name in CONFIGS:
         for variant, changes in prompt_model.VARIANTS.items():
-            times = [f"{ms(name, n, **changes):.2f}" for n in prompt_model.POSITIONS]
-            assert re.search(rf"{name.upper()}, {variant} +{' +'.join(times)}\n", printed)
+            for kind, constants in reversed(frame_model.CONSTANTS.items()):
+                times = [f"{ms(name, n, constants, **changes):.2f}" for n in prompt_model.POSITIONS]
+                row = rf"{name.upper()}, {variant} +{' +'.join(times)}  {kind}\n"
+                assert re.search(row, printed)
             if "1024" not in variant:
                 assert f"| {name.upper()}, {variant} | {' | '.join(times)} |" in log
     text = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
     small, large = ([f"{ms(name, n):.2f}" for n in (10, 110)] for name in CONFIGS)
     assert f"ten positions is {small[0]} ms and one of 110 is {small[1]} for 0.6B" in text
-    assert f"{large[0]} and {large[1]} for 1.7B" in text
-    assert f"prompt of ten positions {small[0]}" in log and f"110 positions is {small[1]} ms" in log
+    assert f"{large[0]} and {large[1]} for 1.7B at ideal prices" in text
+    slow = [f"{ms(name, n, frame_model.REALISTIC):.2f}" for name in CONFIGS for n in (10, 110)]
+    assert f"{slow[0]} and {slow[1]}, {slow[2]} and {slow[3]} at realistic ones" in text
+    assert f"({slow[0]} and {slow[1]} at realistic prices)" in log

@@ -1,4 +1,4 @@
-"""The official package where it is missing or does not fit: our error, and nothing else loaded."""
+"""The errors of an official package that is missing or does not fit."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.validation import official
 
 
-def test_where_it_is_missing_nothing_is_imported_for_it(monkeypatch):
+def test_a_missing_official_package_imports_no_other(monkeypatch):
     imported = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(importlib, "import_module", imported.append)
@@ -17,7 +17,7 @@ def test_where_it_is_missing_nothing_is_imported_for_it(monkeypatch):
     assert not imported
 
 
-def test_what_it_raises_when_imported_is_our_error(monkeypatch):
+def test_an_error_of_its_import_becomes_ours(monkeypatch):
     def import_module(name):
         raise RuntimeError(f"{name} is of another version")
 

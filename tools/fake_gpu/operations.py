@@ -209,6 +209,9 @@ def _copy_here(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         return target.copy_(_copy(block, source))
     if not non_blocking and _runtime.fake_is_capturing(stream):
         _refuse(stream, "a copy that waits")
+    ordinary = not (source if target.is_cuda else target).is_pinned()
+    if not non_blocking or ordinary:
+        _check_may_wait()
     num_bytes = target.numel() * target.element_size()
     if _runtime.cudaMemcpyAsync(target.data_ptr(), source.data_ptr(), num_bytes, 4, stream):
         _refuse(stream, "a copy of ordinary memory")
@@ -226,7 +229,14 @@ def _item(tensor: Tensor) -> Any:
 def _wait(stream: int, what: str) -> None:
     if _runtime.fake_is_capturing(stream):
         _refuse(stream, what)
+    _check_may_wait()
     _runtime.cudaStreamSynchronize(stream)
+
+
+def _check_may_wait() -> None:
+    """As PyTorch, under `torch.cuda.set_sync_debug_mode("error")`."""
+    if torch.cuda.get_sync_debug_mode() == 2:
+        raise RuntimeError("called a synchronizing CUDA operation")
 
 
 def _refuse(stream: int, what: str) -> None:

@@ -42,8 +42,10 @@ class ForcedStreams:
         for _ in range(steps):
             forced = torch.randint(0, top, shape, generator=self._generator)
             started = time.perf_counter()
-            self._decoder.step(self._slots, self.FRAMES, forced)
+            result = self._decoder.step(self._slots, self.FRAMES, forced)
             wall.append(1000 * (time.perf_counter() - started))
+            for error in result.failures.values():
+                raise error
         return wall
 
 

@@ -3,10 +3,10 @@
 
 Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
 crashes the device does not stop the others, and what it had found by then is kept. This program
-writes result.json and log.txt into --out, else into gpu_NAME/ (or gpu_NAME_SET/) in $OUT or
-benchmarks/results/. A call runs one set of steps: `truth` is the first to run, the others are for
-further calls. `--emulation` runs the same steps on a CPU at toy size, which proves this program and
-says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
+writes result.json and log.txt into --out, else into gpu_NAME_SET/ in $OUT or benchmarks/results/. A
+call runs one set of steps, in the order of `SETS`. Libraries that are packed in build/carried are
+not compiled (carry.py). `--emulation` runs the same steps on a CPU at toy size, which proves this
+program and says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
 """
 
 import argparse
@@ -27,48 +27,63 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import machine
+from qwen_megakernel.native import compiling
+from tools.gpu_check import carried
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = Path(__file__).with_name("steps")  # a program; registry.py there has every step
 NO_GPU = 77
 
-# Seconds for each step of a set, in the order of what is missed most if time runs out.
+# The calls of a short hour, in their order; docs/gpu-setup.md says what each decides. Seconds for
+# each step, in the order of what is missed most if the time of the call runs out. A step that
+# compiles takes seconds where its libraries were carried (carry.py).
 SETS = {
-    "truth": {
+    "first": {
         "build": 150,
-        "validate_0.6b": 90,
-        "frame_times": 80,
-        "tests": 120,
         "microbenchmark": 45,
-        "endurance": 60,
-        "validate_1.7b": 110,
-        "benchmark": 100,
-        "sanitizer": 150,
+        "validate_tiny": 60,
+        "validate_0.6b": 60,
+        "frame_times": 70,
+        "stage_times": 60,
+    },
+    "why": {"variant_build": 150, "ncu": 45, "variants": 90, "tests": 110},
+    "changed": {
+        "build": 150,
+        "frame_times": 70,
+        "stage_times": 50,
+        "validate_0.6b_long": 70,
+        "validate_1.7b_long": 100,
     },
     "listeners": {
-        "engine_build": 150,
+        "build": 150,
         "first_sound": 90,
-        "open_loop": 150,
+        "prompt_times": 40,
+        "batch_curve": 90,
+        "open_loop": 75,
+    },
+    "reliability": {
+        "int8_build": 180,
+        "endurance": 50,
+        "abort": 40,
+        "two_engines": 40,
+        "sanitizer": 90,
+        "int8_validate_0.6b": 70,
+        "int8_frame_times": 60,
+    },
+    "more": {
+        "build": 150,
+        "benchmark": 100,
+        "open_loop_long": 160,
         "capacity": 150,
         "peers": 90,
         "texts": 90,
         "memory": 120,
-    },
-    "int8": {
-        "int8_build": 180,
-        "int8_validate_0.6b": 90,
-        "int8_frame_times": 90,
         "int8_validate_1.7b": 110,
-    },
-    "endurance": {
-        "engine_build": 150,
-        "abort": 45,
-        "two_engines": 45,
-        "batch_curve": 150,
         "million": 240,
     },
 }
-TOTAL_SECONDS = 510  # nine minutes with what comes before and after
+# Of each call, with what comes before and after.
+SECONDS = dict(zip(SETS, (240, 240, 240, 300, 300, 540), strict=True))
 TOY_FACTOR = 4  # where a CPU does the GPU's work, and compiles in the steps, too
 END_SECONDS = 4  # of a step that finishes early, to end in order
 LOG_LINES = 40  # of a failed step, shown again at the end
@@ -90,12 +105,12 @@ def main() -> int:
     # Of toys, no figure is one of a GPU.
     size = "--emulation" if args.emulation else "--toy" if args.toy else None
     name = args.name or (size.strip("-") if size else device_name())
-    if args.set != "truth":
-        name += f"_{args.set}"
     results = Path(os.environ.get("OUT") or ROOT / "benchmarks/results")
-    folder = Path(args.out or results / f"gpu_{name}")
+    folder = Path(args.out or results / f"gpu_{name}_{args.set}")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    if found := carried.unpack(carried.CARRIED, compiling.build_cache()):
+        print(f"{found} libraries were carried here.", flush=True)
     conditions = machine.Conditions(idle_seconds=0)  # a GPU's time is dear
     budgets = SETS[args.set]
     result: dict[str, Any] = {
@@ -274,20 +289,21 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser("gpu_check.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--name", help="name of the result folder (default: the GPU's)")
     parser.add_argument(
-        "--out", metavar="FOLDER", help="result folder (default: benchmarks/results/gpu_NAME)"
+        "--out", metavar="FOLDER", help="result folder (default: benchmarks/results/gpu_NAME_SET)"
     )
     parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the GPU")
-    parser.add_argument("--set", default="truth", choices=SETS, help="set of steps to run")
+    parser.add_argument("--set", default="first", choices=SETS, help="set of steps to run")
     parser.add_argument("--steps", help="steps of the set to run, separated by commas")
     parser.add_argument(
-        "--seconds", type=float, default=TOTAL_SECONDS, help="time for all steps together"
+        "--seconds", type=float, help="time for all steps together (default: by the set)"
     )
     parser.add_argument(
         "--commit", help="commit to write down where the checkout has no git history"
     )
     args = parser.parse_args()
     budgets = SETS[args.set]
+    args.seconds = args.seconds or SECONDS[args.set]
     args.steps = args.steps or ",".join(budgets)
     if unknown := set(args.steps.split(",")) - set(budgets):
         parser.error(f"unknown steps {', '.join(sorted(unknown))}; known: {', '.join(budgets)}")

@@ -37,7 +37,7 @@ REMOVALS = (
     (re.compile(r"__syncwarp\(\);"), ";"),
     (BARRIER, "(__syncthreads(), true)"),
     (BARRIER_WITH_WORK, r"(__syncthreads(), \1(), true)"),
-    (re.compile(r"copy_async_wait<(0|kSlots - 1)>\(\);"), ";"),
+    (re.compile(r"copy_async_wait<(0|kSlots - kCount)>\(\);"), ";"),
     (re.compile(r"add_acquire_release\(ticket, 1\)"), "atomicAdd(ticket, 1u)"),
 )
 
@@ -126,9 +126,22 @@ def main() -> int:
         help="keep the rows of the table that somebody noticed; for when lines have moved, or the "
         "program has changed and the sources have not",
     )
+    parser.add_argument(
+        "--stages",
+        metavar="NAMES",
+        help="keep such rows of all files but these, separated by commas: those that have changed "
+        f"of {', '.join(STAGES)}",
+    )
     args = parser.parse_args()
     csrc, rows, unnoticed = compiling.source_folder(), [], []
-    known = noticed_rows() if args.unnoticed else {}
+    changed = set((args.stages or "").split(",")) - {""}
+    if unknown := changed - set(STAGES):
+        parser.error(f"unknown stages {', '.join(sorted(unknown))}; known: {', '.join(STAGES)}")
+    known = {
+        key: row
+        for key, row in noticed_rows().items()
+        if args.unnoticed or (changed and key[0].removesuffix(".cuh") not in changed)
+    }
     with tempfile.TemporaryDirectory() as work_name:
         work = Path(work_name)
         objects = []

@@ -9,6 +9,7 @@ weights, which its team reads by itself, and all activations of the team's rows.
 import argparse
 import os
 import sys
+from itertools import product
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
@@ -18,20 +19,22 @@ from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.decoders.kernel import build, packing
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tools.kernel_study.frame_model import BANDWIDTH, BARRIER, ISSUE, L2_LATENCY, NUM_SMS
+from tools.kernel_study.frame_model import BANDWIDTH, CONSTANTS, IDEAL, NUM_SMS, Constants
 
 L2_BANDWIDTH = 5.5e6 / NUM_SMS  # bytes a microsecond that reach one SM
 TEAM_ROWS, MOST_TEAMS = 16, 8  # csrc/dims.cuh
 POSITIONS = (10, 30, 110, 200)  # where `benchmarks/measure.py first-sound` looks
 
 
-def attention_us(positions: int) -> float:
+def attention_us(positions: int, c: Constants) -> float:
     """Of the pass's last row: what instruction_profile.py --prompt counts for 10 and 110 positions
     (PTX), and qkv, cos and sin, the result."""
-    return (1985 + 74 * positions) / ISSUE + 3 * L2_LATENCY
+    return (1985 + 74 * positions) / c.issue + 3 * c.l2_latency
 
 
-def product_us(rows: int, num_blocks: int, width: int, out_size: int, in_size: int) -> float:
+def product_us(
+    rows: int, num_blocks: int, width: int, out_size: int, in_size: int, c: Constants = IDEAL
+) -> float:
     """A weight pass for `rows` rows of a team of `num_blocks` blocks, all teams at once.
 
     `width` columns of activations lie in shared memory.
@@ -40,11 +43,16 @@ def product_us(rows: int, num_blocks: int, width: int, out_size: int, in_size: i
     is_resident = in_size <= width or rows * (in_size + 4) <= TEAM_ROWS * (width + 4)
     loads = 1 if is_resident else -(-tiles // build.ROUND_TILES)
     num_bytes = tiles * packing.TILE_ROWS * in_size * 2 + loads * rows * in_size * 4
-    return max(num_bytes / L2_BANDWIDTH, 2 * out_size * in_size / BANDWIDTH) + L2_LATENCY
+    return max(num_bytes / L2_BANDWIDTH, 2 * out_size * in_size / BANDWIDTH) + c.l2_latency
 
 
 def prompt_us(
-    config: ModelConfig, positions: int, *, most_teams: int = MOST_TEAMS, width: int | None = None
+    config: ModelConfig,
+    positions: int,
+    c: Constants = IDEAL,
+    *,
+    most_teams: int = MOST_TEAMS,
+    width: int | None = None,
 ) -> float:
     """Microseconds of a prompt without cached positions; width None: as it is built for an H200."""
     stack = config.talker.stack
@@ -61,11 +69,12 @@ def prompt_us(
         (2 * stack.intermediate_size, stack.hidden_size),
         (stack.hidden_size, stack.intermediate_size),
     )
-    layer = sum(product_us(rows, num_blocks, width, *shape) + BARRIER for shape in products)
+    layer = sum(product_us(rows, num_blocks, width, *shape, c) + c.barrier for shape in products)
     total = 0.0
     for number in range(num_passes):
         seen = pass_rows * (number + 1)
-        total += stack.num_layers * (layer + attention_us(seen) + BARRIER) + L2_LATENCY + BARRIER
+        total += stack.num_layers * (layer + attention_us(seen, c) + c.barrier)
+        total += c.l2_latency + c.barrier
     return total
 
 
@@ -81,11 +90,12 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     head = "".join(f"{count:8}" for count in POSITIONS)
     print(f"{'ms of a prompt, calculated; positions':46}{head}")
-    for size in ("0.6b", "1.7b"):
+    for (constants, c), size in product(CONSTANTS.items(), ("0.6b", "1.7b")):
         config = parse_model_config(model_config(f"random-{size}"))
         for name, changes in VARIANTS.items():
-            times = [prompt_us(config, count, **changes) / 1000 for count in POSITIONS]
-            print(f"{size.upper() + ', ' + name:46}" + "".join(f"{ms:8.2f}" for ms in times))
+            times = [prompt_us(config, count, c, **changes) / 1000 for count in POSITIONS]
+            row = "".join(f"{ms:8.2f}" for ms in times)
+            print(f"{size.upper() + ', ' + name:46}{row}  {constants}")
     return 0
 
 

@@ -30,6 +30,7 @@ from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.int8 import check_weights
 from qwen_megakernel.errors import MissingPackageError, UsageError
+from qwen_megakernel.installing import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +112,7 @@ def coremltools() -> Any:
             return import_module("coremltools")
     except ImportError as error:
         raise MissingPackageError(
-            "Core ML needs coremltools, which is not installed.",
-            hint='pip install "qwen_megakernel[coreml]"',
+            "Core ML needs coremltools, which is not installed.", hint=install_command("coreml")
         ) from error
 
 

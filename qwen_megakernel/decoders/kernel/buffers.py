@@ -4,7 +4,7 @@ The structs hold addresses; the tensors behind them live as long as this object,
 keeps it until its last launch is over.
 """
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.kernel import packing
+from qwen_megakernel.decoders.kernel.controls import ControlBlocks
 from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
-    Control,
     Description,
     Model,
     SlotBuffers,
@@ -27,6 +27,8 @@ from qwen_megakernel.decoders.kernel.library import (
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import OutOfMemory
+
+TALKER = "model."  # what the names of the talker's weights begin with
 
 
 class KernelBuffers:
@@ -46,10 +48,18 @@ class KernelBuffers:
         if self.device.type == "cuda":
             self._check_memory(checkpoint, sizes.num_slots)
         self._alive: list[Tensor] = []
+        self.caches: dict[str, list[Tensor]] = {}  # keys and values of each stack
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
         self.model = self._load_model(checkpoint, sizes.num_slots)
         self.slots = self._allocate_slots(sizes.num_slots)
         self.workspace = self._allocate_workspace(description)
+        stacks = (self.config.talker.stack, self.config.predictor.stack)
+        num_heads = max(stack.num_kv_heads for stack in stacks)
+        self.controls = ControlBlocks(sizes.num_slots, description.max_rows, num_heads, self.device)
+        # The tokens of a prompt whose rows are all prepared embeddings.
+        self.prepared = torch.full(
+            (sizes.max_positions,), -1, dtype=torch.int32, device=self.device
+        )
 
     def _keep(self, tensor: Tensor) -> int:
         """The address of a tensor that lives as long as this object.
@@ -100,7 +110,7 @@ class KernelBuffers:
         predictor = self.config.predictor.stack
         predictor_slots = MAX_STREAMS, talker.num_code_groups
         return Model(
-            talker=self._load_stack(weights, "model.", talker.stack, num_slots, self.max_positions),
+            talker=self._load_stack(weights, TALKER, talker.stack, num_slots, self.max_positions),
             predictor=self._load_stack(
                 weights, "code_predictor.model.", predictor, *predictor_slots
             ),
@@ -129,14 +139,16 @@ class KernelBuffers:
             *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
         )
         layers = packing.pack_stack(weights, prefix, config, self.device, self.dtype)
+        caches = [self._zeros(*cache_shape, dtype=self.dtype) for _ in range(2)]
+        self.caches[prefix] = caches
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
             layers=self._keep(layers),
             final_norm=self._keep(norm),
             rope_cos=self._keep(cos),
             rope_sin=self._keep(sin),
-            keys=self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
-            values=self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            keys=self._keep(caches[0]),
+            values=self._keep(caches[1]),
             num_layers=config.num_layers,
             num_slots=num_slots,
             max_positions=max_positions,
@@ -152,8 +164,9 @@ class KernelBuffers:
         self.text_rows = self._zeros(num_slots, self.max_text_rows, width)
         self.pad_embed = self._zeros(num_slots, width)
         codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
+        self.hidden = self._zeros(num_slots, width)
         return SlotBuffers(
-            hidden=self._keep(self._zeros(num_slots, width)),
+            hidden=self._keep(self.hidden),
             codes=self._keep(codes),
             seen=self._keep(self.seen),
             text_rows=self._keep(self.text_rows),
@@ -161,16 +174,28 @@ class KernelBuffers:
             max_text_rows=self.max_text_rows,
         )
 
+    def workspace_of(self, control: int) -> Workspace:
+        """The workspace of a launch that has row `control` of the control blocks."""
+        workspace = Workspace.from_buffer_copy(self.workspace)
+        workspace.control = self.controls.words[control].data_ptr()
+        workspace.attention_tickets = self.controls.tickets[control].data_ptr()
+        return workspace
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Zeros for what a failed launch left behind, of which the next one may read some."""
+        for slot in slots:
+            self.hidden[slot] = 0
+            for cache in self.caches[TALKER]:
+                cache[:, slot].zero_()
+
     def _allocate_workspace(self, description: Description) -> Workspace:
         rows, splits = description.max_rows, description.max_splits
         most_rows = description.max_forward_rows
         stacks = (self.config.talker.stack, self.config.predictor.stack)
         vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
-        self.control = self._zeros(ctypes.sizeof(Control) // 4, dtype=torch.int32)
         # Written by the host while the kernel reads it: mapped memory, not the device's own.
         on_gpu = self.device.type == "cuda"
         self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
-        self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
         partials = max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)
         buffers = {
             "x": self._zeros(most_rows, max(s.hidden_size for s in stacks)),
@@ -180,8 +205,6 @@ class KernelBuffers:
             "mlp": self._zeros(most_rows, max(s.intermediate_size for s in stacks)),
             "logits": self._zeros(rows, vocab),
             "attention_partials": self._zeros(rows, partials),
-            "attention_tickets": self.tickets,
-            "control": self.control,
             "cancel": self.cancel,
-        }
+        }  # each launch has a control block and tickets of its own: `workspace_of`
         return Workspace(**{name: self._keep(buffer) for name, buffer in buffers.items()})

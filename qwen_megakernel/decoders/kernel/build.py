@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
@@ -50,7 +51,7 @@ EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 # A warning is a test's business: with another compiler, a kernel that spills a register is still
 # better than none.
 NVCC_FLAGS = (
-    *("-std=c++17", "-O3", "-cudart", "static"),
+    *("-std=c++17", "-O3", "-cudart", "static", "-lineinfo"),
     *("-Xcompiler", "-fPIC,-Wall", "-Xptxas", "-v,-warn-spills,-warn-lmem-usage"),
 )
 # nvcc knows "#pragma unroll" and lets vector types alias anything, as CUDA code expects.
@@ -68,6 +69,8 @@ class Target:
     weights: str  # "float32" | "bfloat16", of all that is not int8
     int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
+    stage_times: bool = False  # clock stamps of every block and stage (csrc/stage_times.cuh)
+    defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, beside or instead of ours
 
 
 def check_config(config: ModelConfig) -> None:
@@ -121,6 +124,10 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     values["WEIGHTS_F32"] = int(target.weights == "float32")
     values["TALKER_INT8"] = int("talker" in target.int8)
     values["PREDICTOR_INT8"] = int("predictor" in target.int8)
+    values["STAGE_TIMES"] = int(target.stage_times)
+    # L2 has forgotten a weight before it is read again: the predictor's layers of the released
+    # models, 157 MB, are more than any L2 holds. In int8 they are half, which some do hold.
+    values["WEIGHTS_EVICT_FIRST"] = int("predictor" not in target.int8)
     if target.arch is None:
         # Emulated shared memory is host memory: no limit worth modelling.
         tuning = (EMULATION_THREADS, CHUNK_COLS, CHUNK_COLS, EMULATION_ROUND_TILES)
@@ -138,7 +145,7 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
     names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
     names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
-    return values | dict(zip(names, tuning, strict=True))
+    return values | dict(zip(names, tuning, strict=True)) | dict(target.defines)
 
 
 def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:
@@ -190,7 +197,7 @@ def recipe(config: ModelConfig, target: Target) -> Recipe:
     check_config(config)
     folder = source_folder()
     # The longest first: on two cores it is then what the others fit beside.
-    names = ("step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
+    names = ("step_kernel.cu", "few_step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
     units = [folder / name for name in (("probes.cu",) if target.probes else names)]
     if target.arch is None:
         units += sorted((folder / "emulation").glob("*.cpp"))
@@ -225,7 +232,7 @@ def find_nvcc() -> str:
             return candidate
     raise BuildError(
         "No nvcc in PATH, CUDA_HOME, or the nvidia packages of this Python.",
-        'pip install "qwen_megakernel[nvcc]" brings one for CUDA 13; for CUDA 12 install '
+        f"{install_command('nvcc')} brings one for CUDA 13; for CUDA 12 install "
         "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
         "Meanwhile: --backend torch.",
     )

@@ -4,7 +4,7 @@ Python owns every buffer; the library allocates nothing. Every tensor is checked
 address crosses the border (library.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from qwen_megakernel.decoders.kernel.library import (
     check_tensor,
 )
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import ArchError, GenerationError, UsageError
+from qwen_megakernel.errors import ArchError, GenerationError, QwenTTSError, UsageError
 from qwen_megakernel.gpu.driver import is_built_for, no_gpu
 from qwen_megakernel.native.compiling import find_ninja
 from qwen_megakernel.records import StepResult
@@ -59,12 +59,19 @@ class KernelDecoder(BufferedDecoder):
         checkpoint: weights, perhaps of `int8.quantize`, and config.
         sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
             is exact, for tests and small models.
-        num_blocks: blocks of the grid; 0: as many as fit. Any number gives the same codes.
+        num_blocks: blocks of the grid; 0: as many as fit now. Any number gives the same codes.
+        defines: -D's that the library is compiled with beside its own (`build.Target`).
     Raises:
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: before anything runs.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, num_blocks: int = 0):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        sizes: DecoderSizes,
+        num_blocks: int = 0,
+        defines: Mapping[str, int] | None = None,
+    ):
         super().__init__(checkpoint.config, sizes)
         build.check_config(self.config)
         arch = None
@@ -75,15 +82,19 @@ class KernelDecoder(BufferedDecoder):
                 torch.cuda.get_device_name(self.device),
             )
         target = build.Target(
-            arch, str(self.dtype).removeprefix("torch."), int8=int8.int8_stacks(checkpoint.talker)
+            arch,
+            str(self.dtype).removeprefix("torch."),
+            int8=int8.int8_stacks(checkpoint.talker),
+            defines=tuple((defines or {}).items()),
         )
         self.library = KernelLibrary(build.build(self.config, target), self.config)
         with current(self.device):
-            self.library.max_blocks()  # refuses here, not at the first frame
+            most_blocks = self.library.max_blocks()  # refuses here, not at the first frame
         self._buffers = KernelBuffers(checkpoint, self.library.description, sizes)
         buffers = self._buffers
         self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed
-        self.launcher = Launcher(self.library, buffers, num_blocks)
+        self.launcher = Launcher(self.library, buffers, num_blocks or most_blocks)
+        self._failures: dict[int, GenerationError] = {}  # of prompts, by their slots
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
@@ -159,14 +170,17 @@ class KernelDecoder(BufferedDecoder):
             )
         except GenerationError:
             self._lose([slot])
+            self._buffers.forget([slot])
             raise
 
     # ---- launches
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
+        """Enqueue the prompt; that it failed shows in the next step of its slot."""
+        self._failures.pop(slot, None)  # of a stream that is over
         self._pad[slot] = pad_embed
-        tokens = torch.full((len(embeds),), -1, dtype=torch.int32)
-        self.forward(slot, tokens, embeds, first_position=0, keep_last=True)
+        embeds = embeds.to(self.device, torch.float32).contiguous()
+        self.launcher.start_prompt((slot, self._states[slot]), slot, embeds)
 
     def _step(
         self,
@@ -184,44 +198,67 @@ class KernelDecoder(BufferedDecoder):
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> Callable[[], StepResult]:
-        """Launches for up to `MAX_STREAMS` slots each; all but the last are waited for here."""
-        parts: list[StepResult] = []
-        cuts = range(0, len(slots), MAX_STREAMS)
+        """Launches for up to `MAX_STREAMS` slots each, enqueued together and waited for once."""
+        groups = [slots[first : first + MAX_STREAMS] for first in range(0, len(slots), MAX_STREAMS)]
         try:
-            for first in cuts:
-                some = slots[first : first + MAX_STREAMS]
-                given = None if forced is None else forced[first : first + MAX_STREAMS]
-                streams = [self._native_stream(slot) for slot in some]
-                wait = self.launcher.start(streams, num_frames, given, taps)
-                if first != cuts[-1]:
-                    parts.append(self._collect(some, wait))
+            streams = [[self._native_stream(slot) for slot in group] for group in groups]
+            wait = self.launcher.start(streams, num_frames, forced, taps)
         except BaseException:
             self.launcher.clear_cancel()
             raise
 
         def collect() -> StepResult:
             try:
-                parts.append(self._collect(some, wait))
+                outcomes = wait()
             finally:
                 self.launcher.clear_cancel()
-            return StepResult(
-                np.concatenate([part.codes for part in parts]),
-                tuple(count for part in parts for count in part.num_frames),
-                tuple(ended for part in parts for ended in part.ended),
-            )
+            return self._collect(groups, outcomes, num_frames)
 
         return collect
 
-    def _collect(self, slots: Sequence[int], wait: Callable[[], StepResult]) -> StepResult:
-        """What a launch drew, and the accounts of its slots after it."""
-        try:
-            drawn = wait()
-        except GenerationError:
-            self._lose(slots)  # half a frame is in their caches
-            raise
-        for slot, count, ended in zip(slots, drawn.num_frames, drawn.ended, strict=True):
-            self._states[slot].advance(count, ended)
-        return drawn
+    def _collect(
+        self,
+        groups: Sequence[Sequence[int]],
+        outcomes: Sequence[StepResult | QwenTTSError],
+        num_frames: int,
+    ) -> StepResult:
+        """What the launches of a step drew, and the accounts of their slots after it.
+
+        Raises:
+            GenerationError: no stream of the step is left.
+        """
+        for (slot, state), error in self.launcher.failed_prompts():
+            if self._states[slot] is state:  # else another stream has the slot
+                self._failures[slot] = error
+        slots = [slot for group in groups for slot in group]
+        parts: list[StepResult] = []
+        errors: list[QwenTTSError | None] = []
+        for group, outcome in zip(groups, outcomes, strict=True):
+            has_failed = isinstance(outcome, QwenTTSError)
+            parts.append(self._nothing(len(group), num_frames) if has_failed else outcome)
+            errors += [outcome if has_failed else None] * len(group)
+        # A prompt's own error says more than what became of frames without it.
+        errors = [self._failures.pop(*each) for each in zip(slots, errors, strict=True)]
+        codes = np.concatenate([part.codes for part in parts])
+        counts = [count for part in parts for count in part.num_frames]
+        ended = [each for part in parts for each in part.ended]
+        for row, (slot, error) in enumerate(zip(slots, errors, strict=True)):
+            if error is None:
+                self._state(slot).advance(counts[row], ended[row])
+            else:
+                codes[row], counts[row], ended[row] = 0, 0, False
+        failures = {row: error for row, error in enumerate(errors) if error is not None}
+        lost = [slots[row] for row in failures]
+        self._lose(lost)
+        self._buffers.forget(lost)  # half a frame is in their caches
+        if len(lost) == len(slots):
+            raise failures[0]
+        return StepResult(codes, tuple(counts), tuple(ended), failures)
+
+    def _nothing(self, num_rows: int, num_frames: int) -> StepResult:
+        """The result of a launch that failed."""
+        shape = (num_rows, num_frames, self.config.talker.num_code_groups)
+        return StepResult(np.zeros(shape, np.int32), (0,) * num_rows, (False,) * num_rows)
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)

@@ -62,10 +62,15 @@ class SlotBuffers(ctypes.Structure):
     ]
 
 
+class StageRecord(ctypes.Structure):
+    _fields_ = [("stamps", c_uint64 * 6), *fields(c_uint32, "stage layer")]
+
+
 class Workspace(ctypes.Structure):
     _fields_ = fields(
         c_void_p,
-        "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel",
+        "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel "
+        "stage_times",
     )
 
 
@@ -114,6 +119,7 @@ class Description(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", c_int32 * 3),
         *fields(c_int32, "max_rows max_forward_rows num_threads max_splits weights_f32"),
+        ("max_stage_records", c_int32),
         ("talker", c_int32 * 7),
         ("predictor", c_int32 * 7),
     ]
@@ -161,7 +167,9 @@ class KernelLibrary:
             )
 
     def max_blocks(self) -> int:
-        """Blocks that can be resident at once on the current device.
+        """Blocks that can be resident at once on the current device, which may then launch.
+
+        To be asked once for each device, before the first launch there.
 
         Raises:
             LaunchError: not one.
@@ -171,12 +179,12 @@ class KernelLibrary:
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start step_kernel on `stream`; num_blocks 0: as many as fit."""
+        """Start the kernel for frames on `stream`."""
         launch = self._library.qwen_tts_step
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
     def forward(self, params: ForwardParams, num_blocks: int, stream: int) -> None:
-        """Start forward_kernel on `stream`; num_blocks 0: as many as fit."""
+        """Start forward_kernel on `stream`."""
         launch = self._library.qwen_tts_forward
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
@@ -186,10 +194,10 @@ class KernelLibrary:
             return
         text = self._library.qwen_tts_error_string(error).decode()
         if error in LAUNCH_REFUSED:
-            grid = num_blocks or self.max_blocks()
+            blocks = f"{num_blocks} block{'s' * (num_blocks > 1)}"
             raise LaunchError(
-                f"The cooperative grid ({grid} block{'s' * (grid > 1)}) was refused: another "
-                "process, MIG or MPS holds the SMs, or the driver lacks such launches.",
+                f"The cooperative grid ({blocks}) was refused: another process, MIG or MPS holds "
+                "the SMs, or the driver lacks such launches.",
                 f"CUDA error {error}: {text}.",
                 "Use --backend graph.",
             )

@@ -1,9 +1,9 @@
-"""What `prepare` writes and `train` reads: one JSON object a line, a recording each.
+"""The file that `prepare` writes and `train` reads: a JSON object on each line, for one recording.
 
     {"id": "0001", "text": "həˈloʊ wɝld", "snac_codes": [[...], [...], [...]], "espeak": "en-us"}
 
-`text` is what the model reads: phonemes. `espeak` is the voice that made them of a text, and absent
-where they were given. `id` may be absent, too.
+`text` is what the model reads: phonemes. `espeak` is the voice that made them from a text; it is
+absent if the phonemes were given. `id` is optional, too.
 """
 
 import json
@@ -20,7 +20,7 @@ from qwen_megakernel.sheen.codes import deinterleave, interleave
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A recording: what is said, and how it sounds."""
+    """A recording: its text and its codes."""
 
     id: str
     text: str
@@ -28,7 +28,7 @@ class Sample:
     espeak: str | None = None  # the espeak-ng voice that made `text`
 
     def to_json(self) -> str:
-        """The line of the file, without its end."""
+        """Return the line of the file, without its end."""
         values: dict[str, Any] = {
             "id": self.id,
             "text": self.text,
@@ -43,7 +43,7 @@ def parse(line: str, codebook_size: int) -> Sample:
     """Read a line.
 
     Raises:
-        DatasetError: what is wrong with it.
+        DatasetError: the line is no sample of such a codebook.
     """
     try:
         values = json.loads(line)
@@ -70,7 +70,7 @@ def parse(line: str, codebook_size: int) -> Sample:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a dataset that are not blank, each with its number.
+    """Yield the lines of a dataset that are not blank, each with its number.
 
     Raises:
         DatasetError: the file cannot be read.
@@ -92,8 +92,8 @@ def read(path: Path, codebook_size: int) -> list[Sample]:
     """Read a dataset to train on.
 
     Raises:
-        DatasetError: a line is damaged (its number is told), there is none, or some texts were
-            phonemised by another voice than the others.
+        DatasetError: a line is damaged (the error has its number), there are no lines, or different
+            voices phonemised the texts.
     """
     samples = []
     for number, line in lines(path):
@@ -112,18 +112,18 @@ def read(path: Path, codebook_size: int) -> list[Sample]:
 
 
 def check_one_phonemiser(path: Path, voices: set[str | None]) -> None:
-    """Refuse a dataset whose texts were made in different ways.
+    """Raise if the texts of a dataset were phonemised in different ways.
 
     Args:
-        path: for the message.
+        path: the dataset, for the message.
         voices: the espeak-ng voices of its samples; None: phonemes were given.
     Raises:
-        DatasetError: there is more than one.
+        DatasetError: there is more than one voice.
     """
     if len(voices) > 1:
         names = ", ".join(sorted(voice or "given phonemes" for voice in voices))
         raise DatasetError(
-            f"{path} mixes ways to phonemes: {names}.",
-            "The model would have to guess which one a text was made by.",
-            "Prepare all of it with the same --espeak, or without.",
+            f"{path} mixes phonemes of different origin: {names}.",
+            "The model would have to guess the origin of each text.",
+            "Prepare all recordings with the same --espeak, or all without.",
         )

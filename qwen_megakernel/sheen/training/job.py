@@ -1,4 +1,4 @@
-"""`sheen train`: a dataset and a language model in, a voice that speaks out."""
+"""`sheen train`: trains a voice from a dataset and a language model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,16 +31,16 @@ LOSSES, PLOT = "losses.jsonl", "loss.png"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train and where to.
+    """The inputs and the output of a training.
 
     Attributes:
         data: the JSONL file of `prepare`.
         output: the folder of the voice.
         base_model: folder or hub id of a Qwen2.5 model, or "tiny-random-qwen2.5".
         snac: folder or hub id of the SNAC that made the dataset, or "tiny-random-snac".
-        device: None: a GPU where there is one.
-        save_steps: write the voice, and what resuming needs, after so many steps.
-        resume: go on from what `output` holds.
+        device: the device to train on; None: a GPU if there is one.
+        save_steps: number of steps after which voice and training state are written.
+        resume: continue the training in `output`.
     """
 
     data: Path
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a job is made of, loaded and fitted to each other."""
+    """The loaded inputs of a job, which fit each other."""
 
     model: PreTrainedModel  # float32, with a row for every token, on the job's device
     tokenizer: PreTrainedTokenizerBase  # with the audio tokens
@@ -71,13 +71,13 @@ class Parts:
 
 
 def load_parts(job: Job, seed: int) -> Parts:
-    """Load what a job names; the rows of new tokens are drawn from `seed`.
+    """Load the inputs of a job; the rows of new tokens are drawn from `seed`.
 
     Raises:
-        DatasetError, ModelFilesError, UnsupportedModel: something is missing or damaged.
+        DatasetError, ModelFilesError, UnsupportedModel: an input is missing or damaged.
     """
-    next(dataset.lines(job.data), None)  # it is there, or nothing is downloaded
-    hub_options = {"local_files_only": job.local_files_only}
+    next(dataset.lines(job.data), None)  # raises for a missing dataset before any download
+    hub_options: dict[str, Any] = {"local_files_only": job.local_files_only}
     snac = find_snac(job.snac, progress=job.progress, **hub_options)
     codebook_size = read_snac_config(snac)["codebook_size"]
     samples = dataset.read(job.data, codebook_size)
@@ -89,9 +89,9 @@ def load_parts(job: Job, seed: int) -> Parts:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         resize_embeddings(model, tokenizer)
-    device = find_device(job.device)
+    model.to(find_device(job.device))  # type: ignore[arg-type]  # transformers hides its self
     return Parts(
-        model.to(device),
+        model,
         tokenizer,
         tokens,
         [encode(sample, tokenizer, tokens) for sample in samples],
@@ -107,28 +107,29 @@ def train_voice(
     on_start: Callable[[Trainer], None] = lambda trainer: None,
     on_step: Callable[[StepRecord], None] = lambda record: None,
 ) -> Trainer:
-    """Train, writing the voice now and then, at the end, and when interrupted.
+    """Train a voice, and write it every `save_steps` steps, at the end, and on an interrupt.
 
     Args:
         on_start: called before the first step.
-        on_step: called after each.
+        on_step: called after each step.
     Returns:
         The trainer, at its last step.
     Raises:
         UsageError: the output holds another training, or none to resume.
-        DatasetError, ModelFilesError, OutputError, GenerationError: as their names say.
+        DatasetError, ModelFilesError, OutputError, GenerationError: an input cannot be used, the
+            output cannot be written, or the loss is not a number.
     """
     state = job.output / STATE
     if state.exists() != job.resume:
         raise UsageError(
             f"{job.output} holds {'a training already' if state.exists() else 'no training'}.",
-            hint="Go on with --resume." if state.exists() else "Begin it without --resume.",
+            hint=f"{'Continue it with' if state.exists() else 'Begin one without'} --resume.",
         )
     parts = load_parts(job, options.seed)
     trainer = Trainer(parts.model, parts.sequences, parts.tokenizer.pad_token_id, options)
     if trainer.num_skipped:
         logger.warning(
-            "%d of %d recordings are left out: longer than %d tokens.",
+            "%d of %d recordings are left out, because they are longer than %d tokens.",
             trainer.num_skipped,
             len(parts.sequences),
             options.max_length,
@@ -156,7 +157,7 @@ def train_voice(
     on_start(trainer)
     try:
         trainer.run(after)
-    finally:  # also through Ctrl-C and a loss that broke down: what was learned is kept
+    finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
         if trainer.step:
             save()
     return trainer

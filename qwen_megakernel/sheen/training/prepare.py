@@ -1,4 +1,4 @@
-"""A folder of recordings to a dataset: `metadata.csv` and `wav/` in, JSONL of SNAC codes out."""
+"""Turns a folder of recordings (`metadata.csv` and `wav/`) into a dataset of SNAC codes (JSONL)."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class Row:
     number: int
     id: str
     text: str
-    fault: str = ""  # why it cannot be used; then id and text mean nothing
+    fault: str = ""  # why it cannot be used; id and text are then invalid
 
 
 @dataclass(slots=True)
 class Report:
-    """What became of the rows."""
+    """The outcome of all rows."""
 
     num_added: int = 0
-    num_present: int = 0  # were in the output before
+    num_present: int = 0  # in the output before
     seconds: float = 0.0  # of audio added
     faults: list[str] = field(default_factory=list)
 
 
 def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
-    """Read `id|phonemes`, or `id|text` where the last of several columns is what is read out.
+    """Read `id|phonemes`, or `id|text`, of several columns of text the last.
 
     Args:
-        path: UTF-8, with or without a byte order mark.
-        is_text: text, to be phonemised; phonemes may hold "|" themselves, as IPA does.
+        path: a file in UTF-8, with or without a byte order mark.
+        is_text: the second column is text to be phonemised; phonemes may contain "|", as IPA does.
     Raises:
         DatasetError: the file cannot be read.
     """
@@ -58,7 +58,7 @@ def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
     except OSError as error:
         raise DatasetError(
             f"{path} cannot be read: {error.strerror}.",
-            f"A dataset is a folder with {METADATA} (id|phonemes, a line each) and wav/id.wav.",
+            f"A dataset is a folder with {METADATA} (lines of id|phonemes) and wav/id.wav.",
         ) from error
     rows: list[Row] = []
     seen: dict[str, int] = {}
@@ -68,7 +68,7 @@ def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
         try:
             name, bar, rest = line.decode("utf-8").partition("|")
         except UnicodeDecodeError as error:
-            rows.append(Row(number, "", "", f"no UTF-8: {error.reason}"))
+            rows.append(Row(number, "", "", f"not UTF-8: {error.reason}"))
             continue
         name, text = name.strip(), (rest.split("|")[-1] if is_text else rest).strip()
         fault = ""
@@ -77,7 +77,7 @@ def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
         elif not text:
             fault = f"{name} has no text"
         elif not name or "/" in name or "\\" in name:
-            fault = f"id {name!r} is no name of a file"
+            fault = f"id {name!r} cannot be the name of a file"
         elif name in seen:
             fault = f"{name} is also on line {seen[name]}"
         seen.setdefault(name, number)
@@ -95,23 +95,23 @@ def prepare(
 ) -> Report:
     """Encode every recording that the output does not hold yet.
 
-    A row that cannot be used is told with its line number and left out; the others go on. The
-    output grows by whole lines, so whenever this stops it can be run again.
+    A row that cannot be used is logged with its line number and left out. The output grows by whole
+    lines, so an interrupted run can be repeated.
 
     Args:
-        folder: the dataset.
-        output: the JSONL file; what is in it stays.
+        folder: the recordings.
+        output: the JSONL file; its lines are kept.
         codec: the SNAC.
         espeak: the espeak-ng voice that phonemises the texts; None: they are phonemes.
         progress: wraps the rows, to show a bar.
     Raises:
-        DatasetError: metadata.csv cannot be read, the output was made another way or is damaged, or
-            not one row could be used.
+        DatasetError: metadata.csv cannot be read, the output is damaged or was phonemised in
+            another way, or no row could be used.
         OutputError: the output cannot be written.
-        SetupError, UsageError: espeak-ng, or the voice, is not installed.
+        SetupError, UsageError: espeak-ng, or its voice, is not installed.
     """
     if espeak:
-        phonemise("one", espeak)  # the program and the voice are there, or nothing begins
+        phonemise("one", espeak)  # raises before any work if program or voice is missing
     rows = read_metadata(folder / METADATA, is_text=espeak is not None)
     report = Report()
     done = _done(output, codec.codebook_size, espeak)
@@ -164,7 +164,7 @@ def _recording(folder: Path, name: str) -> Path:
 
 
 def _done(output: Path, codebook_size: int, espeak: str | None) -> set[str]:
-    """The ids that the output holds. A last line that was cut off is removed."""
+    """Return the ids that the output holds, after removing a last line that was cut off."""
     if not output.exists():
         return set()
     try:

@@ -1,10 +1,10 @@
-"""Samples as token sequences, packed into rows that a model trains on.
+"""Turns samples into token sequences, and packs them into rows that a model trains on.
 
     text <audio_start> audio tokens <audio_end>
 
-The text is given, so no loss is taken on it; what the model learns is to begin, to speak, and to
-end. Several sequences share a row, and none sees the others: each has its own positions, and the
-attention mask keeps them apart.
+The text is given, so it has no loss; the model learns to begin, to speak, and to end. Several
+sequences share a row without seeing each other: each has its own positions, and the attention mask
+separates them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from qwen_megakernel.sheen.training.dataset import Sample
 
-IGNORED = -100  # a label that takes no loss, as torch's cross_entropy has it
+IGNORED = -100  # a label without loss, the default of torch's cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Batch:
     """Rows of packed sequences; every tensor is on the CPU."""
 
     input_ids: Tensor  # [num_rows, length] int64
-    labels: Tensor  # [num_rows, length] int64: of each position, the token behind it, or IGNORED
+    labels: Tensor  # [num_rows, length] int64: at each position, the next token, or IGNORED
     position_ids: Tensor  # [num_rows, length] int64, from 0 in every sequence
-    attention_mask: Tensor  # [num_rows, 1, length, length] bool: may i see j
+    attention_mask: Tensor  # [num_rows, 1, length, length] bool: whether i sees j
 
 
 def encode(
     sample: Sample, tokenizer: PreTrainedTokenizerBase, tokens: AudioTokens
 ) -> TokenSequence:
-    """The sequence of a sample."""
+    """Return the sequence of a sample."""
     text = text_ids(tokenizer, sample.text)
     audio = [tokens.start_id, *tokens.ids_of(sample.frames), tokens.end_id]
     return TokenSequence(text + audio, len(text))
@@ -63,7 +63,7 @@ def pack(lengths: Sequence[int], max_length: int, seed: int) -> list[list[int]]:
     Each goes into the first row with room for it.
 
     Returns:
-        Which sequences each row holds; every one is in exactly one row.
+        The indices of each row's sequences; every sequence is in exactly one row.
     """
     order = list(range(len(lengths)))
     random.Random(seed).shuffle(order)
@@ -83,7 +83,7 @@ def pack(lengths: Sequence[int], max_length: int, seed: int) -> list[list[int]]:
 
 
 def collate(rows: Sequence[Sequence[TokenSequence]], pad_id: int) -> Batch:
-    """Rows of sequences as tensors as long as the longest row."""
+    """Turn rows of sequences into tensors that are as long as the longest row."""
     length = max(sum(map(len, row)) for row in rows)
     shape = len(rows), length
     ids = torch.full(shape, pad_id)
@@ -98,8 +98,8 @@ def collate(rows: Sequence[Sequence[TokenSequence]], pad_id: int) -> Batch:
             ids[at, begin:end] = own
             positions[at, begin:end] = torch.arange(len(sequence))
             owners[at, begin:end] = owner
-            # The last position has no token behind it, and what is behind text is no loss, but
-            # for <audio_start>.
+            # The last position has no next token, and of the text only the last position, whose
+            # next token is <audio_start>, has a loss.
             labels[at, begin + sequence.num_text - 1 : end - 1] = own[sequence.num_text :]
             begin = end
     causal = torch.ones(length, length, dtype=torch.bool).tril()

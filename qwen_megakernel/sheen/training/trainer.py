@@ -1,4 +1,4 @@
-"""Teaching a language model to speak: a plain torch loop, exactly resumable."""
+"""Trains a language model to speak, in a plain torch loop that can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ STATE = "trainer.pt"
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """How to train. The defaults of the first five are the seed's."""
+    """The options of a training."""
 
     learning_rate: float = 2e-5
     batch_size: int = 4  # rows of a forward pass
@@ -37,8 +38,8 @@ class TrainOptions:
     max_length: int = 1024  # tokens of a row
     precision: str = "fp16"  # of the arithmetic; weights and their updates are float32
     epochs: int = 20
-    max_steps: int | None = None  # stop here, wherever the epochs are
-    warmup_steps: int = 100  # the learning rate rises for these, then falls to 0 in a line
+    max_steps: int | None = None  # stop after these, even within an epoch
+    warmup_steps: int = 100  # the learning rate rises for these steps, then falls linearly to 0
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     seed: int = 0
@@ -60,7 +61,7 @@ class StepRecord:
     """One step, for the log and the plot."""
 
     step: int
-    loss: float  # nats a token, mean over the labelled tokens of the step
+    loss: float  # nats per token, mean over the labelled tokens of the step
     learning_rate: float
 
 
@@ -68,10 +69,10 @@ class Trainer:
     """A model, its sequences and the state of its training.
 
     Args:
-        model: float32, on the device it is to train on.
-        sequences: what it learns.
-        pad_id: the token behind the end of a row; any, since nothing sees it.
-        options: how.
+        model: a model in float32, on the device that trains it.
+        sequences: the sequences to train on.
+        pad_id: any token; it fills rows, where no sequence sees it.
+        options: the options of the training.
     Raises:
         DatasetError: no sequence is short enough.
     """
@@ -108,7 +109,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return len(self.records)
 
     def run(
@@ -120,7 +121,7 @@ class Trainer:
         """Train from the current step to the last, or to step `until`.
 
         Raises:
-            GenerationError: the loss is not a number any more.
+            GenerationError: the loss is not a finite number.
         """
         self.model.train()
         remaining = self._steps_from(self.step)
@@ -130,7 +131,7 @@ class Trainer:
         self.model.eval()
 
     def _groups(self, epoch: int) -> list[list[list[int]]]:
-        """An epoch's steps: each the rows (of indices) that one update learns from."""
+        """Return the steps of an epoch: for each, the rows (of indices) of one update."""
         options = self.options
         lengths = [len(sequence) for sequence in self._sequences]
         rows = pack(lengths, options.max_length, seed=options.seed + epoch)
@@ -139,14 +140,14 @@ class Trainer:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def _steps_from(self, step: int) -> Iterator[list[list[int]]]:
-        """The steps that follow the first `step`, of whatever epoch they are."""
+        """Yield the steps after the first `step`, of all epochs."""
         for epoch in range(self.options.epochs):
             groups = self._groups(epoch)
             yield from groups[step:]
             step = max(0, step - len(groups))
 
     def _train_step(self, rows: list[list[int]]) -> StepRecord:
-        """One update of the weights, from one or more passes."""
+        """Update the weights once, from one or more passes."""
         size = self.options.batch_size
         batches = [
             collate(
@@ -155,7 +156,7 @@ class Trainer:
             )
             for first in range(0, len(rows), size)
         ]
-        # Every token counts the same, however the passes are cut.
+        # Every token has the same weight, however rows are divided into passes.
         num_tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
         learning_rate = self._learning_rate()
         for group in self._optimizer.param_groups:
@@ -180,7 +181,7 @@ class Trainer:
         return self.records[-1]
 
     def loss_sum(self, batch: Batch) -> Tensor:
-        """The loss in nats, summed over the labelled tokens of a batch; float32."""
+        """Return the loss in nats, summed over the labelled tokens of a batch; float32."""
         labels = batch.labels.to(self.device)
         labelled = labels != IGNORED
         with torch.autocast(
@@ -192,7 +193,7 @@ class Trainer:
                 position_ids=batch.position_ids.to(self.device),
                 use_cache=False,
             ).last_hidden_state
-            # Logits of 164,000 tokens are the largest tensor there is: only where they are needed.
+            # Logits of 164,000 tokens are the largest tensor, so only labelled positions have them.
             logits = self.model.lm_head(hidden[labelled])
         return cross_entropy(logits.float(), labels[labelled], reduction="sum")
 
@@ -202,15 +203,15 @@ class Trainer:
         left = (self.num_steps - step + 1) / max(1, self.num_steps - options.warmup_steps)
         return options.learning_rate * min(rise, left)
 
-    # ---- stop and go -----------------------------------------------------------------------------
+    # ---- saving and resuming ---------------------------------------------------------------------
 
     def save_state(self, path: Path) -> None:
-        """Write everything that `load_state` needs to go on as if nothing had happened.
+        """Write the state from which `load_state` continues exactly.
 
-        The file is whole at any time: it is written beside `path` and then takes its name.
+        The state is written to another file that is then renamed, so `path` is always complete.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: the file cannot be written.
         """
         state = {
             "options": asdict(self.options),
@@ -218,7 +219,7 @@ class Trainer:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "records": [asdict(record) for record in self.records],
-            "rng": torch.get_rng_state(),  # for dropout, where a config has any
+            "rng": torch.get_rng_state(),  # for dropout, if the config has any
         }
         partial = path.with_name(f".{path.name}.part")
         try:
@@ -229,22 +230,21 @@ class Trainer:
             raise OutputError(f"Cannot write {path}: {error}.") from error
 
     def load_state(self, path: Path) -> None:
-        """Go on from a state.
+        """Continue from a saved state.
 
         Raises:
-            UsageError: it is damaged, of another model, or was trained with other options, so that
-                its steps would mean others.
+            UsageError: the state is damaged, of another model, or of a training with other options.
         """
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             before = state["options"]
             self.model.load_state_dict(state["model"])
-        except Exception as error:  # torch.load raises whatever a damaged file provokes
+        except Exception as error:  # torch.load raises many kinds for a damaged file
             raise UsageError(
                 f"{path} cannot be resumed: {str(error).splitlines()[0]}",
                 hint="Train into another folder.",
             ) from error
-        free = ("epochs", "max_steps")  # training longer is what resuming is for
+        free = ("epochs", "max_steps")  # a resumed training may be longer
         changed = [
             f"{name} was {before[name]} and is {value}"
             for name, value in asdict(self.options).items()
@@ -262,20 +262,20 @@ class Trainer:
 
 
 def plot(records: Sequence[StepRecord], path: Path) -> bool:
-    """Draw the loss over the steps into an image file; False where matplotlib is not installed.
+    """Draw the loss over the steps into an image file; returns False without matplotlib.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        logger.warning('No %s: pip install "qwen_megakernel[plots]".', path.name)
+        logger.warning("No %s: %s", path.name, install_command("plots"))
         return False
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([record.step for record in records], [record.loss for record in records])
-    axes.set(xlabel="step", ylabel="loss, nats a token", ylim=(0, None))
+    axes.set(xlabel="step", ylabel="loss, nats per token", ylim=(0, None))
     axes.grid(alpha=0.3)
     try:
         figure.savefig(path)

@@ -1,4 +1,4 @@
-"""`sheen verify`: each stage checked by itself, on the files that will be used."""
+"""`sheen verify`: checks each stage by itself, on the files that will be used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qwen_megakernel.sheen.training.trainer import STATE, Trainer, TrainOptions
 NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
 
-# float32 sums of some thousand products, in windows of other lengths.
+# For float32 sums of some thousand products, in windows of different lengths.
 CHUNK_TOLERANCE = 1e-4
-# Relative, in float32. What is masked adds exact zeros, so only the order of sums is left.
+# Relative, in float32. Masked positions add exact zeros, so only the order of sums differs.
 PACKING_TOLERANCE = 1e-6
 
 
@@ -40,7 +40,7 @@ class Check:
 
 
 def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
-    """A dataset: every line, ids, ways to phonemes, lengths, and whether its codes vary."""
+    """Check a dataset: every line, ids, origin of phonemes, lengths, and whether codes vary."""
     samples, faults = [], []
     try:
         for number, line in dataset.lines(path):
@@ -56,13 +56,13 @@ def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[C
         return
     ids = Counter(sample.id for sample in samples if sample.id)
     twice = [name for name, count in ids.items() if count > 1]
-    yield Check("ids", not twice, f"twice: {', '.join(twice[:5])}" if twice else "no two the same")
+    yield Check("ids", not twice, f"twice: {', '.join(twice[:5])}" if twice else "all different")
     voices = sorted({sample.espeak or "given phonemes" for sample in samples})
     yield Check("phonemes", len(voices) == 1, ", ".join(voices))
     layers = deinterleave(np.concatenate([sample.frames for sample in samples]))
     used = [len(np.unique(layer)) for layer in layers]
     yield Check("codes", min(used) > 1, f"{used} of {codebook_size} in use, by layer")
-    # What the audio alone takes; the text comes on top.
+    # Tokens of the audio; those of the text come on top.
     sizes = [len(sample.frames) * CODES_PER_FRAME + 2 for sample in samples]
     long = sum(size >= max_length for size in sizes)
     detail = f"{long} of {len(sizes)} are too long for {max_length} tokens"
@@ -70,7 +70,7 @@ def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[C
 
 
 def check_tokenizer(folder: Path) -> Iterator[Check]:
-    """The tokenizer of a trained voice: its audio tokens, how they survive, and plain text."""
+    """Check the tokenizer of a trained voice: audio tokens, saving and loading, plain text."""
     try:
         tokenizer = model_folder.load_tokenizer(folder, local_files_only=True)
         tokens = model_folder.audio_tokens(folder, tokenizer)
@@ -106,7 +106,7 @@ def check_tokenizer(folder: Path) -> Iterator[Check]:
 
 
 def check_snac(folder: Path, *, seconds: float = 2.0) -> Iterator[Check]:
-    """A SNAC: what it hears, that it says the same twice, and the same in pieces."""
+    """Check a SNAC: its codes, and that decoding twice or in pieces gives the same samples."""
     try:
         codec = SnacCodec(folder)
     except QwenTTSError as error:
@@ -126,17 +126,17 @@ def check_snac(folder: Path, *, seconds: float = 2.0) -> Iterator[Check]:
     rms = float(np.sqrt(np.mean(np.square(sound, dtype=np.float64))))
     yield Check("sound", bool(np.isfinite(sound).all()) and rms > 1e-4, f"rms {rms:.3g}")
     twice = np.array_equal(sound, codec.decode(frames))
-    yield Check("deterministic", twice, "the same codes, the same samples")
+    yield Check("deterministic", twice, "the same codes give the same samples")
     pieces = _in_chunks(codec, frames, sizes=(1, 2, 4, 8, 10))
-    error = float(np.abs(pieces - sound).max())
-    detail = f"differ by {error:.1e}, with {codec.lookahead} frames seen ahead"
-    yield Check("chunks and the whole", error < CHUNK_TOLERANCE, detail)
+    largest = float(np.abs(pieces - sound).max())
+    detail = f"differ by {largest:.1e}, with a lookahead of {codec.lookahead} frames"
+    yield Check("chunks and the whole", largest < CHUNK_TOLERANCE, detail)
 
 
 def check_training(job: Job, options: TrainOptions) -> Iterator[Check]:
-    """Training: labels, packing, that the loss falls on two samples, and that it resumes.
+    """Check a training on two samples: labels, packing, a falling loss, and resuming.
 
-    `job.output` is not written to.
+    It does not write to `job.output`.
     """
     try:
         parts = load_parts(job, options.seed)
@@ -165,7 +165,7 @@ def check_training(job: Job, options: TrainOptions) -> Iterator[Check]:
     resumed = [record.loss for record in trainer.records]
     fell = straight[-1] < straight[0]
     yield Check("loss", fell, f"{straight[0]:.3f} to {straight[-1]:.3f} in {len(straight)} steps")
-    # On a GPU sums run in any order.
+    # On a GPU sums are added in any order.
     tolerance = 0 if trainer.device.type == "cpu" else 1e-2
     same = np.allclose(straight, resumed, rtol=tolerance, atol=0)
     yield Check("resume", bool(same), f"after step {half}, the same losses")
@@ -181,7 +181,7 @@ def _check_labels(pair: list[TokenSequence], pad: int, tokens: AudioTokens) -> C
 
 
 def _check_packing(trainer: Trainer, pair: list[TokenSequence], pad: int) -> Check:
-    """The loss of a sequence does not change with its neighbour in the row."""
+    """Check that the loss of a sequence does not change with its neighbour in the row."""
     other = replace(pair[0], ids=pair[0].ids[::-1])
     losses = []
     for neighbour in (pair[0], other):
@@ -195,7 +195,7 @@ def _check_packing(trainer: Trainer, pair: list[TokenSequence], pad: int) -> Che
 
 
 def _in_chunks(codec: SnacCodec, frames: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """Decode as a stream does: chunks of `sizes`, the last one again and again."""
+    """Decode as a stream does, in chunks of `sizes`, of which the last is repeated."""
     state, pieces, first, turn = codec.new_state(), [], 0, 0
     while first < len(frames):
         end = first + sizes[min(turn, len(sizes) - 1)]

@@ -1,11 +1,12 @@
 // A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
-//   sanitized        a prompt of 37 rows, then 2 frames of 3 streams, then 2 of one alone; prints a
-//                    hash of the codes
+//   sanitized        prompts of 67 to 69 rows, then 2 frames of 3 streams in the kernel for many and
+//                    in the one for few, then 2 of one alone; prints a hash of the codes
 //   sanitized BUG    a small kernel with that bug (0: none); exit 9 if its result is wrong
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "few_step_kernel.cu"
 #include "forward_kernel.cu"
 #include "step_kernel.cu"
 
@@ -128,6 +129,11 @@ int run_frames() {
                       zeros<uint32_t>(1)};
   const uint64_t timeout_ns = 600'000'000'000;
 
+  int step_blocks = 0, few_step_blocks = 0, forward_blocks = 0;
+  if (max_step_blocks(&step_blocks) || max_few_step_blocks(&few_step_blocks) ||
+      max_forward_blocks(&forward_blocks)) {
+    return 1;
+  }
   StepParams step{};
   for (int slot = 0; slot < kSlots; ++slot) {
     ForwardParams forward{};
@@ -144,7 +150,7 @@ int run_frames() {
     forward.tokens = tokens;
     forward.embeds = random_values<float>(kPrompt * hidden, 0.5f);
     forward.timeout_ns = timeout_ns;
-    if (qwen_tts_forward(&forward, 0, nullptr)) return 1;
+    if (qwen_tts_forward(&forward, forward_blocks, nullptr)) return 1;
     const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 1 ? 0 : 20, 1};
     // The first draws code 0 by argmax: what follows it on the same block must not overtake.
     SamplingParams talker = sampling;
@@ -160,9 +166,12 @@ int run_frames() {
   step.ended = zeros<int32_t>(kSlots);
   step.timeout_ns = timeout_ns;
   uint32_t hash = 2166136261u;
-  for (const int num_streams : {kSlots, 1}) {
+  for (const int turn : {0, 1, 2}) {
+    const int num_streams = turn < 2 ? kSlots : 1;
     step.num_streams = num_streams;
-    if (qwen_tts_step(&step, 0, nullptr) || workspace.control->error) return 1;
+    const int error = turn ? qwen_tts_step(&step, step_blocks, nullptr)
+                           : launch(step_kernel, step, step_blocks, nullptr);
+    if (error || workspace.control->error) return 1;
     for (size_t i = 0; i < num_streams * kFrames * groups; ++i) {
       hash = (hash ^ step.codes[i]) * 16777619u;
     }

@@ -78,6 +78,17 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
     assert kernel_build.build(config, EMULATION) in libraries
 
 
+def test_a_define_of_an_experiment_replaces_ours_and_makes_another_library(
+    empty_cache, no_compiler
+):
+    config = k.small_config()
+    tuned = Target("sm_90a", "bfloat16", defines=(("LOOKAHEAD_TILES", 3), ("PLANTED", 1)))
+    values = kernel_build.definitions(config, tuned)
+    assert (values["LOOKAHEAD_TILES"], values["PLANTED"], values["ROUND_TILES"]) == (3, 1, 4)
+    emulated = Target(None, "float32", defines=(("LOOKAHEAD_TILES", 3),))
+    assert kernel_build.build(config, emulated) != kernel_build.build(config, EMULATION)
+
+
 def test_a_damaged_library_is_built_again(empty_cache, no_compiler, caplog):
     library = kernel_build.build(k.small_config(), EMULATION)
     library.write_bytes(b"half a libr")
@@ -191,7 +202,7 @@ def test_nvcc_compiles_without_warnings_spills_or_too_many_registers(name, weigh
     log = (kernel_build.build(released(name), target).parent / "build.log").read_text()
     assert not WARNING.search(log)
     entries = ENTRY.findall(log)
-    assert len(entries) == 2  # step_kernel and forward_kernel
+    assert len(entries) == 3  # step_kernel, few_step_kernel and forward_kernel
     threads = kernel_build.definitions(released(name), target)["NUM_THREADS"]
     for stack, stores, loads, registers in entries:
         assert (stack, stores, loads) == ("0", "0", "0")

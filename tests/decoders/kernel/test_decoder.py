@@ -70,7 +70,7 @@ def test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang(
     with pytest.raises(LaunchError, match=r"grid \(3 blocks\) was refused: another process"):
         k.start(decoder, 0, GREEDY, seed=1)
     # As many as fit, and the driver lets in none of them.
-    monkeypatch.setattr(decoder.launcher, "num_blocks", 0)
+    monkeypatch.setattr(decoder.launcher, "num_blocks", 2)
     monkeypatch.setattr(decoder.library._library, "qwen_tts_forward", lambda *_: 720)
     with pytest.raises(LaunchError, match=r"grid \(2 blocks\) was refused: .*\nCUDA error 720"):
         k.start(decoder, 0, GREEDY, seed=1)
@@ -149,7 +149,7 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 1)
     decoder.launcher.timeout_seconds = 0.001
-    decoder._buffers.control[0] = -1  # as if one block never arrived
+    k.lose_a_block(decoder)
     with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
         decoder.step([0], 1)
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
@@ -159,16 +159,75 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     assert decoder.step([0], 2).num_frames == (2,)
 
 
-def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
-    k.start(decoder, 0, GREEDY, seed=1)
+def fail_a_prompt(decoder: KernelDecoder, slot: int) -> None:
     decoder.launcher.timeout_seconds = 0.001
-    decoder._buffers.control[0] = -1  # as if one block never arrived
-    with pytest.raises(KernelTimeout, match="in stage input"):
-        prefill(decoder, 1, prompt(decoder, 3))
+    k.lose_a_block(decoder)
+    prefill(decoder, slot, prompt(decoder, 3))  # only enqueued: it returns
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
+
+
+def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
+    k.start(decoder, 2, GREEDY, seed=1)
+    expected = decoder.step([2], 2).codes[0]
+    k.start(decoder, 2, GREEDY, seed=1)
+    fail_a_prompt(decoder, 1)
+    k.start(decoder, 3, GREEDY, seed=1)  # a prompt behind the one that fails
+    found = decoder.step([2, 1, 3], 2)
+    assert found.num_frames == (2, 0, 2) and found.ended == (False,) * 3
+    np.testing.assert_array_equal(found.codes, np.stack([expected, 0 * expected, expected]))
+    assert found.failures.keys() == {1}
+    with pytest.raises(KernelTimeout, match="in stage input"):
+        raise found.failures[1]
     with pytest.raises(UsageError, match="Slot 1 has no stream"):
         decoder.step([1], 1)
-    assert decoder.step([0], 2).num_frames == (2,)
+    assert k.is_clean(decoder)
+
+
+def test_a_failed_prompt_is_an_error_where_no_stream_is_left(decoder):
+    fail_a_prompt(decoder, 1)
+    with pytest.raises(KernelTimeout, match="in stage input"):
+        decoder.step([1], 2)
+    k.start(decoder, 1, GREEDY, seed=1)
+    assert decoder.step([1], 2).num_frames == (2,)
+
+
+def test_a_failed_prompt_is_not_the_fault_of_the_slots_next_stream(decoder, uncancelled):
+    fail_a_prompt(decoder, 1)
+    k.start(decoder, 1, GREEDY, seed=1)
+    np.testing.assert_array_equal(decoder.step([1], 4).codes[0], uncancelled)
+    assert k.is_clean(decoder)
+    fail_a_prompt(decoder, 1)
+    k.start(decoder, 0, GREEDY, seed=1)
+    decoder.step([0], 1)  # which learns of it
+    k.start(decoder, 1, GREEDY, seed=1)
+    np.testing.assert_array_equal(decoder.step([1], 4).codes[0], uncancelled)
+
+
+def test_what_is_not_finite_does_not_outlive_its_stream(decoder):
+    prefill(decoder, 1, prompt(decoder, 3) * torch.nan)
+    with pytest.raises(GenerationError, match="not finite"):
+        decoder.step([1], 2)
+    k.start(decoder, 0, GREEDY, seed=1)
+    fail_a_prompt(decoder, 1)  # its frames are drawn from what the slot held
+    assert decoder.step([0, 1], 3).num_frames == (3, 0)
+
+
+def test_prompts_may_be_more_than_there_are_control_blocks(decoder):
+    fail_a_prompt(decoder, 2)
+    for _ in range(3):
+        for slot in (0, 1, 3):
+            k.start(decoder, slot, GREEDY, seed=1)
+    found = decoder.step([0, 1, 2, 3], 2)
+    assert found.num_frames == (2, 2, 0, 2) and found.failures.keys() == {2}
+    assert k.is_clean(decoder)
+
+
+def test_a_step_that_is_never_waited_for_leaves_room_for_others(decoder, uncancelled):
+    for _ in range(2 * len(decoder._buffers.controls)):
+        k.start(decoder, 0, GREEDY, seed=1)
+        decoder.launch([0], 1)
+    k.start(decoder, 0, GREEDY, seed=1)
+    np.testing.assert_array_equal(decoder.step([0], 4).codes[0], uncancelled)
 
 
 # ---- cancelling
@@ -203,7 +262,7 @@ def test_cancel_at_any_moment_loses_no_frame(decoder, uncancelled):
         inject(ctypes.c_ulonglong(moment), address, ctypes.c_uint(1))
         first = decoder.step([0], 4)
         counts.add(first.num_frames[0])
-        assert not decoder._buffers.control.any() and not decoder._buffers.tickets.any()
+        assert k.is_clean(decoder)
         assert_goes_on(decoder, first, uncancelled)
     assert len(counts) > 2  # some came at once, some too late
 
@@ -237,8 +296,7 @@ def test_cancel_from_another_thread_ends_a_long_step(make_decoder, checkpoint, k
 def test_every_launch_leaves_the_barrier_clean(decoder):
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 2)
-    assert not decoder._buffers.control.any()
-    assert not decoder._buffers.tickets.any()
+    assert k.is_clean(decoder)
 
 
 # ---- the layers, driven directly

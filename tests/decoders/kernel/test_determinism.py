@@ -44,7 +44,7 @@ def assert_same_bits(first, second):
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 7])
 def test_the_grid_does_not_matter(decoder, monkeypatch, num_blocks):
-    monkeypatch.setenv("EMULATION_SMS", "7")
+    k.emulate_blocks(monkeypatch, decoder, 7)
     expected = run(decoder, 0)
     monkeypatch.setattr(decoder.launcher, "num_blocks", num_blocks)
     assert_same_bits(run(decoder, 0), expected)
@@ -84,7 +84,7 @@ def test_streams_that_join_and_leave_between_launches_do_not_matter(decoder):
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_the_order_of_threads_and_blocks_does_not_matter(decoder, monkeypatch, seed):
-    monkeypatch.setenv("EMULATION_SMS", "3")
+    k.emulate_blocks(monkeypatch, decoder, 3)
     expected = run(decoder, 0, num_frames=1)
     monkeypatch.setenv("EMULATION_SEED", str(seed))
     assert_same_bits(run(decoder, 0, num_frames=1), expected)

@@ -45,8 +45,8 @@ def forward(decoder: KernelDecoder, x: torch.Tensor, slot: int = 1, first: int =
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_a_prompt_equals_the_reference(decoders, monkeypatch, n):
-    monkeypatch.setenv("EMULATION_SMS", "9")
     kernel, plain = decoders
+    k.emulate_blocks(monkeypatch, kernel, 9)
     x = prompt(kernel, n)
     stack = plain.talker
     expected = stack.forward(x.to(kernel.dtype), stack.new_cache(n), 0).float()
@@ -56,8 +56,8 @@ def test_a_prompt_equals_the_reference(decoders, monkeypatch, n):
 
 @pytest.mark.parametrize("n", [5, 40, 150])
 def test_no_grid_changes_a_bit(decoders, monkeypatch, n):
-    monkeypatch.setenv("EMULATION_SMS", "11")
     kernel, _ = decoders
+    k.emulate_blocks(monkeypatch, kernel, 11)
     x = prompt(kernel, n)
     expected = forward(kernel, x)
     for num_blocks in (1, 2, 3, 8):  # so many rows a pass, and blocks a team
@@ -67,8 +67,8 @@ def test_no_grid_changes_a_bit(decoders, monkeypatch, n):
 
 @pytest.mark.parametrize("cut", [2, 37, 128])
 def test_a_prompt_in_two_launches_has_the_same_bits(decoders, monkeypatch, cut):
-    monkeypatch.setenv("EMULATION_SMS", "5")
     kernel, _ = decoders
+    k.emulate_blocks(monkeypatch, kernel, 5)
     x = prompt(kernel, 140)
     expected = forward(kernel, x)
     parts = [forward(kernel, x[:cut], 2), forward(kernel, x[cut:], 2, first=cut)]
@@ -76,8 +76,8 @@ def test_a_prompt_in_two_launches_has_the_same_bits(decoders, monkeypatch, cut):
 
 
 def test_the_last_row_is_what_the_first_frame_starts_from(decoders, monkeypatch):
-    monkeypatch.setenv("EMULATION_SMS", "5")
     kernel, _ = decoders
+    k.emulate_blocks(monkeypatch, kernel, 5)
     for n in (1, 30, 130):
         last = forward(kernel, prompt(kernel, n), slot=1, keep_last=True)[-1]
         buffers = kernel._buffers
@@ -86,8 +86,8 @@ def test_the_last_row_is_what_the_first_frame_starts_from(decoders, monkeypatch)
 
 
 def test_rope_positions_are_those_of_each_row(decoders, monkeypatch):
-    monkeypatch.setenv("EMULATION_SMS", "4")
     kernel, _ = decoders
+    k.emulate_blocks(monkeypatch, kernel, 4)
     n = 70
     x, own = prompt(kernel, n), torch.arange(n, dtype=torch.int32)
     whole = torch.stack([own, own.flip(0), own * 2 % n])

@@ -1,6 +1,7 @@
 """A frame is one launch, and so are four."""
 
 import contextlib
+import ctypes
 from unittest.mock import Mock
 
 import kernel_models as k
@@ -12,7 +13,8 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.decoders.kernel import launcher
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.records import Prefill, Sampling
 
 
 @pytest.fixture
@@ -59,8 +61,84 @@ def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     monkeypatch.setattr(launcher, "HostCopy", copies)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
+    assert copies.call_count == 0  # of a prompt, nothing comes back by itself
     decoder.step([0, 1, 2], 4)
     assert copies.call_count == 1
+
+
+@pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
+def test_a_prompt_is_made_and_enqueued_without_a_wait_for_the_device(make_decoder, kind):
+    decoder = make_decoder(kind, k.checkpoint())
+    if decoder.device.type == "cpu":
+        pytest.skip("a CPU has nothing to wait for")
+    k.start(decoder, 0, Sampling(), seed=1)  # what is done once may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows = decoder.embeddings.text(torch.arange(9))
+        decoder.prefill(0, Prefill(rows, rows[:2], rows[0]), Sampling(), seed=1, part=0)
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            rows[0, 0].item()  # so a wait would have been seen
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert decoder.step([0], 1).num_frames == (1,)
+
+
+def test_more_streams_than_a_launch_holds_are_enqueued_together_and_waited_for_once(
+    make_decoder, monkeypatch
+):
+    decoder = make_decoder(KernelDecoder, k.checkpoint(), num_slots=35)
+    log = []
+    step = decoder.library.step
+    monkeypatch.setattr(decoder.library, "step", lambda *args: log.append("step") or step(*args))
+
+    class LoggedCopy(launcher.HostCopy):
+        def wait(self):
+            log.append("wait")
+            return super().wait()
+
+    monkeypatch.setattr(launcher, "HostCopy", LoggedCopy)
+    for slot in range(35):
+        k.start(decoder, slot, Sampling.greedy(), seed=1)
+    found = decoder.step(list(range(35)), 2)
+    assert log == ["step"] * 3 + ["wait"]
+    assert found.num_frames == (2,) * 35 and (found.codes == found.codes[0]).all()
+
+
+def test_of_several_launches_one_that_fails_loses_its_own_streams(make_decoder, monkeypatch):
+    decoder = make_decoder(KernelDecoder, k.checkpoint(), num_slots=35)
+    for slot in range(35):
+        k.start(decoder, slot, Sampling.greedy(), seed=1)
+    step, launches = decoder.library.step, []
+
+    def losing_one(params, num_blocks, stream):
+        if len(launches) == 1:
+            decoder._buffers.controls.words[:, 0] = -1
+            params.timeout_ns = 1000
+        step(params, num_blocks, stream)
+        decoder._buffers.controls.words[:, 0] = 0
+        launches.append(params)
+
+    monkeypatch.setattr(decoder.library, "step", losing_one)
+    found = decoder.step(list(range(35)), 2)
+    assert len(launches) == 3 and found.num_frames == (2,) * 16 + (0,) * 16 + (2,) * 3
+    assert found.failures.keys() == set(range(16, 32)) and not found.codes[16:32].any()
+    assert (found.codes[32:] == found.codes[0]).all()
+    with pytest.raises(UsageError, match="Slot 16 has no stream"):
+        decoder.step([16], 1)
+    assert decoder.step([0, 34], 1).num_frames == (1, 1)
+
+
+def test_a_launch_asks_nothing_of_the_device(make_decoder):
+    decoder = make_decoder(KernelDecoder, k.checkpoint())
+    if decoder.device.type == "cuda":
+        pytest.skip("the emulation counts")
+    asked = decoder.library._library.emulation_num_questions
+    asked.restype = ctypes.c_ulonglong
+    before = asked()
+    for slot in range(2):
+        k.start(decoder, slot, Sampling(), seed=1)
+        decoder.step([slot], 1)
+    assert asked() == before > 0
 
 
 def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):

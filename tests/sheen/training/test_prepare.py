@@ -1,4 +1,4 @@
-"""A folder of recordings to a dataset: what is read, what is left out, what is taken up again."""
+"""A dataset from a folder of recordings: rows that are read, left out, and resumed."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def test_any_rate_format_and_number_of_channels_is_taken(folder, codec):
     assert len(samples[2].frames) == 4 and report.seconds == nearly(12 * 2048 / 24000)
 
 
-def test_bad_rows_are_told_by_line_and_left_out(folder, codec):
+def test_bad_rows_are_reported_by_line_and_left_out(folder, codec):
     record(folder, "good.wav")
     soundfile.write(folder / "wav" / "empty.wav", np.empty(0), 24000)
     (folder / "wav" / "broken.wav").write_bytes(b"RIFFnot audio")
@@ -71,9 +71,9 @@ def test_bad_rows_are_told_by_line_and_left_out(folder, codec):
         5: "also on line 1",
         6: "cannot be read as audio",
         7: "none has no text",
-        8: "no name of a file",
+        8: "cannot be the name of a file",
         9: "recording is empty",
-        10: "no UTF-8",
+        10: "not UTF-8",
     }
     assert len(report.faults) == len(words)
     for (number, word), fault in zip(words.items(), report.faults, strict=True):
@@ -123,7 +123,9 @@ def test_text_is_phonemised_and_the_voice_is_noted(folder, codec):
     (sample,) = dataset.read(folder / "out.jsonl", SIZE)
     assert (sample.text, sample.espeak) == ("həlˈoʊ, wˈɜːld.", "en-us")
     assert report.faults == ["line 2: b: nothing in '...' can be spoken"]
-    with pytest.raises(DatasetError, match="mixes ways to phonemes: en-us, given phonemes"):
+    with pytest.raises(
+        DatasetError, match="mixes phonemes of different origin: en-us, given phonemes"
+    ):
         prepare(folder, folder / "out.jsonl", codec)
 
 

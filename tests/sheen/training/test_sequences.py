@@ -30,7 +30,7 @@ def encoded(samples, tokenizer, audio):
 
 @pytest.fixture(scope="module")
 def trainer(trained, encoded):
-    """Of a model that hangs on every token before the next."""
+    """A trainer whose model depends on all earlier tokens."""
     model = model_folder.load_language_model(trained)
     return Trainer(model, encoded, 0, TrainOptions(precision="fp32"))
 

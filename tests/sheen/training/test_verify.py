@@ -1,4 +1,4 @@
-"""`sheen verify`: every check passes on what is sound and fails on a planted fault."""
+"""`sheen verify`: every check passes on sound files and fails on a planted fault."""
 
 import json
 import shutil
@@ -141,7 +141,7 @@ def test_damaged_weights_of_a_snac_fail(capsys, snac_folder, tmp_path):
 
 
 def test_noise_that_is_drawn_anew_fails(capsys, snac_folder, monkeypatch):
-    """As in the package itself, whose decode of the same codes differs each time."""
+    """The package itself draws noise anew, so that the same codes sound different each time."""
 
     def forward(self, x):
         return x + torch.randn(1, 1, x.shape[-1]) * self.linear(x)

@@ -1,4 +1,5 @@
-// Grid barriers, by kind, and what one costs.
+// Grid barriers, by kind, and what one costs where nothing is in its way: no block has written
+// anything and nothing is being copied. What the kernel pays is in traffic.cuh.
 #pragma once
 #include <cstdio>
 
@@ -18,12 +19,6 @@ struct BarrierWords {  // zero before a launch; words that are polled apart lie 
   unsigned released[32];
   unsigned slots[1024 * 8];
 };
-
-__device__ inline void hot_spin() {
-#if !defined(__CUDACC__)
-  pause();  // emulated blocks take turns; somebody else must get one
-#endif
-}
 
 // Waits until every block has called it `round` times. All threads of all blocks.
 template <Barrier kKind>

@@ -1,19 +1,25 @@
-// What a GPU gives a frame kernel, measured apart from it: bandwidth by way of reading, the cost of
-// a grid barrier by kind, and the skeleton of a frame (its weight slices, activation round trips
-// and barriers, without the arithmetic). One JSON object a line on standard output. Each lies in a
-// file of this folder.
+// What a GPU gives a frame kernel, measured apart from it: a grid barrier and a trip to L2 in the
+// middle of a frame's traffic, the exchange of activations with and without a barrier, bandwidth by
+// way of reading, a grid barrier by kind, and the skeleton of a frame (its weight slices,
+// activation round trips and barriers, without the arithmetic). One JSON object a line on standard
+// output, the figures that decide most first. Each lies in a file of this folder.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a tools/gpu_check/gpu_bench/gpu_bench.cu && ./a.out
 //
 // With a host compiler and csrc/emulation/*.cpp the same kernels run by emulation on a few bytes,
 // which proves that they end and read what they should; those times mean nothing.
 #include "barriers.cuh"
+#include "exchange.cuh"
 #include "reading.cuh"
 #include "skeleton.cuh"
+#include "traffic.cuh"
 
 int main() {
   using namespace qwen_tts;
   const Machine m = machine();
+  measure_barriers_in_traffic(m);
+  measure_l2_latency(m);
+  measure_exchange(m);
   measure_copy(m);
   measure_reading(m);
   measure_barrier<Barrier::kCounter>(m);

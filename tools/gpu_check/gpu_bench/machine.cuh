@@ -1,6 +1,7 @@
 // The machine that is measured: a GPU, or a few emulated blocks; its memory, launches and clock.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,64 @@ __device__ inline int thread_idx() { return static_cast<int>(threadIdx.x); }
 __device__ inline int block_idx() { return static_cast<int>(blockIdx.x); }
 __device__ inline int num_blocks() { return static_cast<int>(gridDim.x); }
 
+__device__ inline void hot_spin() {
+#if !defined(__CUDACC__)
+  pause();  // emulated blocks take turns; somebody else must get one
+#endif
+}
+
+// Words that are their own signal: each is written and read whole, and nothing is promised of any
+// other word, not even of its neighbour in the same vector.
+struct alignas(16) WordPair {
+  uint64_t first, second;
+};
+#if defined(__CUDACC__)
+__device__ inline void store_relaxed(uint2* words, const uint2& v) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(words), "r"(v.x), "r"(v.y)
+               : "memory");
+}
+__device__ inline uint4 load_relaxed(const uint4* words) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(words)
+               : "memory");
+  return v;
+}
+__device__ inline void store_relaxed(WordPair* words, const WordPair& v) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1,%2};" ::"l"(words), "l"(v.first),
+               "l"(v.second)
+               : "memory");
+}
+__device__ inline WordPair load_relaxed(const WordPair* words) {
+  WordPair v;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];"
+               : "=l"(v.first), "=l"(v.second)
+               : "l"(words)
+               : "memory");
+  return v;
+}
+#else
+inline void store_relaxed(uint2* words, const uint2& v) {
+  __atomic_store_n(&words->x, v.x, __ATOMIC_RELAXED);
+  __atomic_store_n(&words->y, v.y, __ATOMIC_RELAXED);
+  emulation::progress();
+}
+inline uint4 load_relaxed(const uint4* words) {
+  return {load_relaxed(&words->x), load_relaxed(&words->y), load_relaxed(&words->z),
+          load_relaxed(&words->w)};
+}
+inline void store_relaxed(WordPair* words, const WordPair& v) {
+  __atomic_store_n(&words->first, v.first, __ATOMIC_RELAXED);
+  __atomic_store_n(&words->second, v.second, __ATOMIC_RELAXED);
+  emulation::progress();
+}
+inline WordPair load_relaxed(const WordPair* words) {
+  return {__atomic_load_n(&words->first, __ATOMIC_RELAXED),
+          __atomic_load_n(&words->second, __ATOMIC_RELAXED)};
+}
+#endif
+
 #if defined(__CUDACC__)
 inline void check(cudaError_t error) {
   if (!error) return;
@@ -27,9 +86,14 @@ inline void* device_memory(size_t num_bytes) {
   check(cudaMemset(memory, 0, num_bytes));
   return memory;
 }
-inline void clear(void* memory, size_t num_bytes) { check(cudaMemsetAsync(memory, 0, num_bytes)); }
+inline void clear(void* memory, size_t num_bytes, int byte = 0) {
+  check(cudaMemsetAsync(memory, byte, num_bytes));
+}
 inline void copy_in(void* to, const void* from, size_t num_bytes) {
   check(cudaMemcpy(to, from, num_bytes, cudaMemcpyHostToDevice));
+}
+inline void copy_out(void* to, const void* from, size_t num_bytes) {
+  check(cudaMemcpy(to, from, num_bytes, cudaMemcpyDeviceToHost));
 }
 inline void copy_within(void* to, const void* from, size_t num_bytes) {
   check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice));
@@ -43,8 +107,13 @@ inline void check(int error) {
 inline void* device_memory(size_t num_bytes) {
   return std::memset(std::aligned_alloc(256, num_bytes), 0, num_bytes);
 }
-inline void clear(void* memory, size_t num_bytes) { std::memset(memory, 0, num_bytes); }
+inline void clear(void* memory, size_t num_bytes, int byte = 0) {
+  std::memset(memory, byte, num_bytes);
+}
 inline void copy_in(void* to, const void* from, size_t num_bytes) {
+  std::memcpy(to, from, num_bytes);
+}
+inline void copy_out(void* to, const void* from, size_t num_bytes) {
   std::memcpy(to, from, num_bytes);
 }
 inline void copy_within(void* to, const void* from, size_t num_bytes) {

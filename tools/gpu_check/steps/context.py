@@ -1,6 +1,7 @@
 """What every step works with: the device, the sizes, the deadline and the result's file."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Context:
         self.deadline, self._output = deadline, output
         self.device = torch.device("cpu" if emulation else "cuda")
         self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
+        # Of programs that are no tests: by emulation they would take hours.
+        self.own_backend = "torch" if emulation else "kernel"
         self.arch = None
         if not emulation:
             capability = torch.cuda.get_device_capability()
@@ -45,17 +48,27 @@ class Context:
         self._output.write_text(json.dumps(found))
 
     def load(self, name: str) -> loading.Checkpoint:
-        """The checkpoint `name`, or the toy in its place."""
-        return loading.load(loading.resolve(TOY if self.toy else name))
+        """Random weights of the model `name`, or of the toy, drawn on the device; no file."""
+        return loading.load(loading.resolve(self.drawn(name)))
+
+    def drawn(self, name: str) -> str:
+        """What `--model` calls these weights."""
+        return f"drawn:{TOY if self.toy else name}"
 
     def decoder(
         self,
         loaded: Any,
         kind: Any = KernelDecoder,
         dtype: torch.dtype = torch.float32,
+        defines: Mapping[str, int] | None = None,
         **sizes: int,
     ) -> Any:
-        """A decoder on this device; a plain one on the CPU: under a sanitizer a launch is slow."""
+        """A decoder on this device; a plain one on the CPU: under a sanitizer a launch is slow.
+
+        Args:
+            defines: of a variant of the kernel.
+        """
         sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
         device = torch.device("cpu") if kind is PlainDecoder else self.device
-        return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes))
+        options = {"defines": defines} if defines else {}
+        return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes), **options)

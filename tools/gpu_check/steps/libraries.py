@@ -1,8 +1,10 @@
-"""Steps for what a fresh machine lacks: the kernel's libraries and the random checkpoints."""
+"""The kernel's libraries that steps need, and the steps that compile them where they are missing.
+
+`carry.py` compiles all of them beforehand, on a machine that need not have a GPU.
+"""
 
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -10,59 +12,102 @@ from typing import Any
 import kernel_models
 import torch
 
-from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.build import Target
 from tools.gpu_check.steps.context import TOY, Context
+from tools.gpu_check.variants import VARIANTS
 
 TOY_PROJECTED = "tiny-random-1.7b"
 
 Jobs = dict[str, tuple[ModelConfig, Target]]
 
 
-def build(context: Context) -> dict[str, Any]:
-    """Compile every library the later steps need and write the random checkpoints."""
-    names = (TOY,) if context.toy else (TOY, TOY_PROJECTED, *context.models)
+def model_jobs(context: Any) -> Jobs:
+    """What most steps need: every model in every dtype.
+
+    Args:
+        context: a `Context`, or what has its `arch`, `models`, `dtypes` and `toy`.
+    """
+    names = dict.fromkeys((TOY, *context.models))
     configs = {name: parse_model_config(model_config(name)) for name in names}
-    shapes = {"small": {}} if context.toy else kernel_models.SHAPES
-    for name, changes in shapes.items():
+    configs["small"] = kernel_models.small_config()
+    return {
+        f"{name} {dtype}": (configs[name], Target(context.arch, dtype))
+        for name, dtype in product(configs, context.dtypes)
+    }
+
+
+def stamp_jobs(context: Any) -> Jobs:
+    """Every model with the stamps that the step `stage_times` reads."""
+    target = Target(context.arch, context.dtypes[-1], stage_times=True)
+    return {
+        f"{name} with stamps": (parse_model_config(model_config(name)), target)
+        for name in context.models
+    }
+
+
+def test_jobs(context: Any) -> Jobs:
+    """What the tests of tests/decoders/kernel need beside `model_jobs`."""
+    if context.toy:
+        return {}
+    configs = {TOY_PROJECTED: parse_model_config(model_config(TOY_PROJECTED))}
+    for name, changes in kernel_models.SHAPES.items():
         configs[name] = kernel_models.small_config(**changes)
     jobs = {
         f"{name} {dtype}": (configs[name], Target(context.arch, dtype))
         for name, dtype in product(configs, context.dtypes)
     }
     for (weights, stacks), dtype in product(INT8_STACKS.items(), context.dtypes):
-        if not context.toy:  # what tests/decoders/kernel takes with int8 layers
-            target = Target(context.arch, dtype, int8=stacks)
-            jobs[f"projected {weights} {dtype}"] = configs["projected"], target
-    return _build(context, names, jobs)
+        target = Target(context.arch, dtype, int8=stacks)
+        jobs[f"projected {weights} {dtype}"] = configs["projected"], target
+    return jobs
 
 
-def engine_build(context: Context) -> dict[str, Any]:
-    """Compile what `endurance` and `listeners` need and write the checkpoints, where missing."""
-    target = Target(context.arch, context.dtypes[-1])
-    jobs = {name: (parse_model_config(model_config(name)), target) for name in context.models}
-    jobs["small"] = kernel_models.small_config(), Target(context.arch, "float32")
-    return _build(context, context.models, jobs)
+def variant_jobs(context: Any) -> Jobs:
+    """Every variant of every model, in the dtype whose speed counts."""
+    return {
+        f"{name}, {variant}": (
+            parse_model_config(model_config(name)),
+            Target(context.arch, context.dtypes[-1], defines=tuple(defines.items())),
+        )
+        for name, (variant, defines) in product(context.models, VARIANTS.items())
+    }
 
 
-def int8_build(context: Context) -> dict[str, Any]:
-    """Compile what the steps with int8 layers need and write the checkpoints."""
-    jobs = {
+def int8_jobs(context: Any) -> Jobs:
+    """Every model with int8 layers."""
+    return {
         f"{name} {weights} {dtype}": (
             parse_model_config(model_config(name)),
-            Target(context.arch, dtype, int8=INT8_STACKS.get(weights, ())),
+            Target(context.arch, dtype, int8=stacks),
         )
-        for name, weights, dtype in product(context.models, ("bf16", *INT8_STACKS), context.dtypes)
+        for name, (weights, stacks), dtype in product(
+            context.models, INT8_STACKS.items(), context.dtypes
+        )
     }
-    return _build(context, context.models, jobs)
 
 
-def _build(context: Context, names: Sequence[str], jobs: Jobs) -> dict[str, Any]:
-    """Write the checkpoints `names`, compile `jobs`, all at once."""
+# By the step that compiles them.
+JOBS = {
+    "build": (model_jobs, stamp_jobs),
+    "variant_build": (model_jobs, variant_jobs, test_jobs),
+    "int8_build": (model_jobs, int8_jobs),
+}
+
+
+def all_jobs(context: Any) -> Jobs:
+    """The libraries of all steps."""
+    jobs: Jobs = {}
+    for make in dict.fromkeys(make for makes in JOBS.values() for make in makes):
+        jobs |= make(context)
+    return jobs
+
+
+def compile_all(jobs: Jobs, num_threads: int) -> dict[str, dict[str, Any]]:
+    """Compile what is not in the cache, some at a time: {"seconds", "ptxas"} of each."""
 
     def compile_one(job: tuple[ModelConfig, Target]) -> dict[str, Any]:
         started = time.monotonic()
@@ -71,9 +116,14 @@ def _build(context: Context, names: Sequence[str], jobs: Jobs) -> dict[str, Any]
         ptxas = [line.strip() for line in log.splitlines() if "Used" in line]
         return {"seconds": round(time.monotonic() - started, 1), "ptxas": ptxas}
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        written = [pool.submit(loading.resolve, name) for name in names]
-        compiled = dict(zip(jobs, pool.map(compile_one, jobs.values()), strict=True))
-        for each in written:
-            each.result()
-    return {"torch": torch.__version__, "arch": context.arch, "libraries": compiled}
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        return dict(zip(jobs, pool.map(compile_one, jobs.values()), strict=True))
+
+
+def build(context: Context, name: str = "build") -> dict[str, Any]:
+    """Compile what a set of steps needs, where it was not carried here."""
+    jobs: Jobs = {}
+    for make in JOBS[name]:
+        jobs |= make(context)
+    found = compile_all(jobs, os.cpu_count() or 1)
+    return {"torch": torch.__version__, "arch": context.arch, "libraries": found}

@@ -7,21 +7,23 @@ from pathlib import Path
 
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.validation import compare
-from tools.gpu_check.steps import correctness, endurance, libraries, scripts, speed
-from tools.gpu_check.steps.context import BIG, SMALL, Context
+from tools.gpu_check.steps import correctness, endurance, libraries, profiles, scripts, speed
+from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
 
 # Of two kinds of layers: twice as many decoders are compared as in another validation.
 INT8 = {"kinds": tuple(INT8_STACKS), "frames": 16}
 
 STEPS = {
     "build": libraries.build,
-    "engine_build": libraries.engine_build,
-    "int8_build": libraries.int8_build,
+    "variant_build": partial(libraries.build, name="variant_build"),
+    "int8_build": partial(libraries.build, name="int8_build"),
     "tests": correctness.tests,
     "sanitizer": correctness.sanitizer,
     "toy_frames": correctness.toy_frames,  # what the sanitizer step runs
-    "validate_0.6b": partial(correctness.validate, name=SMALL),
-    "validate_1.7b": partial(correctness.validate, name=BIG),
+    "validate_tiny": partial(correctness.validate, name=TOY, frames=8),
+    "validate_0.6b": partial(correctness.validate, name=SMALL, frames=8),
+    "validate_0.6b_long": partial(correctness.validate, name=SMALL),
+    "validate_1.7b_long": partial(correctness.validate, name=BIG),
     "int8_validate_0.6b": partial(correctness.validate, name=SMALL, **INT8),
     "int8_validate_1.7b": partial(correctness.validate, name=BIG, **INT8),
     "endurance": endurance.endurance,
@@ -29,12 +31,18 @@ STEPS = {
     "abort": endurance.abort,
     "two_engines": endurance.two_engines,
     "microbenchmark": speed.microbenchmark,
+    "stage_times": profiles.stage_times_of_models,
+    "ncu": profiles.ncu,
+    "profiled_frames": profiles.profiled_frames,  # what the ncu step watches
     "frame_times": speed.frame_times,
+    "variants": speed.variants,
+    "prompt_times": speed.prompt_times,
     "int8_frame_times": speed.int8_frame_times,
     "batch_curve": speed.batch_curve,
     "benchmark": scripts.benchmark,
     "first_sound": scripts.first_sound,
     "open_loop": scripts.open_loop,
+    "open_loop_long": scripts.open_loop_long,
     "capacity": scripts.capacity,
     "peers": scripts.peers,
     "memory": scripts.memory,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ from tools.gpu_check.steps import ROOT
 from tools.gpu_check.steps.context import Context
 from tools.gpu_check.steps.speed import STREAM_COUNTS
 
-RATES, RATE_SECONDS = "1,10,20,40,80", 6
+RATES, ALL_RATES, RATE_SECONDS = "20,80", "1,10,20,40,80", 6
 LISTENERS, LISTEN_SECONDS = "64,128,256", 4  # by the clock: a speech that has begun is heard out
 MEMORY_STREAMS = (1, 8, 64)
 
 
 def benchmark(context: Context) -> dict[str, Any]:
     """benchmark.py, and many streams: what a user of the engine sees."""
-    common = ["--model", context.models[0], "--backend", context.backend.name, "--seed", "1"]
+    common = ["--model", context.drawn(context.models[0]), "--seed", "1"]
+    common += ["--backend", context.backend.name]
     common += ["--runs", "1" if context.toy else "3", "--warmup", "1"]
     common += ["--max-frames", "4" if context.toy else "60"]
     commands = {"benchmark.py": ["benchmark.py"]}
@@ -41,22 +43,39 @@ def benchmark(context: Context) -> dict[str, Any]:
 
 
 def first_sound(context: Context) -> dict[str, Any]:
-    """Text to first sound by stage; the first request against the tenth."""
-    return measure(context, "first-sound", ["--runs", "3" if context.toy else "20"])
+    """Text to first sound by stage, on the kernel and on the graphs; the first request against the
+    tenth."""
+    runs = ["--runs", "3" if context.toy else "20"]
+    fast = context.own_backend
+    return measure(context, "first-sound", *([*runs, *_on(name)] for name in (fast, "graph")))
 
 
 def open_loop(context: Context) -> dict[str, Any]:
-    """First sound under requests that come when they like."""
-    load = ["--rps", "4" if context.toy else RATES]
+    """First sound under requests that come when they like: the two rates that have goals, on the
+    smaller model."""
+    return measure(context, "open-loop", _rates(context, RATES), models=context.models[:1])
+
+
+def open_loop_long(context: Context) -> dict[str, Any]:
+    """As `open_loop`, at every rate and for every model."""
+    return measure(context, "open-loop", _rates(context, ALL_RATES))
+
+
+def _rates(context: Context, rates: str) -> list[str]:
+    load = ["--rps", "4" if context.toy else rates]
     load += ["--duration", "1" if context.toy else str(RATE_SECONDS)]
-    return measure(context, "open-loop", load + _many(context))
+    return [*load, *_many(context), *_on(context.own_backend)]
 
 
 def capacity(context: Context) -> dict[str, Any]:
     """Listeners who play what they hear."""
     load = ["--listeners", "2" if context.toy else LISTENERS]
     load += ["--duration", "1" if context.toy else str(LISTEN_SECONDS)]
-    return measure(context, "open-loop", load + _many(context))
+    return measure(context, "open-loop", [*load, *_many(context), *_on(context.own_backend)])
+
+
+def _on(backend: str) -> list[str]:
+    return ["--backend", backend]
 
 
 def _many(context: Context) -> list[str]:
@@ -66,37 +85,47 @@ def _many(context: Context) -> list[str]:
 
 def peers(context: Context) -> dict[str, Any]:
     """Our decoders and the official package on one checkpoint."""
-    return measure(context, "peers", ["--frames", "4" if context.toy else "80"], backend=False)
+    return measure(context, "peers", ["--frames", "4" if context.toy else "80"], drawn=False)
 
 
 def memory(context: Context) -> dict[str, Any]:
     """Load time and memory for 1, 8 and 64 slots."""
-    few = ["--max-frames", "2"] if context.toy else []
+    few = _on(context.own_backend) + (["--max-frames", "2"] if context.toy else [])
     counts = MEMORY_STREAMS[:1] if context.toy else MEMORY_STREAMS
-    return measure(context, "memory", *(["--streams", str(n), *few] for n in counts))
+    options = (["--streams", str(n), *few] for n in counts)
+    return measure(context, "memory", *options, drawn=False)  # loading is a part of it
 
 
 def texts(context: Context) -> dict[str, Any]:
     """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
     runs, frames = ("1", "4") if context.toy else ("5", "200")
-    return measure(context, "texts", ["--runs", runs, "--max-frames", frames])
+    options = ["--runs", runs, "--max-frames", frames, *_on(context.own_backend)]
+    return measure(context, "texts", options)
 
 
 def measure(
-    context: Context, name: str, *options: list[str], backend: bool = True
+    context: Context,
+    name: str,
+    *options: list[str],
+    models: Sequence[str] | None = None,
+    drawn: bool = True,
 ) -> dict[str, Any]:
     """Rows of a measurement, run once for each of `options` and each model.
 
     Of one that fails, or whose time is up, what it has written until then is kept.
+
+    Args:
+        models: some of the context's; None: all.
+        drawn: with weights that no file has; else they are written first.
     """
     rows, results = [], []
     kept = {"rows": rows, "runs": results}
-    for each, model in product(options, context.models):
-        command = ["benchmarks/measure.py", name, "--model", model, *each, "--quiet"]
-        if backend:  # a CPU's own fast one, or the kernel
-            command += ["--backend", "torch" if context.emulation else "kernel"]
+    for each, model in product(options, models or context.models):
+        weights = context.drawn(model) if drawn else model
+        command = ["benchmarks/measure.py", name, "--model", weights, *each, "--quiet"]
         code, found = _run(command, max(0.0, context.deadline - time.monotonic()))
-        rows += [{"model": model} | row for row in found.pop("rows", [])]
+        where = {"model": model} | {k: found[k] for k in ("backend",) if k in found}
+        rows += [where | row for row in found.pop("rows", [])]
         results.append(found)
         context.keep(kept)
         if code is None:

@@ -1,8 +1,9 @@
-"""Steps that time the kernel, and beside it the graphs and what the memory and a barrier give."""
+"""Steps that time the kernel, its variants and beside it the graphs, the memory and a barrier."""
 
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,6 +11,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
+import kernel_models
 import torch
 
 from qwen_megakernel.choices import INT8_STACKS
@@ -18,34 +20,41 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.native import compiling
+from qwen_megakernel.records import Prefill, Sampling
 from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams, KernelTimer
 from tools.gpu_check.steps.context import Context
+from tools.gpu_check.variants import VARIANTS
 
 STREAM_COUNTS = (1, 4, 8, 16)
-KERNEL_STREAMS = (1, 2, 4, 8, 16)
-GRAPH_STREAMS = (*KERNEL_STREAMS, 32, 64)
+KERNEL_STREAMS = (1, 2, 4, 8, 16, 32)
+GRAPH_STREAMS = (1, 4, 16, 32, 64, 128, 256, 512)
+VARIANT_STREAMS = (1, 16)
+PROMPTS = (10, 30, 110, 200)
 FRAME_MS = 80
 MAX_POSITIONS = PROMPT_POSITIONS + 256
 
 
 def microbenchmark(context: Context) -> dict[str, Any]:
-    """gpu_bench/: bandwidths, barriers, the skeleton of a frame."""
-    source = str(Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu")
-    if context.toy:
-        units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
-        command = [compiling.find_cxx(), *build.CXX_FLAGS, "-x", "c++", source]
-        command += [*map(str, units), "-lpthread"]
-    else:
-        flags = ["-std=c++17", "-O3", f"-arch={context.arch}"]
-        command = [build.find_nvcc(), *flags, source]
+    """gpu_bench/: barriers and L2 in traffic, exchanges, bandwidths, the skeleton of a frame."""
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "gpu_bench")
-        subprocess.run([*command, "-o", program], check=True)
+        arch = None if context.toy else context.arch
+        subprocess.run([*bench_command(arch), "-o", program], check=True)
         done = subprocess.run([program], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)
     if done.returncode:
         raise SystemExit(f"gpu_bench ended with {done.returncode}.")
     return {"rows": [json.loads(line) for line in done.stdout.splitlines()]}
+
+
+def bench_command(arch: str | None) -> list[str]:
+    """What compiles gpu_bench/ for a GPU, or (None) for the emulation; without its output."""
+    source = str(Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu")
+    if arch:
+        return [build.find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", source]
+    units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
+    command = [compiling.find_cxx(), *build.CXX_FLAGS, "-x", "c++", source]
+    return [*command, *map(str, units), "-lpthread"]
 
 
 def frame_times(context: Context) -> dict[str, Any]:
@@ -85,6 +94,78 @@ def _frame_times(
         del decoder
         torch.cuda.empty_cache()
     return found
+
+
+def variants(context: Context) -> dict[str, Any]:
+    """Milliseconds of a frame for each of `VARIANTS`, and whether its codes are the kernel's.
+
+    Other sums may have other codes: a variant with another number of warps adds in another order.
+    """
+    timer, rows = KernelTimer(context.device, toy=context.toy), []
+    counts = VARIANT_STREAMS[:1] if context.toy else VARIANT_STREAMS
+    chosen = list(VARIANTS.items())[: 2 if context.toy else None]
+    sizes = {"num_slots": max(counts), "max_positions": MAX_POSITIONS}
+    for name in context.models:
+        loaded, codes = context.load(name), None
+        for variant, defines in chosen:
+            decoder = context.decoder(loaded, dtype=context.dtype, defines=defines, **sizes)
+            kernel_models.start(decoder, 0, Sampling(), seed=1)
+            drawn = decoder.step([0], 4).codes.tolist()
+            codes = codes or drawn
+            for streams in counts:
+                row = timer.frame(decoder, streams, "fp32" if context.toy else "bf16")
+                row |= {"model": name, "variant": variant, "streams": streams}
+                rows.append(row | {"same_codes": drawn == codes})
+                print(rows[-1], flush=True)
+                context.keep({"rows": rows})
+            del decoder
+            torch.cuda.empty_cache()
+    return {"rows": rows}
+
+
+def prompt_times(context: Context) -> dict[str, Any]:
+    """Milliseconds of a prompt, on the kernel and as a graph: until it is enqueued, and until its
+    hidden state is there."""
+    rows = []
+    for name, kind in product(context.models, (KernelDecoder, GraphDecoder)):
+        sizes = {"num_slots": 1, "max_positions": MAX_POSITIONS}
+        decoder = context.decoder(context.load(name), kind, context.dtype, **sizes)
+        for positions in PROMPTS[:1] if context.toy else PROMPTS:
+            enqueued, done = prompt_ms(decoder, positions, 3 if context.toy else 20)
+            rows.append(
+                {
+                    "model": name,
+                    "backend": "kernel" if kind is KernelDecoder else "graph",
+                    "positions": positions,
+                    "enqueued_ms": median_high(enqueued),
+                    "ms": median_high(done),
+                    "best_ms": min(done),
+                }
+            )
+            print(rows[-1], flush=True)
+            context.keep({"rows": rows})
+        del decoder
+        torch.cuda.empty_cache()
+    return {"rows": rows}
+
+
+def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from a call until it returns, and until the device has done it."""
+    width = decoder.config.talker.stack.hidden_size
+    target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
+    rows = 0.3 * torch.randn(positions + 1, width, generator=torch.Generator().manual_seed(1))
+    rows = rows.to(**target)
+    prompt = Prefill(rows[:positions], rows[:0], rows[-1])
+    enqueued, done = [], []
+    for _ in range(rounds + 2):  # the first ones warm up
+        started = time.perf_counter()
+        decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
+        enqueued.append(1000 * (time.perf_counter() - started))
+        if decoder.device.type == "cuda":
+            torch.cuda.synchronize(decoder.device)
+        done.append(1000 * (time.perf_counter() - started))
+    decoder.step([0], 1)  # which says whether they failed
+    return enqueued[2:], done[2:]
 
 
 def batch_curve(context: Context) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def build(
     """As `kernel.build.build` for the GPU of `target`.
 
     Args:
-        program: a source that includes both kernels; the result is then no library but this.
+        program: a source that includes the kernels; the result is then no library but this.
         sanitize: flags for what stands for the GPU's own code.
-        change: (pattern, replacement) of all such texts in the frame's PTX: a planted fault.
+        change: (pattern, replacement) of all such texts in few_step_kernel: a planted fault.
         count: tally what is executed (`translate`).
     Raises:
         RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
@@ -55,7 +55,7 @@ def build(
         f"-D{name}={value}" for name, value in kernel_build.definitions(config, target).items()
     ]
     command = [nvcc, *NVCC_FLAGS, f"-arch={target.arch}", *defines]
-    names = ["probes"] if target.probes else ["step_kernel", "forward_kernel"]
+    names = ["probes"] if target.probes else ["few_step_kernel", "step_kernel", "forward_kernel"]
     host = [program] if program else [_source(name) for name in names]
     if not program and not target.probes:
         host.append(_source("tts_kernel"))

@@ -169,6 +169,18 @@ void cp_async_cg_shared_global_L2_256B(u64 shared, u64 global, A bytes) {
   if (bytes != 16) emulation::fail("cp.async.cg copies 16 bytes, not %d", static_cast<int>(bytes));
   emulation::async_copy(shared_at<uint4>(shared), global_at<uint4>(global), 16);
 }
+// Which policy it is, no result depends on; an invented one is refused.
+constexpr u64 kEvictFirst = 0xE71C7F1257;
+template <class T, class A>
+T createpolicy_fractional_L2_evict_first(A fraction) {
+  if (as<f32>(fraction) != 1.0f) emulation::fail("a policy of a fraction is not known");
+  return kEvictFirst;
+}
+template <class A, class B>
+void cp_async_cg_shared_global_L2_cache_hint_L2_256B(u64 shared, u64 global, A bytes, B policy) {
+  if (as<u64>(policy) != kEvictFirst) emulation::fail("%#llx is no cache policy", as<u64>(policy));
+  cp_async_cg_shared_global_L2_256B(shared, global, bytes);
+}
 inline void cp_async_commit_group() { emulation::async_commit(); }
 template <class A>
 void cp_async_wait_group(A groups_left) {

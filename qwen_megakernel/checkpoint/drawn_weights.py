@@ -1,0 +1,78 @@
+"""The weights of a random checkpoint, drawn on a device when they are wanted: no file holds them.
+
+They have the scales of `random_weights` and other values, which differ from one kind of device to
+another. A model of the released shapes takes a second on a GPU, where writing and reading its files
+takes half a minute.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import random_weights
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.random_weights import Fill
+from qwen_megakernel.checkpoint.tensor_shapes import (
+    CODEC_DECODER_PREFIX,
+    TALKER_PREFIX,
+    Shape,
+    codec_tensors,
+    model_tensors,
+)
+
+PREFIX = "drawn:"  # in front of the name of a random checkpoint
+
+
+def write_small_files(name: str, folder: Path) -> None:
+    """Write what a random checkpoint has beside its weights: configs and tokenizer."""
+    random_weights.write_small_files(name.removeprefix(PREFIX), folder)
+
+
+def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
+    """Talker and code predictor in bfloat16, by names without "talker.".
+
+    The text table is in the host's memory, where that of a file is.
+    """
+    eos = config.talker.codec_eos_id
+
+    def fill(name: str, shape: Shape) -> Fill:
+        return random_weights.model_fill(name, shape, eos)
+
+    tensors = _draw(model_tensors(config), TALKER_PREFIX, torch.bfloat16, fill, device)
+    table = "model.text_embedding.weight"
+    return tensors | {table: tensors[table].cpu()}
+
+
+def codec_decoder(config: CodecConfig, device: torch.device) -> dict[str, Tensor]:
+    """The vocoder in float32, by names without "decoder."."""
+    return _draw(
+        codec_tensors(config),
+        CODEC_DECODER_PREFIX,
+        torch.float32,
+        random_weights.codec_fill,
+        device,
+    )
+
+
+def _draw(
+    shapes: dict[str, Shape],
+    prefix: str,
+    dtype: torch.dtype,
+    fill: Callable[[str, Shape], Fill],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    generator = torch.Generator(device).manual_seed(random_weights.DEFAULT_SEED)
+    tensors = {}
+    for name, shape in shapes.items():
+        if name.startswith(prefix):
+            its = fill(name, shape)
+            values = torch.empty(shape, dtype=dtype, device=device)
+            values.normal_(its.mean, its.std, generator=generator)
+            if its.row_gain is not None:
+                gain = torch.from_numpy(its.row_gain).to(device, dtype)
+                values *= gain.view(-1, *[1] * (len(shape) - 1))
+            tensors[name.removeprefix(prefix)] = values
+    return tensors

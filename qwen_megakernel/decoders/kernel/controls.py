@@ -1,0 +1,59 @@
+"""Control blocks: what the blocks of a launch meet at, and where it reports its error.
+
+Launches are enqueued before the ones in front of them have ended. So each has a control block and
+attention tickets of its own, and one that fails leaves the next ones alone.
+"""
+
+import ctypes
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, Control
+
+# The blocks of a launch poll the first word, which has its cache line for itself.
+WORDS = 2 * Control.left.offset // 4
+ERROR_WORD = Control.error.offset // 4
+assert ctypes.sizeof(Control) <= 4 * WORDS
+
+
+class ControlBlocks:
+    """One control block and one set of tickets for every launch that may be under way.
+
+    A launch that ends without an error leaves both zero; after an error `give_back` zeroes them.
+
+    Args:
+        num_slots: of the decoder: each may have a prompt under way, beside a step of all.
+        num_rows, num_heads: of the tickets: streams of a launch, key-value heads.
+        device: where the kernel runs.
+    Attributes:
+        words: [count, WORDS] int32, a `Control` at the beginning of each row.
+        tickets: [count, num_rows, num_heads] int32.
+        free: the rows that no launch has, in the order in which launches get them.
+    """
+
+    def __init__(self, num_slots: int, num_rows: int, num_heads: int, device: torch.device):
+        count = num_slots + -(-num_slots // MAX_STREAMS) + 1
+        self.words = torch.zeros(count, WORDS, dtype=torch.int32, device=device)
+        self.tickets = torch.zeros(count, num_rows, num_heads, dtype=torch.int32, device=device)
+        self.free = deque(range(count))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def errors(self) -> Tensor:
+        """[count] int32 error words, 0 for none; a view."""
+        return self.words[:, ERROR_WORD]
+
+    def take(self) -> int:
+        """The row of a launch that is about to start."""
+        return self.free.popleft()
+
+    def give_back(self, row: int, *, is_clean: bool) -> None:
+        """The launch that had `row` has ended; the next that takes it finds zeros there."""
+        if not is_clean:
+            self.words[row].zero_()
+            self.tickets[row].zero_()
+        self.free.append(row)

@@ -1,0 +1,56 @@
+"""The pip command that adds an extra to this installation, for hints that a user can paste.
+
+The package is published on no index. The bare name would make pip look for one there, and install
+what another project may have published under it.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from qwen_megakernel import PACKAGE_FOLDER
+
+REPOSITORY_URL = ""  # of the public git repository, https://...; empty while there is none
+
+NAME = "qwen_megakernel"
+
+
+def install_command(*extras: str, also: Sequence[str] = ()) -> str:
+    """The command that installs this package again, with extras.
+
+    It names the first of these that there is: the clone that the package runs from, the folder that
+    pip installed it from, `REPOSITORY_URL`. Otherwise the user has to fill in where the clone is.
+
+    Args:
+        extras: keys of `extras_require` in setup.py.
+        also: requirements of other packages, for the same command.
+    """
+    suffix = f"[{','.join(extras)}]"
+    if _is_clone(clone := PACKAGE_FOLDER.parent):
+        words = ["-e", f"{clone}{suffix}"]
+    elif folder := _installed_from():
+        words = [f"{folder}{suffix}"]
+    elif REPOSITORY_URL:
+        words = [f"{NAME}{suffix} @ git+{REPOSITORY_URL}"]
+    else:
+        words = [f"PATH/TO/{NAME}{suffix}"]
+    return shlex.join(["pip", "install", *words, *also])
+
+
+def _is_clone(folder: Path) -> bool:
+    return (folder / "setup.py").is_file() and (folder / NAME).is_dir()
+
+
+def _installed_from() -> Path | None:
+    """The clone that pip installed this package from, which pip records (PEP 610)."""
+    try:
+        record = distribution(NAME).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(record)["url"] if record else "")
+    folder = Path(url2pathname(url.path))
+    return folder if url.scheme == "file" and _is_clone(folder) else None

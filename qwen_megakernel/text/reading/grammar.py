@@ -1,0 +1,409 @@
+"""What expressions look like, in every language that a `Language` describes.
+
+A grammar reads one segment (`segments`) at a time: at each place where an expression may begin it
+tries its rules in order, and the first that makes words of what it matches is taken.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+from qwen_megakernel.text.reading.language import Currency, Language, Noun, Rule
+from qwen_megakernel.text.reading.spoken import Draft, Piece
+
+_SPACES = " \u00a0\u2009\u202f"
+_URL = re.compile(r"(?:https?://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
+_DOMAIN = re.compile(
+    r"(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp"
+    r"|cn|uk|us|ca|au|ch|at|co)(?![\w-]|\.\w)(?:/[^\s<>\"'()\[\]{}]*)?",
+    re.IGNORECASE,
+)
+_EMAIL = re.compile(r"[\w.+-]{1,64}@(?:[\w-]+\.)+[a-z]{2,}", re.IGNORECASE)
+_TRAILING = ".,;:!?*_…"
+_PHONE = re.compile(
+    r"\+\d{1,3}(?:[ .\-/]?\(?\d{1,5}\)?){2,8}"
+    r"|\(\d{2,5}\) ?\d{3,4}(?:[ \-.]\d{2,4})*"
+    r"|1-\d{3}-\d{3}-\d{4}|\d{3}[-.]\d{3}[-.]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[- ]\d{4}"
+    r"|\d{4}(?:[ -]\d{4}){3}|0\d(?:[ .-]\d{2}){4}|0\d{1,4}[-/ ]\d{3,}(?:[- ]\d{2,})*"
+    r"|\d{3}-\d{4}-\d{4}"
+)
+_MIN_PHONE_DIGITS = 7
+_RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
+_VERSION = re.compile(r"\d+(?:\.\d+){2,}")
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_SIGNS = "-−+±~≈<>≤≥"
+_DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)")
+_DASHES = ("-", "–", "—")
+_HYPHEN = re.compile(r"-(?=\d)")
+_FIRST_YEAR, _LAST_YEAR = 1100, 2099  # what four digits alone mean
+
+
+class Grammar:
+    """The rules of one language.
+
+    Args:
+        language: its tables.
+    """
+
+    def __init__(self, language: Language):
+        self.language = language
+        self._months = language.month_forms
+        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
+        self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
+        self._rules = tuple(self._make_rules())
+        self._interesting = re.compile(
+            r"\d|[¼-¾⅐-⅞]|://|www\.|@|" + _any_of(["." + "com", *language.symbols])
+        )
+        words = {*language.abbreviations, *language.opens}
+        self._abbreviations = frozenset(words)
+
+    def read(self, segment: Draft, before: str) -> Iterator[Piece]:
+        """What is spoken for a segment.
+
+        Args:
+            segment: without markup.
+            before: the word before it.
+        """
+        draft = segment.replace(_VULGAR, _plain_fraction)
+        text, done, place = draft.text, 0, 0
+        if not self._may_have_expressions(text):
+            yield from draft.kept(0, len(text))
+            return
+        last = ""  # the last character that is spoken
+        while place < len(text):
+            end, words = self._expression(text, place, before)
+            if not end:
+                place += 1
+                continue
+            if done < place:
+                yield from self._apart(draft, done, last, text[done])
+                yield from draft.kept(done, place)
+                last = text[place - 1]
+            space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
+            yield draft.words(place, end, space + words)
+            last = words[-1:] or last
+            done = place = end
+        if done < len(text):
+            yield from self._apart(draft, done, last, text[done])
+            yield from draft.kept(done, len(text))
+
+    def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
+        """A space between words and the letters behind them."""
+        is_suffix = self.language.letters_follow and not following.isascii()
+        is_suffix = is_suffix or not self.language.space
+        if place and last.isalnum() and following.isalnum() and not is_suffix:
+            yield Piece(" ", draft.starts[place], draft.starts[place])
+
+    def _may_have_expressions(self, text: str) -> bool:
+        return bool(
+            self._interesting.search(text)
+            or any(word.strip(_OPENING) in self._abbreviations for word in _forms(text))
+            or _DOMAIN.search(text)
+            or any(rule.search(text) for rule, _ in self.language.extra)
+        )
+
+    def _expression(self, text: str, place: int, before: str) -> tuple[int, str]:
+        """Where the expression ends that begins at `place`, and its words; (0, "") for none."""
+        char, last = text[place], text[place - 1 : place]
+        if char.isspace() and text[place + 1 : place + 2] not in _DASHES:
+            return 0, ""
+        if last.isalnum() and char.isalpha():
+            return 0, ""
+        if last.isdigit() and char.isdigit():
+            return 0, ""
+        before = (text[:place].split() or [before])[-1]
+        for pattern, say in self._rules:
+            match = pattern.match(text, place)
+            if match and match.end() > place:
+                words = say(match, before)
+                if words is not None:
+                    return match.end(), words
+        return 0, ""
+
+    # ---- rules -----------------------------------------------------------------------------------
+
+    def _make_rules(self) -> Iterator[Rule]:
+        lang = self.language
+        yield from lang.extra
+        yield _URL, self._web
+        yield _EMAIL, self._web
+        yield _DOMAIN, self._web
+        yield _ignoring_case(r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)"), self._date
+        numeric = r"(?P<{}>\d{{1,2}})([-./])(?P<{}>\d{{1,2}})\2(?P<y>\d{{4}}|\d\d)(?![\d./-]\d|\d)"
+        yield re.compile(numeric.format(*("dm" if lang.day_first else "md"))), self._date
+        months = _any_of(self._months)
+        if lang.says_written_dates:
+            links = _any_of(lang.links)
+            yield (
+                _ignoring_case(
+                    rf"(?P<d>\d{{1,2}})(?:{lang.ordinal_marks})?\.?\s(?:{links}\s)?(?P<m>{months})"
+                    rf"\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?"
+                ),
+                self._date,
+            )
+        yield (
+            _ignoring_case(
+                r"(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
+                rf"(?:{lang.time_marks})?(?![\d:])"
+            ),
+            self._time,
+        )
+        yield re.compile(r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])"), self._ratio
+        yield _PHONE, self._phone
+        yield _VERSION, self._version
+        yield from self._money_rules()
+        yield from self._unit_rules()
+        yield (
+            re.compile(r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + self._edge),
+            self._fraction,
+        )
+        yield re.compile(rf"(?P<w>\d+)(?:{lang.ordinal_marks}){self._edge}"), self._ordinal
+        if lang.abbreviations:
+            keys = sorted(lang.abbreviations, key=len, reverse=True)
+            yield (
+                re.compile(f"(?<!\\w)(?<!\\w\\.)(?:{_any_of(keys)}){self._edge}"),
+                self._abbreviation,
+            )
+        yield (
+            re.compile(rf"#\s?{self._num('')}"),
+            lambda match, _: lang.number_sign + lang.space + self._plain(match),
+        )
+        yield re.compile(rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}"), self._number
+        yield _DASH, self._dash
+        yield _HYPHEN, lambda match, before: " " if match.start() and before[-1:] else None
+        symbols = _any_of(lang.symbols)
+        yield re.compile(rf"(?P<sym>{symbols})(?!(?P=sym))"), self._symbol
+
+    def _num(self, name: str) -> str:
+        """The expression of a number, whose groups are `name` + "w" and "d"."""
+        mark = re.escape("," if self.language.decimal == "." else ".")
+        decimal = re.escape(self.language.decimal)
+        return (
+            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[{_SPACES}'’]\d{{3}})+(?!\d)"
+            rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
+        )
+
+    def _money_rules(self) -> Iterator[Rule]:
+        lang = self.language
+        signs = _any_of(lang.currencies)
+        scale = rf"(?:\s?(?P<scale>{_any_of(lang.scales)}){self._edge}\.?)?"
+        per = r"(?:/(?P<per>[^\W\d_]+))?"
+        sign = r"(?P<sign>[-−+~]\s?)?"
+        span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
+        yield (
+            re.compile(rf"{sign}(?P<sym>{signs})\s?{self._num('')}{span}{scale}{per}"),
+            self._money,
+        )
+        yield (
+            re.compile(rf"{sign}{self._num('')}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}"),
+            self._money,
+        )
+
+    def _unit_rules(self) -> Iterator[Rule]:
+        lang = self.language
+        sign, num, to = r"(?P<sign>[-−+±~≈<>≤≥]\s?)?", self._num(""), self._num("to")
+        span = rf"(?:\s?[-–—]\s?{to})?"
+        units = _any_of(lang.units)
+        yield (
+            re.compile(
+                rf"{sign}{num}{span}[{_SPACES}-]?(?P<unit>{units})(?:/(?P<per>{units}))?{self._edge}"
+            ),
+            self._unit,
+        )
+        yield re.compile(rf"{sign}{num}{span}[{_SPACES}]?%"), self._percent
+
+    # ---- words of a match ------------------------------------------------------------------------
+
+    def _digits(self, match: re.Match[str], name: str = "") -> tuple[str, str]:
+        return re.sub(r"\D", "", match[f"{name}w"]), match[f"{name}d"] or ""
+
+    def _plain(self, match: re.Match[str]) -> str:
+        return self.language.number(*self._digits(match))
+
+    def _joint(self, word: str) -> str:
+        """A word between two others."""
+        return self.language.space + word + self.language.space
+
+    def _sign(self, match: re.Match[str]) -> str:
+        """What the sign before a number is, with a space behind it; none behind a word."""
+        lang, sign = self.language, (match["sign"] or "").strip()
+        if not sign:
+            return ""
+        words = {"-": lang.minus, "−": lang.minus, "+": lang.plus}
+        return (words.get(sign) or lang.symbols.get(sign, "")) + lang.space
+
+    def _number(self, match: re.Match[str], before: str) -> str | None:
+        lang, (whole, decimals) = self.language, self._digits(match)
+        is_behind = match.string[match.start() - 1 : match.start()].isalnum()
+        if match["sign"] and is_behind:
+            return None  # a hyphen or a sum: the sign is a rule of its own
+        is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
+        if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
+            return lang.year(int(whole))
+        return self._sign(match) + lang.number(whole, decimals)
+
+    def _range(self, match: re.Match[str], noun: Noun) -> str:
+        """One number, or two, with what they count."""
+        lang, (whole, decimals) = self.language, self._digits(match)
+        first = ""
+        if match["tow"] is not None:
+            first = lang.number(whole, decimals, noun.gender) + self._joint(lang.to)
+            whole, decimals = self._digits(match, "to")
+        return self._sign(match) + first + lang.count(whole, decimals, noun)
+
+    def _money(self, match: re.Match[str], before: str) -> str | None:
+        lang = self.language
+        if match["sign"] and match.string[: match.start()][-1:].isalnum():
+            return None  # of a range
+        currency: Currency = lang.currencies[match["sym"]]
+        whole, cents = self._digits(match)
+        if match["scale"]:
+            scale, number = lang.scales[match["scale"]], (whole, cents)
+            words = lang.number(*number, scale.gender)
+            if match["tow"] is not None:
+                number = self._digits(match, "to")
+                words += self._joint(lang.to) + lang.number(*number)
+            words += lang.space + lang.form(*number, scale) + lang.scale_joint + currency.unit.many
+        elif match["tow"] is not None or len(cents) != 2:
+            return self._range(match, currency.unit) + self._per(match)
+        else:
+            words = lang.money(whole, cents, currency)
+        return self._sign(match) + words + self._per(match)
+
+    def _per(self, match: re.Match[str]) -> str:
+        if not match["per"]:
+            return ""
+        noun = self.language.units.get(match["per"])
+        return self._joint(self.language.per) + (noun.one if noun else match["per"])
+
+    def _unit(self, match: re.Match[str], before: str) -> str | None:
+        return self._range(match, self.language.units[match["unit"]]) + self._per(match)
+
+    def _percent(self, match: re.Match[str], before: str) -> str | None:
+        percent, is_around = self.language.percent, "{}" in self.language.percent
+        noun = Noun(*(("",) if is_around else (percent,)) * 3)
+        words = self._range(match, noun)
+        return percent.format(words.strip()) if is_around else words
+
+    def _date(self, match: re.Match[str], before: str) -> str | None:
+        month = match["m"].lower()
+        number = self._months.get(month) or (int(month) if month.isdigit() else 0)
+        day, year = int(match["d"]), match["y"]
+        if not (1 <= number <= 12 and 1 <= day <= 31):
+            return None
+        if year and len(year) == 2:
+            year = ("20" if int(year) < 70 else "19") + year
+        return self.language.date(day, number, int(year) if year else None, before)
+
+    def _time(self, match: re.Match[str], before: str) -> str | None:
+        seconds = match["s"]
+        return self.language.time(
+            int(match["h"]), int(match["m"]), int(seconds) if seconds else None
+        )
+
+    def _ratio(self, match: re.Match[str], before: str) -> str | None:
+        lang = self.language
+        joint = self._joint(lang.ratio or lang.to)
+        return lang.number(match["a"]) + joint + lang.number(match["b"])
+
+    def _phone(self, match: re.Match[str], before: str) -> str | None:
+        if match.string[match.end() : match.end() + 1].isalnum():
+            return None
+        if sum(map(str.isdigit, match.group())) < _MIN_PHONE_DIGITS:
+            return None
+        if re.fullmatch(r"\d{3} \d{4}", match.group()) and before.strip(".,").isnumeric():
+            return None
+        groups = [self.language.spell(group) for group in re.findall(r"\d+", match.group())]
+        plus = self.language.plus + " " if match.group().startswith("+") else ""
+        return plus + ", ".join(groups)
+
+    def _version(self, match: re.Match[str], before: str) -> str | None:
+        lang, parts = self.language, match.group().split(".")
+        if lang.decimal == "," and all(len(part) == 3 for part in parts[1:]):
+            return None  # thousands
+        is_address = len(parts) == 4 and all(int(part) < 256 for part in parts)
+        say = lang.spell if is_address else lang.number
+        point = lang.point if lang.decimal == "." and not is_address else lang.web["."]
+        return self._joint(point).join(map(say, parts))
+
+    def _fraction(self, match: re.Match[str], before: str) -> str | None:
+        words = self.language.fraction(int(match["n"]), int(match["d"]))
+        if match["w"] is None:
+            return words
+        return self.language.number(match["w"]) + self._joint(self.language.symbols["&"]) + words
+
+    def _ordinal(self, match: re.Match[str], before: str) -> str | None:
+        return self.language.ordinal(int(match["w"])) if len(match["w"]) < 7 else None
+
+    def _abbreviation(self, match: re.Match[str], before: str) -> str | None:
+        lang, key = self.language, match.group()
+        rest = match.string[match.end() :].lstrip("*_\"'”’)")
+        ends = key in lang.final and (not rest.strip() or re.match(r"\s+[^\W\d_a-zà-ÿ]", rest))
+        return lang.abbreviations[key] + ("." if ends and key.endswith(".") else "")
+
+    def _dash(self, match: re.Match[str], before: str) -> str | None:
+        is_behind = match.string[: match.start()][-1:].isalnum()
+        if not is_behind or not _RANGE_BEGIN.match(before):
+            return None
+        is_minus = match.group() == " - " and ":" not in before
+        return self._joint(self.language.minus if is_minus else self.language.to)
+
+    def _symbol(self, match: re.Match[str], before: str) -> str | None:
+        words = self.language.symbols[match["sym"]]
+        if match.string[: match.start()].endswith(match["sym"]):
+            return None  # a run of them: a line, a row of stars
+        if match["sym"] == "*" and not before[-1:].isdigit():
+            return None
+        before_it, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
+        space = self.language.space if is_beside else ""
+        if not words.strip():
+            return words if words and space and behind.isalnum() else ""
+        is_before = behind.isalnum() or behind in _BEFORE_DIGITS
+        return space + words + (self.language.space if is_before else "")
+
+    def _web(self, match: re.Match[str], before: str) -> str | None:
+        """An address, with its marks by name and its digits one by one."""
+        text = match.group()
+        address = re.sub(r"(?i)^https?://", "", text).rstrip(_TRAILING + "/")
+        rest = text[len(text.rstrip(_TRAILING)) :]
+        words: list[str] = []
+        for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
+            if part.lower() == "www":
+                words += ["w", "w", "w"]
+            elif part.isdigit():
+                words.append(self.language.spell(part))
+            else:
+                words.append(self.language.web.get(part, part))
+        return " ".join(words) + rest
+
+
+_BEFORE_DIGITS = frozenset("$€£¥-−.")
+_OPENING = "\"'“‘«([{*_`"
+
+
+def _forms(text: str) -> Iterator[str]:
+    """The words of a text, with and without the punctuation that follows them."""
+    for word in text.split():
+        word = word.strip(_OPENING)
+        yield word
+        yield word.rstrip(",;:!?…\"'”’»)]}*_`")
+        yield word.rstrip(".,;:!?…\"'”’»)]}*_`")
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """An expression of any of these words, the longest first."""
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
+
+
+def _ignoring_case(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def _plain_fraction(match: re.Match[str]) -> str:
+    """ "½" as "1/2", apart from a digit before it."""
+    begin = match.start()
+    space = " " if match.string[begin - 1 : begin].isdigit() else ""
+    return space + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/")

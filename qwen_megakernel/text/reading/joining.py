@@ -1,0 +1,94 @@
+"""Which words of a language may be one expression: "5" and "March", "$3.5" and "million"."""
+
+from __future__ import annotations
+
+import re
+
+from qwen_megakernel.text.reading.language import Language
+
+_MARKS = "*_~`\"'”’»)]}"
+_OPENING = "*_~`\"'“‘«([{"
+_SENTENCE_ENDS = ".!?;:…。！？"
+_OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈")
+_NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
+_DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)")
+_YEAR = re.compile(r"\d{4}\b")
+
+
+class WordJoining:
+    """A `segments.Joining` for one language.
+
+    Args:
+        language: None: of one that no tables are written for.
+    """
+
+    def __init__(self, language: Language | None):
+        self._language = language
+        if language:
+            self._months = language.month_forms
+            self._signs = language.currencies
+            self._follow_digits = frozenset(
+                {*language.units, *language.scales, *self._signs, *language.followers, "%"}
+            )
+
+    def opens(self, words: str) -> bool:
+        """Whether the next word may go on with these."""
+        lang, last = self._language, words.split()[-1]
+        if not any(map(str.isdigit, words)):
+            bare = last.strip(_OPENING)
+            return lang is not None and (
+                bare in lang.opens or bare in lang.final or bare in self._signs
+            )
+        core = words.rstrip(_MARKS)
+        if lang and (last in lang.scales or last.endswith(tuple(lang.final))):
+            return True
+        if not any(map(str.isdigit, last)):
+            bare = last.strip(_OPENING + _MARKS)
+            is_month = lang is not None and bare.lower().rstrip(".") in self._months
+            return is_month or last in _OPERATORS or (lang is not None and bare in lang.links)
+        if core[-1:] == ",":
+            return lang is not None and _DAY_AND_COMMA.search(core) is not None
+        if core[-1:] in _SENTENCE_ENDS and core:
+            return lang is not None and lang.has_ordinal_points and core[-2:-1].isdigit()
+        return True
+
+    def joins(self, words: str, gap: str, word: str) -> bool:
+        """Whether `word` goes on with these words; `gap` is the space between, or nothing."""
+        lang = self._language
+        if not gap:
+            return _NEAR_DIGIT.search(words) is not None
+        if lang is None:
+            return False
+        last = words.split()[-1]
+        if last in _OPERATORS:
+            return word.lstrip(_OPENING + "$€£¥-")[:1].isdigit()
+        is_final = last.endswith(tuple(lang.final))
+        last = last.strip(_OPENING + _MARKS)
+        if not any(map(str.isdigit, words)):
+            return last not in self._signs or word[:1].isdigit()
+        core = word.strip(_OPENING).rstrip(_MARKS + ",;:!?…")
+        low = core.rstrip(".").lower()
+        if is_final:
+            return True
+        if last[-1:] == ",":
+            return _YEAR.match(core) is not None
+        if last.lower().rstrip(".") in self._months or last in lang.links:
+            is_next = low in self._months or low in lang.links
+            return is_next or _YEAR.match(core) is not None
+        if lang.has_ordinal_points and last[-1:] == "." and last[:-1].isdigit():
+            return True
+        if last in lang.scales:
+            return core in self._signs or core.rstrip(".") in self._signs
+        if not (last[-1:].isdigit() or any(map(str.isdigit, last))):
+            return False
+        return (
+            core in self._follow_digits
+            or core.rstrip(".") in self._follow_digits
+            or low in self._months
+            or low in lang.links
+            or low in lang.followers
+            or core.partition("/")[0] in lang.units
+            or _MORE_DIGITS.match(core) is not None
+            or word in _OPERATORS
+        )

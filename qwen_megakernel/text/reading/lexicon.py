@@ -1,0 +1,234 @@
+"""A user's own pronunciations: what is written, and how it is spelled to be said right.
+
+Rows are "word<TAB>respelling", with a language and "exact" as further columns; the W3C's
+Pronunciation Lexicon Specification is read, too, by `pls`. Of several entries the longest one that
+fits is taken, whole words only; what it gives is not read again, so entries cannot go in circles.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.text.languages import AUTO, language_of_code
+from qwen_megakernel.text.reading import pls
+from qwen_megakernel.text.reading.languages import ScriptWatch
+from qwen_megakernel.text.reading.segments import UNSPACED
+
+MAX_ENTRIES = 20_000
+MAX_FILE_BYTES = 4 * 2**20
+MAX_WORD_CHARS, MAX_RESPELLING_CHARS = 64, 256
+
+EXACT, ANY_CASE = "exact", "any"
+_SPACE = re.compile(r"\s")
+_UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One word or phrase, and what is said for it."""
+
+    word: str
+    respelling: str
+    language: str | None = None  # None: all of them
+    is_exact: bool = False  # upper and lower case count
+
+
+class Lexicon:
+    """Entries, found by what a text goes on with.
+
+    Args:
+        entries: at most `MAX_ENTRIES`; a later one of the same word takes the place of an earlier.
+        where: what they are from, for messages.
+    Raises:
+        UsageError: an entry is empty or too long, or there are too many.
+    """
+
+    def __init__(self, entries: Iterable[Entry], where: str = "lexicon"):
+        self._exact: dict[str, list[Entry]] = {}
+        self._any: dict[str, list[Entry]] = {}
+        for number, entry in enumerate(entries, start=1):
+            if number > MAX_ENTRIES:
+                raise UsageError(
+                    f"{where} has more than {MAX_ENTRIES} entries.",
+                    hint="Give the words of this text alone.",
+                )
+            _check(entry, where)
+            words = self._exact if entry.is_exact else self._any
+            key = entry.word if entry.is_exact else folded(entry.word)
+            others = [other for other in words.get(key, ()) if other.language != entry.language]
+            words[key] = [entry, *others]
+        self._keys = [sorted(words) for words in (self._exact, self._any)]
+        self._begins = frozenset(key[0] for keys in self._keys for key in keys)
+
+    def __len__(self) -> int:
+        return sum(map(len, (*self._exact.values(), *self._any.values())))
+
+    @staticmethod
+    def of(value: Any) -> Lexicon | None:
+        """A lexicon of what a caller gives: one, a file, words with their respellings, or None.
+
+        Raises:
+            UsageError: it is none of these, or has a fault, whose place is named.
+        """
+        if value is None or isinstance(value, Lexicon):
+            return value
+        if isinstance(value, str | os.PathLike):
+            return Lexicon.read(value)
+        if isinstance(value, Mapping):
+            return Lexicon(Entry(word, respelling) for word, respelling in value.items())
+        raise UsageError(
+            f"lexicon is a {type(value).__name__}; it must be a file, a Lexicon or a dict."
+        )
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Lexicon:
+        """The lexicon in a file: PLS where it begins as XML does, else rows.
+
+        Raises:
+            UsageError: the file cannot be read, is too large, or has a fault; names the line.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"Cannot read the lexicon {path}: {error.strerror}.") from error
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} has more than {MAX_FILE_BYTES // 2**20} MiB.")
+        return Lexicon.parse(data, str(path))
+
+    @staticmethod
+    def parse(data: bytes | str, where: str = "lexicon") -> Lexicon:
+        """The lexicon in the bytes or the text of a file; see `read`."""
+        data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+            words = pls.parse(data, where)
+            return Lexicon((Entry(*word) for word in words), where)
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = data[: error.start].count(b"\n") + 1
+            raise UsageError(f"{where}, line {line}: no UTF-8 ({error.reason}).") from error
+        rows = enumerate(text.split("\n"), start=1)
+        filled = ((number, row.rstrip("\r")) for number, row in rows if row.strip())
+        return Lexicon(
+            (_entry(row, f"{where}, line {number}") for number, row in filled if row[0] != "#"),
+            where,
+        )
+
+    def find(
+        self, text: str, lower: str, begin: int, is_ended: bool, language: str
+    ) -> Entry | int | None:
+        """The entry that fits best at `begin`, and is a whole word there.
+
+        Args:
+            lower: the text as `folded` makes it.
+            language: of the text; "auto": an entry's is compared with the word's own script.
+        Returns:
+            The entry; 0 for none; None while what comes next may still change that.
+        """
+        if lower[begin] not in self._begins and text[begin] not in self._begins:
+            return 0
+        if text[begin].isalnum() and not _is_edge(text, begin):
+            return 0
+        best: Entry | None = None
+        stop = min(len(text), begin + MAX_WORD_CHARS)
+        for keys, words, source in zip(
+            self._keys, (self._exact, self._any), (text, lower), strict=True
+        ):
+            given = source[begin:stop]
+            for length in _lengths(keys, given):
+                is_last = begin + length >= len(text) and not is_ended
+                if length > len(given):  # a longer entry may come
+                    if is_last:
+                        return None
+                    continue
+                fits = _entry_of(words[given[:length]], language)
+                if fits and (best is None or length > len(best.word)):
+                    if is_last:
+                        return None
+                    if _is_edge(text, begin + length):
+                        best = fits
+        return best or 0
+
+
+def _lengths(keys: list[str], given: str) -> Iterable[int]:
+    """Lengths of the beginnings of `given` that are keys; one more if a key goes on past it."""
+    low, high = 0, len(keys)
+    for length in range(1, len(given) + 1):
+        head = given[:length]
+        low = bisect_left(keys, head, low, high)
+        if low == high or not keys[low].startswith(head):
+            return
+        if keys[low] == head:
+            yield length
+    high = bisect_left(keys, given + "\U0010ffff", low, high)
+    if high - low > (keys[low] == given):
+        yield len(given) + 1
+
+
+def _entry_of(entries: Sequence[Entry], language: str) -> Entry | None:
+    if entries and language == AUTO:
+        language = ScriptWatch(AUTO).language(entries[0].word)
+    fitting = [entry for entry in entries if entry.language in (None, language)]
+    return max(fitting, key=lambda entry: entry.language is not None, default=None)
+
+
+def _is_edge(text: str, place: int) -> bool:
+    """Whether a word may begin or end here: between two letters only in scripts without spaces."""
+    if place in (0, len(text)):
+        return True
+    before, behind = text[place - 1], text[place]
+    if _UNSPACED_CHAR.match(before) or _UNSPACED_CHAR.match(behind):
+        return True
+    return not (before.isalnum() and (behind.isalnum() or behind in "_\u0300\u0301\u0308"))
+
+
+def folded(text: str) -> str:
+    """In lower case and with plain spaces, character by character, so that places stay."""
+    lower = text.lower()
+    if len(lower) != len(text):
+        lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)
+    return _SPACE.sub(" ", lower)
+
+
+def _entry(row: str, where: str) -> Entry:
+    word, *columns = row.split("\t")
+    if not columns or len(columns) > 3:
+        raise UsageError(
+            f"{where}: {row[:40]!r} has {len(columns) + 1} columns.",
+            hint="Rows are word<TAB>respelling, then a language and exact or any, if need be.",
+        )
+    respelling, language, case = [*columns, "", ""][:3]
+    if case.strip() not in ("", EXACT, ANY_CASE):
+        raise UsageError(f"{where}: case is {case.strip()[:20]!r}; known: {EXACT}, {ANY_CASE}.")
+    language = language.strip().lower()
+    entry = Entry(
+        word.strip(),
+        respelling.strip(),
+        (language_of_code(language) or language) if language else None,
+        case.strip() == EXACT,
+    )
+    _check(entry, where)
+    return entry
+
+
+def _check(entry: Entry, where: str) -> None:
+    for name, value, limit in (
+        ("word", entry.word, MAX_WORD_CHARS),
+        ("respelling", entry.respelling, MAX_RESPELLING_CHARS),
+    ):
+        if not isinstance(value, str):
+            raise UsageError(f"{where}: the {name} is {value!r}; it must be a text.")
+        if len(value) > limit:
+            raise UsageError(
+                f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; limit {limit}."
+            )
+    if not any(map(str.isalnum, entry.word)):
+        raise UsageError(f"{where}: the word is {entry.word!r}, without a letter or a digit.")

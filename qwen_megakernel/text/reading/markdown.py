@@ -1,0 +1,115 @@
+"""Markdown, as language models write it, to its text: emphasis, lists, links, code, tables.
+
+It is read a segment at a time (`segments`), so that a text that comes in pieces needs to wait for
+nothing else; marks are dropped where they stand, and whether they are balanced is not looked at.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from enum import Enum
+
+from qwen_megakernel.text.reading.spoken import Draft
+
+_HEADING = re.compile(r"#{1,6}$")
+_BULLET = re.compile(r"(?:[-*+•]|\d{1,3}[.)])$")
+_QUOTE = re.compile(r">+$")
+_RULE = re.compile(r"(?:[-_*=]{3,}|\|?[-:|]{3,})$")
+_FENCE = re.compile(r"(?:```+|~~~+)[\w+-]*$")
+_ROW = re.compile(r"\|")
+
+_LINK_TARGET = re.compile(r"\]\([^)\s]*\)?|\]\[[^\]\s]*\]")
+_FOOTNOTE = re.compile(r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\]")
+_BRACKETS = re.compile(r"!?\[|\]")
+_AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
+_BREAK = re.compile(r"<br\s?/?>")
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#39|#x27|mdash|ndash|hellip);")
+_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
+_CODE = re.compile(r"`+")
+_STRUCK = re.compile(r"~~+")
+_STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])|\*{2,}")
+_UNDERSCORES = re.compile(r"_+")
+_ADDRESS = re.compile(r"://|www\.|@", re.IGNORECASE)
+_PIPE = re.compile(r"\|")
+_MARKS = re.compile(r"[*_`~\[\]\\<>&|#-]|\d[.)]$|[+•]$")
+
+
+class Line(Enum):
+    """What the line is that is being read."""
+
+    BEGUN = "begun"  # nothing but marks of its kind so far
+    TEXT = "text"
+    ROW = "row"  # of a table
+
+
+class Markdown:
+    """Reads the marks of a text; remembers what kind of line it is in."""
+
+    def __init__(self) -> None:
+        self._line = Line.BEGUN
+        self._is_item = False  # a heading or an entry of a list, whose end is a pause
+
+    def strip(self, segment: Draft) -> Draft:
+        """The segment without its marks; empty where it is nothing but a mark."""
+        begins = self._line is Line.BEGUN
+        text = segment.text
+        if not _MARKS.search(text):
+            self.leave_marks()
+            return segment
+        if begins and (found := self._mark_of_line(text)) is not None:
+            return segment.replace(re.compile(r".+", re.DOTALL), found)
+        if begins:
+            self._line = Line.ROW if text.startswith("|") else Line.TEXT
+        if _FENCE.match(text):
+            return segment.replace(_FENCE, "")
+        return _without_marks(segment, self._line is Line.ROW)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the line has nothing but marks so far."""
+        return self._line is Line.BEGUN
+
+    def leave_marks(self) -> None:
+        """A word comes that is not looked at: the marks that begin the line are over."""
+        if self.is_begun:
+            self._line = Line.TEXT
+
+    def end_line(self, last: str) -> str:
+        """A line ends behind the character `last`: what is spoken for that before the line end."""
+        is_item, self._is_item = self._is_item, False
+        self._line = Line.BEGUN
+        return "." if is_item and last.isalnum() else ""
+
+    def _mark_of_line(self, text: str) -> str | None:
+        """What is spoken for a word that says what the line is; None for any other word."""
+        if _FENCE.match(text) or _RULE.match(text) or _QUOTE.match(text):
+            return ""
+        if _HEADING.match(text) or _BULLET.match(text):
+            self._is_item = True
+            if text[0].isdigit():
+                self._line = Line.TEXT
+                return None
+            return ""
+        if text == "|":
+            self._line = Line.ROW
+            return ""
+        return None
+
+
+def _without_marks(segment: Draft, is_row: bool) -> Draft:
+    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_BREAK, "")
+    draft = draft.replace(_ENTITY, lambda match: html.unescape(match.group()))
+    for pattern in (_FOOTNOTE, _LINK_TARGET, _BRACKETS, _CODE, _STRUCK):
+        draft = draft.replace(pattern, "")
+    if is_row:
+        draft = draft.replace(_PIPE, ",")
+    if not _ADDRESS.search(draft.text):
+        draft = draft.replace(_STARS, "").replace(_UNDERSCORES, _between_words)
+    return draft.replace(_ESCAPE, lambda match: match[1])
+
+
+def _between_words(match: re.Match[str]) -> str:
+    """A space between two words ("snake_case"), nothing at the edge of one."""
+    text, (begin, end) = match.string, match.span()
+    return " " if text[begin - 1 : begin].isalnum() and text[end : end + 1].isalnum() else ""

@@ -1,0 +1,252 @@
+"""Reads one text, whole or as it arrives: what is handed on never changes, and no clock decides."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from qwen_megakernel.choices import NORMALIZE
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
+from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.reading.joining import WordJoining
+from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
+from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
+from qwen_megakernel.text.reading.markdown import Markdown
+from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
+from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
+
+logger = logging.getLogger(__name__)
+
+_RESPELT = "\udc00"  # stands for a respelling; no text has one, for cleaning removes surrogates
+
+
+class Reading:
+    """How the texts of one engine are read.
+
+    Args:
+        is_on: what the checkpoint says of normalize="auto".
+        normalize: what the user says of it; "auto": nothing.
+        lexicon: of all requests.
+    """
+
+    def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
+        check_normalize(normalize)
+        self.is_on = is_on if normalize == AUTO else normalize == "on"
+        self._lexicon = lexicon
+        self._grammars = Grammars()
+
+    def reader(self, normalize: str, language: str, lexicon: Lexicon | None) -> TextReader | None:
+        """The reader of one request; None where its text is spoken as it is written.
+
+        Args:
+            normalize: one of `NORMALIZE`.
+            language: its name, or "auto".
+            lexicon: of this request; its entries go before the engine's.
+        """
+        check_normalize(normalize)
+        is_on = normalize == "on" or (normalize == AUTO and self.is_on)
+        lexicons = [each for each in (lexicon, self._lexicon) if each]
+        if not is_on and not lexicons:
+            return None
+        return TextReader(self._grammars, is_on, language, lexicons)
+
+    def warm_up(self) -> None:
+        """Load what the first number needs; what "auto" means turns to off where it is missing."""
+        if self.is_on and find_spec("num2words") is None:
+            logger.warning("Numbers are spoken as they are written: num2words is not installed.")
+            self.is_on = False
+        if reader := self.reader(AUTO, ENGLISH, None):
+            reader.whole("1")
+
+
+def check_normalize(normalize: str) -> None:
+    """Refuse what is none of `choices.NORMALIZE`."""
+    if normalize not in NORMALIZE:
+        raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
+
+
+class TextReader:
+    """Reads one text. Its words, however the text is cut into pieces, are those of the whole.
+
+    Args:
+        grammars: of the engine.
+        is_normalizing: False: only the lexicons are looked at.
+        language: its name, or "auto": by the scripts of the text, English for Latin letters.
+        lexicons: the first that has an entry is asked first.
+    """
+
+    def __init__(
+        self, grammars: Grammars, is_normalizing: bool, language: str, lexicons: list[Lexicon]
+    ):
+        self._grammars, self._lexicons = grammars, lexicons
+        self._is_normalizing = is_normalizing
+        self._script = ScriptWatch(language)
+        self._markdown = Markdown()
+        self._language = language
+        self._num_chars = 0  # of the user's text so far
+        self._new = Draft.at("", 0)  # what the lexicons have not seen
+        self._num_seen = 0  # of its characters: 1, which says whether a word may begin, or 0
+        self._held = Draft.at("", 0)  # what has not been read
+        self._respellings: deque[str] = deque()  # of the placeholders in `_held`
+        self._before = ""  # the last word that was read
+        self._last = ""  # the last character that was read
+        self._is_raw = False  # in a word that is left as it is
+        self._skips_space = False  # behind a mark of Markdown
+        self._next_language = ENGLISH  # of the word behind a segment without a letter
+        self._pieces: list[Piece] = []  # all that was handed on
+        self._warnings: list[str] = []
+        self._has_warned = False
+
+    @property
+    def spoken(self) -> SpokenText:
+        """What was handed on so far."""
+        return SpokenText.of(self._pieces)
+
+    def take_warnings(self) -> list[str]:
+        """What was left as it is for want of a library, and was not reported before."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def whole(self, text: str) -> str:
+        """What is spoken for a complete text."""
+        return self.feed(text) + self.end()
+
+    def feed(self, piece: str) -> str:
+        """Take the next piece of text; returns what has become certain."""
+        draft = Draft.at(piece, self._num_chars).replace(SEPARATORS, " ").replace(REMOVED, "")
+        self._num_chars += len(piece)
+        self._new = Draft.joined((self._new, draft))
+        return self._read(is_ended=False)
+
+    def end(self) -> str:
+        """Close the text; returns what was held back."""
+        return self._read(is_ended=True)
+
+    def opens(self, words: str) -> bool:
+        """Whether the next word may go on with these, or says their language."""
+        return not self._script.is_known(words) or self._joining(words).opens(words)
+
+    def joins(self, words: str, gap: str, word: str) -> bool:
+        """Whether `word` goes on with these words."""
+        if not self._script.is_known(words):
+            self._next_language = self._script.language(word)
+        return self._joining(words + word).joins(words, gap, word)
+
+    def _joining(self, words: str) -> WordJoining:
+        return self._grammars.of(self._script.language(words))[1]
+
+    def _read(self, *, is_ended: bool) -> str:
+        first = len(self._pieces)
+        self._respell(is_ended)
+        self._pieces += self._speak(is_ended)
+        return "".join(piece.text for piece in self._pieces[first:])
+
+    def _respell(self, is_ended: bool) -> None:
+        """Move on what the lexicons have looked at."""
+        new, place = self._new, self._num_seen
+        done, parts = place, [self._held]
+        lower = folded(new.text) if self._lexicons else ""
+        while place < len(lower):
+            found = self._entry(new.text, lower, place, is_ended)
+            if found is None:
+                break
+            length, respelling = found
+            if length:
+                parts += [new[done:place], new.as_one(place, place + length, _RESPELT)]
+                self._respellings.append(respelling)
+                done = place + length
+            place += length or 1
+        if not self._lexicons:
+            place = len(new.text)
+        self._held = Draft.joined([*parts, new[done:place]])
+        self._num_seen = min(1, place)
+        self._new = new[place - self._num_seen :]
+
+    def _entry(self, text: str, lower: str, place: int, is_ended: bool) -> tuple[int, str] | None:
+        """Length and respelling of the entry at `place`, 0 for none; None: not certain yet."""
+        for lexicon in self._lexicons:
+            found = lexicon.find(text, lower, place, is_ended, self._language)
+            if found is None:
+                return None
+            if isinstance(found, Entry):
+                return len(found.word), found.respelling
+        return 0, ""
+
+    def _speak(self, is_ended: bool) -> Iterator[Piece]:
+        """Take from the held text what is certain, and make it into what is spoken."""
+        held, place = self._held, 0
+        while place < len(held.text):
+            end = self._next_end(held.text, place, is_ended)
+            if end is None:
+                break
+            for piece in self._words_of(held[place:end]):
+                yield self._with_respellings(piece)
+            place = end
+        self._held = held[place:]
+
+    def _next_end(self, text: str, place: int, is_ended: bool) -> int | None:
+        """Where the next segment ends; None: not certain yet."""
+        if not self._is_normalizing or text[place].isspace():
+            self._is_raw = False
+            return place + 1
+        self._is_raw = self._is_raw or is_too_long(text, place)
+        if self._is_raw:
+            end = run_end(text, place)
+            if end > place:
+                return end
+            self._is_raw = False
+        self._next_language = ENGLISH
+        return segment_end(text, place, is_ended, self)
+
+    def _words_of(self, segment: Draft) -> Iterator[Piece]:
+        text = segment.text
+        if text.isspace() and self._is_normalizing:
+            yield from self._space(segment)
+        elif self._is_raw or not self._is_normalizing:
+            self._markdown.leave_marks()
+            self._last = text[-1]
+            yield from segment.kept(0, len(text))
+        else:
+            begins = self._markdown.is_begun
+            marked = self._markdown.strip(segment)
+            self._skips_space = not marked.text and begins
+            if marked.text:
+                yield from self._expressions(marked)
+
+    def _space(self, segment: Draft) -> Iterator[Piece]:
+        start = segment.starts[0]
+        if segment.text == "\n":
+            if pause := self._markdown.end_line(self._last):
+                yield Piece(pause, start, start)
+        elif self._skips_space:
+            return
+        yield from segment.kept(0, 1)
+
+    def _expressions(self, segment: Draft) -> Iterator[Piece]:
+        text = segment.text
+        language = self._next_language
+        if self._script.is_known(text):
+            language = self._script.language(text)
+        self._script.look(text)
+        grammar, _ = self._grammars.of(language)
+        if grammar:
+            yield from grammar.read(segment, self._before)
+        else:
+            yield from segment.kept(0, len(text))
+            if any(map(str.isdigit, text)):
+                self._warn(missing(language))
+        self._before, self._last = (text.split() or [self._before])[-1], text[-1]
+
+    def _warn(self, warning: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warnings.append(warning)
+
+    def _with_respellings(self, piece: Piece) -> Piece:
+        text = piece.text
+        while _RESPELT in text:
+            text = text.replace(_RESPELT, self._respellings.popleft(), 1)
+        return piece if text is piece.text else Piece(text, piece.start, piece.end)

@@ -1,0 +1,80 @@
+"""Committed result files: of the present schema, complete, and from a commit that can be had."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks import common, page_parts
+
+# Files of an earlier schema that are to be taken again. A name leaves the list with its new file;
+# none comes back.
+TO_BE_TAKEN_AGAIN = [
+    "bandwidth_cpu_random-0.6b-base.json",
+    "coreml_speech_decoder.json",
+    "demo_voice.json",
+    "emulation_cpu_bfloat16.json",
+    "emulation_cpu_float32.json",
+    "load_cpu_demo-voice.json",
+    "pipecat_cpu_sentence.json",
+    "pipecat_cpu_token.json",
+    "precision.json",
+    "profile_cpu_random-0.6b-base.json",
+    "server_cpu.json",
+    "threads_cpu_demo-voice.json",
+    "threads_cpu_random-0.6b.json",
+    "voices_random-0.6b-base.json",
+]
+FACTS = ("created", "commit", "command", "machine")
+OF_THE_MACHINE = ("processor", "instruction_sets", "cores", "online_cores", "platform", "python")
+OF_THE_MACHINE += ("torch", "load_before_run", "stolen_share", "read_bandwidth_gb_s")
+# What is measured: one of them a file has, and something in it.
+FIGURES = ("runs", "rows", "summary", "levels", "sets", "operations", "signal_to_noise_db")
+
+
+def faults(found: dict) -> list[str]:
+    """What a result file lacks."""
+    wrong = [name for name in FACTS if not found.get(name)]
+    machine = found.get("machine", {})
+    wrong += [f"machine: {name}" for name in OF_THE_MACHINE if machine.get(name) is None]
+    if found.get("schema") != common.SCHEMA:
+        wrong.append(f"schema {found.get('schema')}")
+    if not re.fullmatch("[0-9a-f]{7,40}", found.get("commit", "")):
+        wrong.append(f"commit {found.get('commit')}")
+    if not any(found.get(name) for name in FIGURES):
+        wrong.append("figures")
+    return wrong
+
+
+RESULTS = sorted(path.name for path in page_parts.RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", [name for name in RESULTS if name not in TO_BE_TAKEN_AGAIN])
+def test_a_result_is_of_this_schema_complete_and_from_a_clean_tree(name):
+    assert not faults(page_parts.load_result(name))
+
+
+@pytest.mark.parametrize("name", TO_BE_TAKEN_AGAIN)
+def test_what_is_to_be_taken_again_is_there_once_and_old(name):
+    assert TO_BE_TAKEN_AGAIN.count(name) == 1 and name in RESULTS
+    assert faults(page_parts.load_result(name)), f"{name} is new: take it from the list"
+
+
+GOOD = "benchmark_cpu_demo-voice.json"
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "fault"),
+    [
+        ("commit", "1dd7a0c636d6-dirty", "commit 1dd7a0c636d6-dirty"),
+        ("commit", "unknown", "commit unknown"),
+        ("schema", 1, "schema 1"),
+        ("command", "", "command"),
+        ("machine", {}, "machine: cores"),
+    ],
+)
+def test_what_a_file_lacks_is_found(fact, value, fault):
+    found = page_parts.load_result(GOOD)
+    assert not faults(found)
+    assert fault in faults(json.loads(json.dumps(found)) | {fact: value})
+    assert "figures" in faults({name: found[name] for name in (*FACTS, "schema")})

@@ -1,0 +1,83 @@
+"""Numbers, dates, money and abbreviations of each language against words written by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.tokenizer import TextTokenizer
+
+FILES = sorted((Path(__file__).parent / "expressions").glob("*.tsv"))
+LEAST = {"english": 300}  # expressions; 60 of any other language
+
+
+def rows(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    files = loading.resolve("demo-voice")
+    return TextTokenizer(files.folder, loading.load(files).config)
+
+
+@pytest.fixture(scope="module")
+def reading() -> Reading:
+    return Reading()
+
+
+def test_every_language_of_the_released_models_has_a_table():
+    released = "chinese english french german italian japanese korean portuguese russian spanish"
+    assert [path.stem for path in FILES] == released.split()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_expression_has_the_ids_of_its_words(
+    path: Path, tokenizer: TextTokenizer, reading: Reading
+):
+    table = rows(path)
+    assert len(table) >= LEAST.get(path.stem, 60)
+    wrong = []
+    for written, words in table:
+        spoken = reading.reader("on", path.stem, None).whole(written)
+        if tokenizer.token_ids(spoken) != tokenizer.token_ids(words):
+            wrong.append((written, words, spoken))
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_expressions_of_a_text_are_read_the_same_in_pieces(path: Path, reading: Reading):
+    text = "\n".join(written for written, _ in rows(path))
+    whole = reading.reader("on", path.stem, None).whole(text)
+    for size in (1, 2, 7):
+        reader = reading.reader("on", path.stem, None)
+        pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+        assert "".join(map(reader.feed, pieces)) + reader.end() == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I have 5.", "I have five."),
+        ("3시 5분에 만나요", "세 시 오분에 만나요"),
+        ("5 марта пришли", "пятое марта пришли"),
+        ("2026年11月23日です。3月5日も。", "二千二十六年十一月二十三日です。三月五日も。"),
+        ("今天是2026年", "今天是二零二六年"),
+        ("我买了 iPhone 15", "我买了 iPhone 十五"),
+        ("5 яблок", "пять яблок"),
+    ],
+)
+def test_auto_goes_by_the_script(text: str, words: str, reading: Reading):
+    # A date at the very beginning, before any kana, is read as Chinese.
+    text = "日付は" + text if "です" in text else text
+    words = "日付は" + words if "です" in words else words
+    assert reading.reader("on", "auto", None).whole(text) == words
+
+
+def test_a_language_without_tables_is_left_as_it_is_and_named(reading: Reading):
+    reader = reading.reader("on", "klingon", None)
+    assert reader.whole("wa' 5 cha' 6") == "wa' 5 cha' 6"
+    (warning,) = reader.take_warnings()
+    assert "klingon" in warning
+    assert reader.take_warnings() == []

@@ -1,0 +1,43 @@
+"""Markdown is read as its text."""
+
+import pytest
+
+from qwen_megakernel.text.reading.reader import Reading
+
+READING = Reading()
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("**Hello** you", "Hello you"),
+        ("**Hello you**, *and* ***all***", "Hello you, and all"),
+        ("__bold__ and _italic_", "bold and italic"),
+        ("~~no~~ yes", "no yes"),
+        ("see https://example.com/a.", "see example dot com slash a."),
+        ("[two words](https://x.io/y) here", "two words here"),
+        ("![a cat](cat.png)", "a cat"),
+        ("<https://x.io>", "x dot io"),
+        ("`code` and ``more``", "code and more"),
+        ("```python\nprint\n```", "\nprint\n"),
+        ("# Title\ntext", "Title.\ntext"),
+        ("### Is it?\ntext", "Is it?\ntext"),
+        ("- milk\n- eggs\nend", "milk.\neggs.\nend"),
+        ("* one\n+ two\n", "one.\ntwo.\n"),
+        ("1. first\n2. second\n", "one. first.\ntwo. second.\n"),
+        ("> quoted\n> text", "quoted\ntext"),
+        ("above\n---\nbelow", "above\n\nbelow"),
+        ("| a | b |\n|---|---|\n", "a , b ,\n\n"),
+        ("it was so.[1] Then", "it was so. Then"),
+        ("Q&amp;A &lt;5", "Q and A less than five"),
+        (r"a \*star\*", "a *star*"),
+        ("2 * 3", "two times three"),
+        ("one - two", "one - two"),
+        ("snake_case_name", "snake case name"),
+        ("**3:05** pm", "three oh five p m"),
+        ("line<br>break", "linebreak"),
+    ],
+)
+def test_marks_are_not_spoken(written: str, spoken: str):
+    made = READING.reader("on", "english", None)
+    assert made.whole(written) == spoken

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Compile the kernel's libraries for a GPU elsewhere, into a folder that travels with the checkout.
+
+    python tools/gpu_check/carry.py --arch sm_90a
+
+A GPU's minutes are for its own work, and `gpu_check.sh` takes a minute or two of them to compile
+what it needs. It unpacks build/carried first: a library is found by its sources, its options and
+the version of nvcc, which must be that of the other machine. Needs nvcc, and no GPU.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
+
+from qwen_megakernel.decoders.kernel import build as kernel_build
+from qwen_megakernel.errors import QwenTTSError
+from tools.gpu_check import carried
+from tools.gpu_check.steps import libraries
+from tools.gpu_check.steps.context import BIG, SMALL
+
+MOST_MB = 56  # with the checkout it stays below 64
+
+
+def main() -> int:
+    """Compile, copy, say how much it is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", default="sm_90a", help="GPU to compile for (default: sm_90a)")
+    parser.add_argument(
+        "--out", type=Path, default=carried.CARRIED, help="folder (default: build/carried)"
+    )
+    parser.add_argument("--only", default="", help="libraries whose names have this in them")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="libraries compiled at the same time"
+    )
+    args = parser.parse_args()
+    if not kernel_build.is_known_arch(args.arch):
+        parser.error(f"{args.arch} is not known; known: {', '.join(kernel_build.ARCHITECTURES)}")
+    wanted = SimpleNamespace(
+        arch=args.arch, models=(SMALL, BIG), dtypes=("float32", "bfloat16"), toy=False
+    )
+    jobs = {n: job for n, job in libraries.all_jobs(wanted).items() if args.only in n}
+    if not jobs:
+        parser.error(f"no library has {args.only!r} in its name")
+    started = time.monotonic()
+    try:
+        for name, found in libraries.compile_all(jobs, args.jobs).items():
+            print(f"{name:44}{found['seconds']:7.1f} s", flush=True)
+        # By now all are there; those that sources have left since are compiled again.
+        megabytes = carried.pack([kernel_build.build(*job) for job in jobs.values()], args.out)
+    except QwenTTSError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    seconds = time.monotonic() - started
+    print(f"{args.out}: {len(jobs)} libraries, {megabytes:.1f} MB, {seconds:.0f} s")
+    if megabytes > MOST_MB:
+        print(f"More than {MOST_MB} MB: leave some out (--only).", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

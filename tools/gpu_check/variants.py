@@ -1,0 +1,14 @@
+"""Builds of the kernel to be compared on a GPU: a name, and the -D's that differ from the kernel's.
+
+A new one is a line here; `carry.py` compiles it beforehand, and the step `variants` times it.
+"""
+
+VARIANTS: dict[str, dict[str, int]] = {
+    "the kernel": {},
+    "ring of 3 tiles": {"LOOKAHEAD_TILES": 3},
+    "ring of 4 tiles": {"LOOKAHEAD_TILES": 4},
+    "ring of 6 tiles": {"LOOKAHEAD_TILES": 6},
+    "8 warps": {"NUM_THREADS": 256},
+    "sums of 2 row tiles at a time": {"ROUND_TILES": 2},
+    "weights stay in L2": {"WEIGHTS_EVICT_FIRST": 0},
+}
