@@ -69,10 +69,11 @@ def test_a_status_is_reported_as_what_it_is(status, error, words):
         cpu_library.check_status(status, "A step", "Fewer.")
 
 
+# Threads that do nothing but load: one that PyTorch has at the exit ends the process by itself.
 LOADING_AT_EXIT = """
-import threading, time, torch
+import ctypes, threading, time, torch
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder, _Source
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native import cpu_library
 
@@ -85,15 +86,23 @@ for name, owner in (("collected", collected), ("left", left)):
 del collected, owner
 checkpoint = loading.load(loading.resolve("demo-voice"))
 sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
-made = []
+decoder = CpuDecoder(checkpoint, sizes, 1)
+source, library = _Source(checkpoint, decoder.embeddings, sizes), decoder._library
+pools = [cpu_library.CpuPool(library, 4) for _ in range(2)]
+loaded = []
 
-def load():
+def load(pool):
     while True:
-        made[:] = [CpuDecoder(checkpoint, sizes, 4)]
+        handle = ctypes.c_void_p()
+        library.qwen_cpu_decoder_create(
+            ctypes.c_void_p(pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
+        )
+        library.qwen_cpu_decoder_destroy(handle)
+        loaded.append(1)
 
-for _ in range(2):
-    threading.Thread(target=load, daemon=True).start()
-while not made:
+for pool in pools:
+    threading.Thread(target=load, args=(pool,), daemon=True).start()
+while len(loaded) < 4:
     time.sleep(0.01)
 """
 
