@@ -300,19 +300,19 @@ def _need_packages(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise MissingPackageError(
             f"This demo needs pipecat-ai 1.14 ({error}).",
-            cure='pip install "qwen_megakernel[pipecat]"',
+            hint='pip install "qwen_megakernel[pipecat]"',
         ) from error
     if args.play:
         try:
             import sounddevice  # noqa: F401
         except ImportError as error:
             raise MissingPackageError(
-                f"--play needs sounddevice ({error}).", cure='pip install "qwen_megakernel[play]"'
+                f"--play needs sounddevice ({error}).", hint='pip install "qwen_megakernel[play]"'
             ) from error
         except OSError as error:  # the package is there, the library that it loads is not
             raise MissingPackageError(
                 f"--play needs the system's PortAudio library ({error}).",
-                cure="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
+                hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
             ) from error
 
 

@@ -63,7 +63,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["qwen_megakernel", "qwen_megakernel.*"]),
     package_dir={"": "."},
-    package_data={"qwen_megakernel": ["assets/**/*"]},
+    package_data={"qwen_megakernel": ["assets/**/*", "py.typed"]},
     cmdclass={"build_py": BuildWithKernel},
     install_requires=[
         "torch>=2.7",
@@ -102,6 +102,7 @@ setup(
             "regex",
             "opentelemetry-sdk",
             "sounddevice",
+            "mypy>=2.1,<3",
             "ruff",
             "clang-format",
             "httpx",

@@ -25,7 +25,7 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import EnvironmentError_, MissingPackageError
+from qwen_megakernel.errors import MissingPackageError, SetupError
 from qwen_megakernel.validation import cases as greedy_cases
 from qwen_megakernel.validation import compare, progress
 from qwen_megakernel.validation.compare import Report
@@ -150,7 +150,7 @@ def main(args: argparse.Namespace) -> int:
             # The CPU decoder computes in float32 whatever it is given.
             for name in ("float32",) if backend.name == "cpu" else names:
                 add(validate_fast(loaded, backend, getattr(torch, name), args))
-        except EnvironmentError_ as error:  # no compiler for the emulation, say
+        except SetupError as error:  # no compiler for the emulation, say
             if args.backend != "auto":
                 raise
             print(f"{error}\n", file=sys.stderr)

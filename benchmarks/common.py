@@ -388,7 +388,7 @@ def load_pyplot() -> ModuleType:
         import matplotlib
     except ImportError as error:
         raise MissingPackageError(
-            "--plot needs matplotlib.", cure='pip install "qwen_megakernel[plots]"'
+            "--plot needs matplotlib.", hint='pip install "qwen_megakernel[plots]"'
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

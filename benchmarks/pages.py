@@ -42,16 +42,60 @@ from qwen_megakernel.cli import options
 
 
 def speech_table() -> list[str]:
-    """Results of benchmark.py: what ran where, and its p50 figures."""
-    columns: dict[str, Cell] = {
-        "model": model_of,
-        "backend": backend_of,
-        "machine": timed_on,
-        "first frame": "{summary[first_frame_ms][p50]:.3g} ms",
-        "first samples": "{summary[first_chunk_ms][p50]:.3g} ms",
-        "RTF": "{summary[rtf][p50]:.2g}",
-    }
-    return result_table("benchmark_*.json", columns)
+    """What a speech costs on this project's decoders, and beside them what others take."""
+    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    rows = []
+    for result in load_results("benchmark_*.json"):
+        figures = result["summary"]
+        rows.append(
+            [
+                f"this project, `{result['backend']}`",
+                f"{model_of(result)}, {', '.join(backend_of(result).split(', ')[1:])}",
+                digits(figures["rtf"]["p50"]),
+                f"{digits(figures['first_chunk_ms']['p50'])} ms",
+                most_listeners(result["model"]),
+                *(timed_on(result), *source_of(result)),
+            ]
+        )
+    for result in load_results("c_engine_cpu_*.json"):
+        rows += [
+            [
+                "[an engine in C](https://github.com/gabriele-mastrapasqua/qwen3-tts)",
+                f"{model_of(result)}, {row['weights']}",
+                digits(row["rtf"]["p50"]),
+                f"{digits(row['first_chunk_ms']['p50'])} ms",
+                *(None, timed_on(result), *source_of(result)),
+            ]
+            for row in result["rows"]
+            if row["engine"] == "C engine"
+        ]
+    for result in load_results("texts_cpu_0.6b_native.json"):
+        rows += [
+            [
+                *("espeak-ng, for scale", "rules, no network", digits(row["rtf"]["p50"])),
+                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, timed_on(result)),
+                *source_of(result),
+            ]
+            for row in result["rows"]
+            if row["system"] == "espeak-ng" and row["text"] == "medium"
+        ]
+    return table([*columns, "machine", "commit", "file"], rows)
+
+
+def most_listeners(model: str) -> str | None:
+    """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
+    name = f"listeners_cpu_{model}.json"
+    loads = [
+        (row["listeners"], row["underruns_100ms"])
+        for result in load_results(name)
+        for row in result["rows"]
+        if "listeners" in row and row["busy"] == 0
+    ]
+    heard_all = [listeners for listeners, underruns in loads if not underruns]
+    if not heard_all:
+        return None
+    more = " or more" if len(heard_all) == len(loads) else ""
+    return f"{max(heard_all)}{more}"
 
 
 def voices_table() -> list[str]:

@@ -204,26 +204,98 @@ def cpu_speech_table() -> list[str]:
     note = "Whole speeches through the engine, both backends by turns in one process, p50:"
     columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
     columns += ["decode, ms a frame", "vocoder, ms a frame", "machine", "commit, file"]
-    return [note, "", *spaced_table(columns, rows), *vocoder_table()]
+    return [
+        note,
+        "",
+        *spaced_table(columns, rows),
+        *vocoder_table(),
+        *cores_table(),
+        *c_engine_table(),
+    ]
 
 
 def vocoder_table() -> list[str]:
     """The vocoders of a CPU by turns, from `measure.py vocoder`."""
     rows = [
         [
-            *(model_of(result), row["vocoder"], row["chunk_frames"]),
+            *(model_of(result), result.get("weights"), row["vocoder"], row["chunk_frames"]),
             *(digits(row["ms_per_frame"][name]) for name in ("p50", "best")),
+            value(result, "read_bandwidth_gb_s.p50"),
             *(timed_on(result), ", ".join(source_of(result))),
         ]
         for result in load_results("vocoder_cpu_*.json")
         for row in result["rows"]
     ]
     note = (
-        "The vocoder alone, by turns: PyTorch's (`torch`), the native one (`native`), and the "
-        "native one without fast convolutions along time (`direct`), two threads each:"
+        "The vocoders by turns, two threads each: PyTorch's (`torch`), the native one (`native`), "
+        "and the native one without fast convolutions along time (`direct`). Before every chunk "
+        "the native decoder draws its frames, with weights as in the second column:"
     )
-    columns = ["model", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
+    columns = ["model", "weights", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"]
+    columns += ["memory reads, GB/s"]
     return [note, "", *spaced_table([*columns, "machine", "commit, file"], rows)]
+
+
+CORES = (2, 4, 8)
+
+
+def cores_table() -> list[str]:
+    """What more cores would give, calculated from the native rows of `measure.py cpu-speech`."""
+    rows = []
+    for result in load_results("speech_cpu_*.json"):
+        for row in result["rows"]:
+            if row["backend"] != "cpu":
+                continue
+            decode, vocoder = (row[f"{part}_ms_per_frame"]["p50"] for part in PARTS[:2])
+            times = (decode + vocoder * row["threads"] / cores for cores in CORES)
+            rows.append(
+                [
+                    *(model_of(row), result["settings"]["weights"]),
+                    *(digits(ms / FRAME_MS) for ms in times),
+                    *(timed_on(row | result), ", ".join(source_of(result))),
+                ]
+            )
+    note = (
+        "Calculated, not measured: the real-time factor of one stream with more cores and the same "
+        "memory. Decoding keeps its time, because two cores read as fast as this memory gives; the "
+        "vocoder's is divided among the cores. Memory that is faster shortens decoding:"
+    )
+    columns = ["model", "weights", *(f"{cores} cores" for cores in CORES), "from", "commit, file"]
+    return [note, "", *spaced_table(columns, rows)]
+
+
+C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
+# What its README publishes of the 0.6B model in int8: machine, real-time factor.
+C_ENGINE_PUBLISHED = [
+    ["4 cores of an EPYC 9555P (Zen 5)", "0.95"],
+    ["1 core of an EPYC 9555P (Zen 5)", "1.21"],
+    ["4 cores of a Graviton3", "0.66"],
+    ["4 cores of an Apple M1", "0.69"],
+]
+
+
+def c_engine_table() -> list[str]:
+    """The C engine by turns with this one, from `measure.py c-engine`, and what it publishes."""
+    rows = [
+        [
+            *(row["engine"], model_of(result), row["weights"], digits(row["rtf"]["p50"])),
+            f"{digits(row['first_chunk_ms']['p50'])} ms",
+            *(timed_on(result), ", ".join(source_of(result))),
+        ]
+        for result in load_results("c_engine_cpu_*.json")
+        for row in result["rows"]
+    ]
+    rows += [
+        ["C engine", "0.6B", "int8", rtf, None, machine, "its README"]
+        for machine, rtf in C_ENGINE_PUBLISHED
+    ]
+    note = (
+        f"An engine written in C ({C_ENGINE}), by turns with this one on the same random "
+        "checkpoint, p50; it hands on ten frames at once. Rows without a file are published "
+        "figures that were not repeated here:"
+    )
+    columns = ["engine", "model", "weights", "RTF", "first samples", "machine", "source"]
+    return [note, "", *spaced_table(columns, rows)]
 
 
 # Size -> the frames after which its texts are cut, alike in every precision, because their times

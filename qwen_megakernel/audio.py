@@ -63,7 +63,7 @@ def _begin_file(path: Path) -> Path:
         raise OutputError(f"Cannot write {path}: it is a folder.")
     if path.suffix.lower() not in FORMATS:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
-        raise UsageError(f"Cannot write {path}: {what}.", cure=f"Known: {', '.join(FORMATS)}.")
+        raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")

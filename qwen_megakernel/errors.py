@@ -1,6 +1,6 @@
 """Every error a user can meet, with its exit code and HTTP status.
 
-An error reads in up to three lines: what is wrong (with the value seen), why, and the cure.
+An error reads in up to three lines: what is wrong (with the value seen), why, and the hint.
 """
 
 
@@ -10,15 +10,15 @@ class QwenTTSError(Exception):
     Args:
         what: one line, what is wrong, with the value seen.
         why: one line, the cause or the consequence; may be empty.
-        cure: one line, the command or change that helps; may be empty.
+        hint: one line, the command or change that helps; may be empty.
     """
 
     exit_code = 6  # 2 usage, 3 environment, 4 model files, 5 resources, 6 generation
     http_status = 500
 
-    def __init__(self, what: str, why: str = "", cure: str = ""):
-        self.what, self.why, self.cure = what, why, cure
-        super().__init__("\n".join(line for line in (what, why, cure) if line))
+    def __init__(self, what: str, why: str = "", hint: str = ""):
+        self.what, self.why, self.hint = what, why, hint
+        super().__init__("\n".join(line for line in (what, why, hint) if line))
 
 
 class UsageError(QwenTTSError, ValueError):
@@ -62,38 +62,38 @@ class DatasetError(UsageError):
     """Recordings, or a file made of them, that no model can be trained on."""
 
 
-class EnvironmentError_(QwenTTSError):  # noqa: N801 - the builtin is an alias of OSError
+class SetupError(QwenTTSError):
     """The machine lacks something: a GPU, a driver, a compiler."""
 
     exit_code = 3
     http_status = 503
 
 
-class NoGPUError(EnvironmentError_):
+class NoGPUError(SetupError):
     """A GPU was demanded and none is visible."""
 
 
-class DriverError(EnvironmentError_):
+class DriverError(SetupError):
     """The NVIDIA driver is older than this torch needs."""
 
 
-class ArchError(EnvironmentError_):
+class ArchError(SetupError):
     """The GPU's architecture is not supported by the kernel or by this torch."""
 
 
-class BuildError(EnvironmentError_):
+class BuildError(SetupError):
     """The kernel could not be compiled."""
 
 
-class LaunchError(EnvironmentError_):
+class LaunchError(SetupError):
     """The GPU refused the kernel's cooperative grid."""
 
 
-class GPULost(EnvironmentError_):
+class GPULost(SetupError):
     """A fault after which CUDA fails every call of this process."""
 
 
-class MissingPackageError(EnvironmentError_):
+class MissingPackageError(SetupError):
     """An optional package is needed for what was asked."""
 
 

@@ -21,7 +21,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
         from qwen_megakernel.sheen.engine import SheenEngine
 
         if weights := options.pop("weights", None):
-            raise UsageError(f"A trained voice has no {weights} weights.", cure="Leave it out.")
+            raise UsageError(f"A trained voice has no {weights} weights.", hint="Leave it out.")
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 

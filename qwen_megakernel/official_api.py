@@ -203,10 +203,10 @@ class OfficialNames:
         if unknown or generation.get("min_new_tokens", MIN_NEW_TOKENS) != MIN_NEW_TOKENS:
             names = ", ".join(sorted(unknown)) or "min_new_tokens other than 2"
             raise UsageError(
-                f"Not supported: {names}.", cure=f"Known: max_new_tokens, {', '.join(GENERATION)}."
+                f"Not supported: {names}.", hint=f"Known: max_new_tokens, {', '.join(GENERATION)}."
             )
         if "voice" in options and not options["voice"]:
-            raise UsageError("speaker is empty.", cure=", ".join(self.get_supported_speakers()))
+            raise UsageError("speaker is empty.", hint=", ".join(self.get_supported_speakers()))
         return self.stream(
             text,
             language=language or "auto",

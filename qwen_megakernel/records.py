@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Sampling:
                 raise UsageError(
                     f"{prefix}temperature is {temperature}; it must be in "
                     f"{MIN_FACTOR:g} .. {MAX_FACTOR:g}.",
-                    cure=f"For greedy decoding set {prefix}do_sample=False.",
+                    hint=f"For greedy decoding set {prefix}do_sample=False.",
                 )
             if not 0 <= top_k <= MAX_TOP_K:
                 raise UsageError(
@@ -194,6 +194,8 @@ class StepResult:
     codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
     num_frames: tuple[int, ...]  # frames drawn, per row
     ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
+    # Rows whose streams are lost, after the frames that they have, and why; the others go on.
+    failures: dict[int, QwenTTSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

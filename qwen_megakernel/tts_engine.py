@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
@@ -26,13 +28,14 @@ from qwen_megakernel.decoders.backends import (
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtypes_of
 from qwen_megakernel.engine.stages import Stages
-from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.errors import SetupError, UnsupportedModel
 from qwen_megakernel.native import cpu_threads
+from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.tokenizer import TextTokenizer, validate
-from qwen_megakernel.text.tokenizer import split as split_text
+from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -107,23 +110,22 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 weights=weights,
                 num_threads=num_threads,
             )
-            backends.append(running)
             on_gpu = chosen.device.type == "cuda"
             with memory_for(
                 f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
-                cure="Use fewer slots, or warmup=False, which records fewer graphs.",
+                hint="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
                 codec = loaded.codec_config, loaded.codec_decoder
+                vocoder = None
                 if running.name == "cpu":
-                    # Torch's own threads spin for milliseconds, on the cores of the pool's.
-                    cpu_threads.limit_this_thread(1)
-                    vocoder = CpuVocoder(*codec, decoder.pool)
-                else:
+                    vocoder, running = _native_vocoder(*codec, decoder.pool, running)
+                if vocoder is None:
                     vocoder = (GraphVocoder if on_gpu else Vocoder)(*codec, chosen.device)
                 if on_gpu and warmup:
                     vocoder.record(num_slots)
+            backends.append(running)
             prompts = PromptBuilder(loaded.config, decoder.embeddings)
-            return Stages(decoder, prompts, vocoder, decoder.overlaps)
+            return Stages(decoder, prompts, vocoder, decoder.is_asynchronous)
 
         super().__init__(
             build,
@@ -165,7 +167,7 @@ class TTSEngine(SpeechEngine, OfficialNames):
                 of a text), voices (a folder), warmup: as `TTSEngine` has them.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
-            EnvironmentError_: the backend that was asked for cannot run here.
+            SetupError: the backend that was asked for cannot run here.
         """
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # before any file
@@ -173,6 +175,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
         return cls(loading.load(files), **options)
 
     # ---- what callers do -------------------------------------------------------------------------
+
+    # However much of the text is there when its prompt is built.
+    _open_text_feed = "stepwise"
 
     @property
     def voices(self) -> list[str]:
@@ -206,25 +211,9 @@ class TTSEngine(SpeechEngine, OfficialNames):
         """Languages `language=` accepts, "auto" first."""
         return self._prompts.languages
 
-    def _begin(self, request: SpeechRequest) -> SpeechStream:
-        text, instruct, voice = request.text, request.instruct, request.voice
-        if text is None and request.text_feed == "auto":
-            # However much of the text is there when its prompt is built.
-            request = replace(request, text_feed="stepwise")
+    def _encode(self, request: SpeechRequest) -> EncodedText:
         self._prompts.check(request)
-        transcript = voice.transcript if isinstance(voice, Voice) else None
-        if text is None:
-            parts, nothing = [], torch.empty(0, dtype=torch.int64)
-            prompt_ids = self._tokenizer.encode_open(nothing, instruct=instruct)
-        else:
-            spoken = validate(text)
-            parts = [
-                self._tokenizer.encode(part, instruct=instruct, transcript=transcript)
-                for part in ([spoken] if request.split == "off" else split_text(spoken))
-            ]
-            prompt_ids = parts[0]
-        bodies = [part.body for part in parts]
-        return self._start(request, prompt_ids, bodies, self._tokenizer.stream)
+        return self._tokenizer.encode_parts(request)
 
     def create_voice(
         self,
@@ -282,3 +271,25 @@ class TTSEngine(SpeechEngine, OfficialNames):
             num_frames += len(speech.codes)
         spent_s = (self.spent_ms["decode"] + self.spent_ms["vocoder"]) / 1000
         return spent_s / (num_frames * self.seconds_per_frame)
+
+
+def _native_vocoder(
+    config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool, running: Backend
+) -> tuple[CpuVocoder | None, Backend]:
+    """The vocoder in the decoder's threads; where "auto" chose these, None if it cannot be made.
+
+    Returns:
+        The vocoder, and `running` with what replaces it in its reason.
+    Raises:
+        UnsupportedModel, SetupError: the backend was asked for by its name.
+        OutOfMemory: nothing replaces the vocoder for that, as `load_decoder` has it.
+    """
+    try:
+        vocoder = CpuVocoder(config, tensors, pool)
+    except (UnsupportedModel, SetupError) as error:
+        if not running.may_change:
+            raise
+        logger.warning("%s The vocoder is PyTorch's instead, which takes twice as long.", error)
+        return None, replace(running, why=f"{running.why}; the vocoder by PyTorch: {error.what}")
+    cpu_threads.limit_this_thread(1)  # torch's own spin for milliseconds, on the pool's cores
+    return vocoder, running

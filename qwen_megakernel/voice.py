@@ -146,7 +146,7 @@ class Voice:
         except (SafetensorError, OSError, KeyError) as error:
             raise RecordingError(
                 f"{path} is damaged: {error}.",
-                cure="Make it again: qwen-megakernel voices create RECORDING -o FILE",
+                hint="Make it again: qwen-megakernel voices create RECORDING -o FILE",
             ) from error
 
     @staticmethod
@@ -221,11 +221,11 @@ def unknown_voice(
     known = f"This model has: {', '.join(speakers) or '(none)'}."
     if presets is not None:
         known += f" Presets: {', '.join(presets) or '(none)'}."
-    cures = {
+    hints = {
         "base": "Leave voice out, or clone one from a recording.",
         "voice_design": "Leave voice out and describe it with instruct.",
     }
-    return UnknownVoice(f'Unknown voice "{name}". {known}', cure=cures.get(model_type, ""))
+    return UnknownVoice(f'Unknown voice "{name}". {known}', hint=hints.get(model_type, ""))
 
 
 def _write(path: Path, data: bytes) -> None:

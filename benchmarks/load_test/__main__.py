@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Measure, report; 1 when a request failed."""
     if not args.rps and not args.concurrency:
-        raise UsageError("There is no load.", cure="Give --rps 1,2,4 or --concurrency 1,4,16.")
+        raise UsageError("There is no load.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
     args.texts = list(PROMPTS)
     if args.prompts:
         lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()

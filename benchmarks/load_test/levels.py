@@ -15,7 +15,7 @@ import psutil
 from benchmarks import common
 from benchmarks.load_test.speech_client import PLAYABLE_GAP_MS, Heard, SpeechClient
 from benchmarks.load_test.workload import arrivals, prompt_order
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import SetupError
 
 SAMPLE_EVERY_S = 0.25
 FIGURES = ("first_byte_ms", "first_audible_ms", "first_byte_planned_ms", "e2e_ms")
@@ -173,9 +173,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         }
         first = await client.speak(args.texts[0], time.perf_counter())
         if first.error:
-            raise EnvironmentError_(
+            raise SetupError(
                 f"{args.url} does not speak: {first.error}",
-                cure="Start a server, or name it with --url.",
+                hint="Start a server, or name it with --url.",
             )
         for mode, load in levels:
             if args.warmup:

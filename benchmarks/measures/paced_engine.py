@@ -79,10 +79,10 @@ class PacedEngine:
             first_chunk_frames=first_chunk_frames,
             max_frames=min(self.max_frames, max_frames or self.max_frames),
         )
-        state = StreamState(request, None, _nothing, _nothing, text_closed=not text_open)
+        state = StreamState(request, None, _nothing, _nothing, RATE, text_closed=not text_open)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self, PacedText)
+        return SpeechStream(state, self, PacedText())
 
     def find_voice(self, voice: None) -> None:
         """Nobody."""

@@ -17,7 +17,7 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import Backend, choose_backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import SetupError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Prefill, Sampling
 from qwen_megakernel.validation import official
@@ -51,7 +51,7 @@ def peers(args: argparse.Namespace) -> int:
             if device.type == "cpu":
                 row |= {"threads": torch.get_num_threads()}
             rows.append(row | {"ms_per_frame": common.spread(measure())})
-        except EnvironmentError_ as error:
+        except SetupError as error:
             rows.append({"system": system, "why_not": error.what})
         measured = [row for row in rows if "ms_per_frame" in row]
         for row in measured:

@@ -1,7 +1,9 @@
-"""The vocoders of one checkpoint on a CPU: milliseconds a frame, in turns within one process.
+"""The vocoders of one checkpoint on a CPU: milliseconds a frame, by turns with decoding.
 
-"direct" is the native one without transforms along time. After PyTorch the others wait: its threads
-spin for milliseconds on the cores that they want.
+"direct" is the native one without transforms along time. The frames of every chunk are drawn before
+it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is read
+between the rounds. After PyTorch the others wait: its threads spin for milliseconds on the cores
+that they want.
 """
 
 import argparse
@@ -10,10 +12,12 @@ import time
 import torch
 
 from benchmarks import common
+from benchmarks.measures.cpu_decode import Made, Memory
+from benchmarks.measures.load import endless
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.native.cpu_library import CpuPool, choose_set, open_library
+from qwen_megakernel.native.cpu_library import choose_set
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
@@ -28,15 +32,16 @@ REST_SECONDS = 0.02
 )
 def vocoders(args: argparse.Namespace) -> int:
     """Measure all of them and report."""
-    loaded = loading.load(loading.resolve(args.model or "random-0.6b"))
+    loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
     num_threads = args.threads or cpu_threads.available_cores()
     cpu_threads.limit_this_thread(num_threads)
     codec = loaded.codec_config, loaded.codec_decoder
-    pool = CpuPool(open_library(), num_threads)
+    drawn = Made("cpu", loaded, args.weights, args.streams, num_threads)
+    memory, bandwidth = Memory(num_threads), []
     made = {
         "torch": Vocoder(*codec),
-        "direct": CpuVocoder(*codec, pool, is_direct=True),
-        "native": CpuVocoder(*codec, pool),
+        "direct": CpuVocoder(*codec, drawn.decoder.pool, is_direct=True),
+        "native": CpuVocoder(*codec, drawn.decoder.pool),
     }
     rows = []
     for num_frames in args.chunks:
@@ -44,8 +49,11 @@ def vocoders(args: argparse.Namespace) -> int:
         states = {n: [v.new_state() for _ in range(args.streams)] for n, v in made.items()}
         shape = (args.streams, num_frames, codec[0].decoder.num_quantizers)
         for run in range(args.runs + 2):
+            bandwidth.append(memory.gb_s())
             codes = torch.randint(codec[0].decoder.codebook_size, shape)
             for name, vocoder in made.items():
+                for _ in range(num_frames):
+                    drawn.frame_ms(args.streams)
                 started = time.perf_counter()
                 vocoder.step(codes, states[name])
                 took = time.perf_counter() - started
@@ -57,8 +65,15 @@ def vocoders(args: argparse.Namespace) -> int:
             rows.append({"vocoder": name, "chunk_frames": num_frames, "ms_per_frame": found})
             print(
                 f"{name:>7}, chunks of {num_frames:>2}: {found['p50']:6.2f} ms a frame, "
-                f"at best {found['best']:.2f}"
+                f"at best {found['best']:.2f}",
+                flush=True,
             )
-    facts = {"threads": num_threads, "streams": args.streams, "instruction_set": choose_set()}
+    facts = {
+        "threads": num_threads,
+        "streams": args.streams,
+        "instruction_set": choose_set(),
+        "weights": args.weights or "stored",
+        "read_bandwidth_gb_s": common.spread(bandwidth),
+    }
     common.write_json(args.json, common.model_header(loaded.files, **facts) | {"rows": rows})
     return 0

@@ -104,17 +104,19 @@ inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) 
   return c;
 }
 
-inline void pack_block(const Convolution& c, const float* taps, int block, float* to) {
+// of_taps: scratch [num_taps + num_products]
+inline void pack_block(const Convolution& c, const float* taps, int block, double* of_taps,
+                       float* to) {
   const int width = c.width(block);
   const size_t tap_size = size_t(c.in_channels) * c.stride * c.out_channels;
-  std::vector<double> of_taps(c.num_taps), products(c.num_products());
+  double* products = of_taps + c.num_taps;
   for (int row = 0; row < c.in_channels; ++row)
     for (int i = 0; i < width; ++i) {
       const auto at = c.column(block * kWidth + i);
       const size_t from = (size_t(row) * c.stride + at.phase) * c.out_channels + at.channel;
       for (int tap = 0; tap < c.num_taps; ++tap)
         of_taps[tap] = at.channel < c.out_channels ? taps[tap * tap_size + from] : 0;
-      transform_weights(c.transform, of_taps, products);
+      transform_weights(c.transform, of_taps, c.num_taps, products);
       for (int p = 0; p < c.num_products(); ++p)
         to[(size_t(p) * c.in_channels + row) * width + i] = float(products[p]);
     }

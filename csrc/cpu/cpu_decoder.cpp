@@ -63,20 +63,11 @@ int64_t qwen_cpu_decoder_packed_bytes(void* decoder) {
 
 int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOptions* options,
                                  const float* embeds, int32_t num_positions, int32_t num_kept,
-                                 int32_t kept_in, const float* pad_embed) {
+                                 const float* pad_embed) {
   return status_of([&] {
     Model& model = *static_cast<Model*>(decoder);
     Slot& slot = *model.slots[slot_idx];
     const qwen_tts::Stack& stack = model.talker;
-    if (num_kept && kept_in != slot_idx) {
-      float* from = model.slots[kept_in]->cache.data();
-      const int padded = (num_kept + qwen_tts::kKeyBlock - 1) / qwen_tts::kKeyBlock;
-      const size_t count = size_t(padded) * qwen_tts::kKeyBlock * stack.head_dim;
-      for (size_t layer = 0; layer < stack.layers.size(); ++layer)
-        for (int head = 0; head < 2 * stack.num_kv_heads; ++head)
-          std::copy_n(stack.keys(from, int(layer), head), count,
-                      stack.keys(slot.cache.data(), int(layer), head));
-    }
     slot.options = *options;
     slot.frame = 0;
     slot.text.clear();
@@ -86,6 +77,24 @@ int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOp
     slot.seen.assign(model.vocab_size, 0);
     qwen_tts::run_prompt(model, slot, embeds, num_positions, num_kept);
   });
+}
+
+int64_t qwen_cpu_decoder_kept_floats(void* decoder) {
+  return int64_t(static_cast<Model*>(decoder)->talker.kept_floats());
+}
+
+void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot_idx, int32_t first, int32_t count,
+                                 float* kept) {
+  Model& model = *static_cast<Model*>(decoder);
+  qwen_tts::each_kept(model.talker, model.slots[slot_idx]->cache.data(), first, count, kept,
+                      [](float& to, float& from) { to = from; });
+}
+
+void qwen_cpu_decoder_write_cache(void* decoder, int32_t slot_idx, int32_t first, int32_t count,
+                                  const float* kept) {
+  Model& model = *static_cast<Model*>(decoder);
+  qwen_tts::each_kept(model.talker, model.slots[slot_idx]->cache.data(), first, count,
+                      const_cast<float*>(kept), [](float& from, float& to) { to = from; });
 }
 
 int32_t qwen_cpu_decoder_write_text(void* decoder, int32_t slot_idx, const float* rows,

@@ -10,7 +10,13 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kNoThreads = 2, kBadCode = 3 };
+enum Status : int32_t {
+  kDone = 0,
+  kOutOfMemory = 1,
+  kNoThreads = 2,
+  kBadCode = 3,
+  kUnforeseen = 4,  // a fault of ours
+};
 
 // How a matrix is stored by the caller.
 enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };
@@ -86,11 +92,19 @@ void qwen_cpu_decoder_destroy(void* decoder);
 int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // that one frame reads
 int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // that the packed weights take
 
-// Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept already have
-// their keys and values in the cache of slot `kept_in`; pad_embed [hidden_size].
+// Keys and values of prompt positions as rows [count, kept_floats], out of a slot's cache and into
+// one. A position's depend on the positions before it alone: prompts that begin alike share them.
+int64_t qwen_cpu_decoder_kept_floats(void* decoder);
+void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
+                                 float* kept);
+void qwen_cpu_decoder_write_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
+                                  const float* kept);
+
+// Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept have been
+// written into the slot's cache; pad_embed [hidden_size].
 int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot, const StreamOptions* options,
                                  const float* embeds, int32_t num_positions, int32_t num_kept,
-                                 int32_t kept_in, const float* pad_embed);
+                                 const float* pad_embed);
 // Appends text rows [num_rows, hidden_size].
 int32_t qwen_cpu_decoder_write_text(void* decoder, int32_t slot, const float* rows,
                                     int32_t num_rows);

@@ -77,12 +77,10 @@ inline void attention_stage(const Worker& worker, const Stack& stack, int layer_
     const Row& row = model.rows[b];
     float* key = model.qkv.data() + size_t(b) * stride + stack.q_size() + kv_head * head_dim;
     norm_and_rotate(key, layer.k_norm, row.position);
-    float* keys = stack.keys(row.cache, layer_idx, kv_head) +
-                  size_t(row.position / kKeyBlock) * kKeyBlock * head_dim +
-                  row.position % kKeyBlock;
-    for (int d = 0; d < head_dim; ++d) keys[size_t(d) * kKeyBlock] = key[d];
+    float* kept = stack.key(row.cache, layer_idx, kv_head, row.position);
+    for (int d = 0; d < head_dim; ++d) kept[size_t(d) * kKeyBlock] = key[d];
     std::copy_n(key + stack.kv_size(), head_dim,
-                stack.values(row.cache, layer_idx, kv_head) + size_t(row.position) * head_dim);
+                stack.value(row.cache, layer_idx, kv_head, row.position));
   };
   const auto mix = [&](int b, int kv_head) {
     const Row& row = model.rows[b];
@@ -242,7 +240,7 @@ class Frame {
                     request_.talker_logits + place(stream) * model_.vocab_size);
       mask(slot, logits);
       const int code = draw(logits, model_.vocab_size, slot.options.talker, slot.options,
-                            slot.frame, 0, worker.scratch().draw);
+                            slot.frame, 0, worker.scratch().draw.data());
       keep(stream, 0, code);
       // A stream that ended goes through the frame as the others do; nothing of it is kept.
       is_drawn_[which] = request_.forced || code != model_.codec_eos_id;
@@ -292,7 +290,7 @@ class Frame {
             request_.code_logits + (place(stream) * (model_.num_code_groups - 1) + group - 1) * n);
       keep(stream, group,
            draw(logits, n, slot.options.predictor, slot.options, slot.frame, group,
-                worker.scratch().draw));
+                worker.scratch().draw.data()));
       float* input = model_.code_inputs.data() + size_t(which) * model_.talker.hidden_size;
       std::fill_n(input, model_.talker.hidden_size, 0.0f);
       model_.add_embedding(input, group, next_code(stream, group));
@@ -330,8 +328,9 @@ class Frame {
     Slot& slot = this->slot(stream);
     slot.position += slot.frame > 0;
     const size_t which = std::find(streams_.begin(), streams_.end(), stream) - streams_.begin();
-    if (!is_drawn_[which]) {
-      request_.ended[stream] = 1;
+    const bool is_lost = request_.bad_codebook[stream] >= 0;
+    if (is_lost || !is_drawn_[which]) {
+      request_.ended[stream] = !is_lost;
       std::fill_n(request_.codes + place(stream) * model_.num_code_groups, model_.num_code_groups,
                   0);
       return;

@@ -44,6 +44,16 @@ struct Stack {
   float* values(float* cache, int layer, int kv_head) const {
     return keys(cache, layer, num_kv_heads + kv_head);
   }
+  // Of one position: numbers that are kKeyBlock apart, and such that follow each other.
+  float* key(float* cache, int layer, int kv_head, int position) const {
+    return keys(cache, layer, kv_head) + size_t(position / kKeyBlock) * kKeyBlock * head_dim +
+           position % kKeyBlock;
+  }
+  float* value(float* cache, int layer, int kv_head, int position) const {
+    return values(cache, layer, kv_head) + size_t(position) * head_dim;
+  }
+  // Keys and values of one position.
+  size_t kept_floats() const { return layers.size() * 2 * num_kv_heads * head_dim; }
 };
 
 struct Slot {
@@ -114,6 +124,22 @@ void each_matrix(Model& model, Visit visit) {
   if (model.projection.num_blocks) visit(model.projection);
   layers(model.predictor);
   for (Matrix& head : model.lm_heads) visit(head);
+}
+
+// Calls copy(kept, cached) for each number of `count` positions from `first` on; kept [count,
+// kept_floats].
+template <class Copy>
+void each_kept(const Stack& stack, float* cache, int first, int count, float* kept, Copy copy) {
+  const int head_dim = stack.head_dim;
+  for (size_t layer = 0; layer < stack.layers.size(); ++layer)
+    for (int head = 0; head < stack.num_kv_heads; ++head, kept += 2 * head_dim)
+      for (int i = 0; i < count; ++i) {
+        float* to = kept + size_t(i) * stack.kept_floats();
+        float* key = stack.key(cache, int(layer), head, first + i);
+        float* value = stack.value(cache, int(layer), head, first + i);
+        for (int d = 0; d < head_dim; ++d) copy(to[d], key[size_t(d) * kKeyBlock]);
+        for (int d = 0; d < head_dim; ++d) copy(to[head_dim + d], value[d]);
+      }
 }
 
 inline Layer make_layer(const StackSource& source, int index) {
@@ -219,6 +245,7 @@ inline std::unique_ptr<Model> make_model(Pool* pool, const ModelSource& source) 
   for (Scratch& scratch : model->scratch) {
     scratch.inputs.reserve(int(num_rows), int(std::max({hidden, q_size, inner})));
     scratch.scores.resize(widest([](const Stack& s) { return s.max_positions; }) + kKeyBlock);
+    scratch.draw.resize(2 * vocab);
   }
   for (int i = 0; i < source.num_slots; ++i)
     model->slots.push_back(std::make_unique<Slot>(talker.cache_floats(), predictor.cache_floats()));

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -94,39 +95,40 @@ inline Share share_of(int count, int worker, int num_workers) {
 
 class Pool {
  public:
-  explicit Pool(int num_threads) : num_threads_(num_threads), num_workers_(num_threads) {
-    begin_threads();
-  }
+  explicit Pool(int num_threads)
+      : num_threads_(num_threads), num_workers_(num_threads), crew_(new_crew()) {}
   ~Pool() {
     // The threads of a parent process are not in the child: there is nothing to join.
     if (crew_->process != getpid()) {
       static_cast<void>(crew_.release());
       return;
     }
-    crew_->is_closing = true;
-    for (auto& member : crew_->members) member->ticket.advance();
-    for (auto& member : crew_->members) member->thread.join();
+    dismiss(*crew_);
   }
 
   int num_threads() const { return num_threads_; }
-  int num_workers() const { return num_workers_; }
+  // Those that the next job will use; any thread may ask.
+  int num_workers() const { return num_workers_.load(std::memory_order_relaxed); }
 
-  // Calls job(worker, num_workers) in every worker; returns when all have. One job at a time.
+  // Calls job(worker, num_workers) in every worker; returns when all have. One job at a time. A
+  // job throws nothing and allocates nothing: its caller reserves what it needs.
   template <class Job>
   void run(Job&& job) {
     if (crew_->process != getpid()) {  // forked: only the calling thread came along
+      auto crew = new_crew();
       static_cast<void>(crew_.release());
-      begin_threads();
+      crew_ = std::move(crew);
     }
     const auto began = Clock::now();
     auto call = [](void* job, int worker, int num_workers) {
       (*static_cast<std::remove_reference_t<Job>*>(job))(worker, num_workers);
     };
     Crew& crew = *crew_;
-    crew.call = call, crew.job = &job, crew.num_workers = num_workers_;
-    for (int i = 0; i < num_threads_; ++i) crew.late[i].set({});
-    for (int i = 1; i < num_workers_; ++i) crew.members[i - 1]->ticket.advance();
-    call(&job, 0, num_workers_);
+    const int num_workers = this->num_workers();
+    crew.call = call, crew.job = &job, crew.num_workers = num_workers;
+    for (int i = 1; i < num_workers; ++i) crew.members[i - 1]->ticket.advance();
+    crew.late[0].set({});
+    call(&job, 0, num_workers);
     barrier(0);
     const auto now = Clock::now();
     adapt(now, now - began);
@@ -153,8 +155,9 @@ class Pool {
     Event ticket;
     std::thread thread;
   };
-  // How long one worker waited for others that had lost their core. It writes while the caller may
-  // already look: a worker's last wait ends after the job.
+  // How long one worker waited for others that had lost their core, in the job that it began last.
+  // It writes while the caller may already look: a worker's last wait ends after the job, and
+  // counts nowhere.
   class alignas(64) Late {
    public:
     Clock::duration sum() const { return Clock::duration(ticks_.load(std::memory_order_relaxed)); }
@@ -176,40 +179,48 @@ class Pool {
     std::atomic<bool> is_closing{false};
   };
 
-  void begin_threads() {
-    crew_ = std::make_unique<Crew>();
-    crew_->late = std::make_unique<Late[]>(num_threads_);
+  // Throws what the system says where it refuses a thread or its memory; no thread is left then.
+  std::unique_ptr<Crew> new_crew() {
+    auto crew = std::make_unique<Crew>();
+    crew->late = std::make_unique<Late[]>(num_threads_);
     try {
       for (int worker = 1; worker < num_threads_; ++worker) {
-        crew_->members.push_back(std::make_unique<Member>());
-        Member* member = crew_->members.back().get();
-        member->thread = std::thread([this, crew = crew_.get(), member, worker] {
+        crew->members.push_back(std::make_unique<Member>());
+        Member& member = *crew->members.back();
+        member.thread = std::thread([this, &crew = *crew, &member, worker] {
           for (uint32_t seen = 0;; ++seen) {
-            member->ticket.wait_past(seen);
-            if (crew->is_closing) return;
-            crew->call(crew->job, worker, crew->num_workers);
+            member.ticket.wait_past(seen);
+            if (crew.is_closing) return;
+            crew.late[worker].set({});
+            crew.call(crew.job, worker, crew.num_workers);
             barrier(worker);
           }
         });
       }
     } catch (...) {
-      crew_->members.pop_back();
-      crew_->is_closing = true;
-      for (auto& member : crew_->members) member->ticket.advance();
-      for (auto& member : crew_->members) member->thread.join();
+      dismiss(*crew);
       throw;
     }
+    return crew;
+  }
+
+  static void dismiss(Crew& crew) {
+    crew.is_closing = true;
+    for (auto& member : crew.members) member->ticket.advance();
+    for (auto& member : crew.members)
+      if (member->thread.joinable()) member->thread.join();  // not one that was refused
   }
 
   void adapt(Clock::time_point now, Clock::duration duration) {
+    const int num_workers = this->num_workers();
     Clock::duration late{};
-    for (int i = 0; i < num_threads_; ++i) late = std::max(late, crew_->late[i].sum());
-    if (num_workers_ > 1 && late > kCrowdedPart * duration) {
-      --num_workers_;
+    for (int i = 0; i < num_workers; ++i) late = std::max(late, crew_->late[i].sum());
+    if (num_workers > 1 && late > kCrowdedPart * duration) {
+      num_workers_.store(num_workers - 1, std::memory_order_relaxed);
       changed_at_ = now, patience_ = std::min(2 * patience_, kLastPatience);
-    } else if (num_workers_ < num_threads_) {
+    } else if (num_workers < num_threads_) {
       if (now - changed_at_ < patience_) return;
-      ++num_workers_;
+      num_workers_.store(num_workers + 1, std::memory_order_relaxed);
       changed_at_ = now;
     } else if (now - changed_at_ > kCalm) {
       patience_ = kFirstPatience / 2;
@@ -217,7 +228,7 @@ class Pool {
   }
 
   const int num_threads_;
-  int num_workers_;
+  std::atomic<int> num_workers_;
   Clock::time_point changed_at_{};
   Clock::duration patience_ = kFirstPatience / 2;
   std::unique_ptr<Crew> crew_;

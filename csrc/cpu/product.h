@@ -56,14 +56,14 @@ class Inputs {
   const float* scales(int first) const { return scales_.data() + size_t(first) * num_groups_; }
 
  private:
-  // A row as 16-bit integers in pairs of columns, with a scale for each group.
+  // A row as 16-bit integers in pairs of columns, with a scale for each group: NaN where a number
+  // of the group is not finite, so that its sums are NaN, too.
   void narrow(int32_t* words, float* scales, int stride) {
     std::fill(row_.data() + num_cols_, row_.data() + num_groups_ * kGroup, 0.0f);
     for (int group = 0; group < num_groups_; ++group) {
       const float* from = row_.data() + group * kGroup;
-      float most = 0;
-      for (int i = 0; i < kGroup; ++i) most = std::max(most, std::fabs(from[i]));
-      const float inverse = most > 0 ? 32767 / most : 0;
+      const float most = largest(from);
+      const float inverse = most > 0 && most < INFINITY ? 32767 / most : 0;
       uint32_t rounded[kGroup];
       for (int i = 0; i < kGroup; ++i) {
         const float shifted = from[i] * inverse + 12582912.0f;  // 1.5 * 2^23 leaves the integer
@@ -72,8 +72,19 @@ class Inputs {
       int32_t* to = words + size_t(group) * (kGroup / 2) * stride;
       for (int i = 0; i < kGroup / 2; ++i)
         to[size_t(i) * stride] = int32_t((rounded[2 * i] & 0xffff) | rounded[2 * i + 1] << 16);
-      scales[size_t(group) * stride] = most / 32767;
+      scales[size_t(group) * stride] = most < INFINITY ? most / 32767 : NAN;
     }
+  }
+
+  // The largest magnitude of a group; NaN or infinity where it has one. Compared as integers, whose
+  // order is that of magnitudes with NaN last: comparisons of floats pass over a NaN.
+  static float largest(const float* group) {
+    int32_t bits[kGroup], most = 0;
+    std::memcpy(bits, group, sizeof bits);
+    for (int32_t each : bits) most = std::max(most, each & 0x7fffffff);
+    float magnitude;
+    std::memcpy(&magnitude, &most, sizeof magnitude);
+    return magnitude;
   }
 
   int num_rows_ = 0, num_cols_ = 0, num_words_ = 0, num_groups_ = 0;

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "cpu_decoder.h"
 
@@ -55,9 +54,9 @@ inline float least_kept(float* order, int n, const Sampling& sampling) {
 }
 
 // The drawn token, the lowest where scores tie; kNotFinite where the largest logit is not finite.
-//   logits [n], penalised and masked already; scratch grows to 2 n
+//   logits [n], penalised and masked already; scores: scratch [2 n]
 inline int draw(const float* logits, int n, const Sampling& sampling, const StreamOptions& options,
-                int frame, int codebook, std::vector<float>& scratch) {
+                int frame, int codebook, float* scores) {
   int best = 0;
   bool has_nan = false;
   for (int i = 0; i < n; ++i) {
@@ -66,8 +65,7 @@ inline int draw(const float* logits, int n, const Sampling& sampling, const Stre
   }
   if (has_nan || !std::isfinite(logits[best])) return kNotFinite;
   if (!sampling.do_sample) return best;
-  scratch.resize(2 * n);
-  float *scores = scratch.data(), *order = scores + n;
+  float* order = scores + n;
   for (int i = 0; i < n; ++i) order[i] = scores[i] = logits[i] / sampling.temperature;
   const float least = least_kept(order, n, sampling);
   float most = -INFINITY;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <utility>
-#include <vector>
 
 #include "vectors.h"
 
@@ -188,13 +187,14 @@ inline int products_of(Transform transform, int num_taps) {
   return with_transform(transform, [](auto t) { return decltype(t)::kProducts; });
 }
 
-inline void transform_weights(Transform transform, const std::vector<double>& taps,
-                              std::vector<double>& products) {
+// The products [products_of(transform, num_taps)] of taps [num_taps].
+inline void transform_weights(Transform transform, const double* taps, int num_taps,
+                              double* products) {
   if (transform == Transform::kNone) {
-    products = taps;
+    std::copy_n(taps, num_taps, products);
     return;
   }
-  with_transform(transform, [&](auto t) { decltype(t)::weights(taps.data(), products.data()); });
+  with_transform(transform, [&](auto t) { decltype(t)::weights(taps, products); });
 }
 
 }  // namespace qwen_tts

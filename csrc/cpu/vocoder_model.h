@@ -65,18 +65,24 @@ void each_packed(VocoderModel& model, const ConvolutionSource* sources, Visit vi
 
 inline void pack(VocoderModel& model, const ConvolutionSource* sources) {
   size_t count = 0;
-  each_packed(model, sources, [&](Convolution& c, auto&) { count += c.num_weights(); });
+  int most_taps = 0;
+  each_packed(model, sources, [&](Convolution& c, auto&) {
+    count += c.num_weights();
+    most_taps = std::max(most_taps, c.num_taps + c.num_products());
+  });
   model.weights = std::make_unique<Arena>(count * 4);
   auto* next = reinterpret_cast<float*>(model.weights->data());
   each_packed(model, sources, [&](Convolution& c, auto&) {
     c.packed = next;
     next += c.num_weights();
   });
+  std::vector<double> of_taps(size_t(most_taps) * model.pool->num_threads());
   model.pool->run([&](int worker, int num_workers) {
     each_packed(model, sources, [&](Convolution& c, const ConvolutionSource& source) {
       const Share share = share_of(c.num_blocks(), worker, num_workers);
       for (int i = share.first; i < share.end; ++i)
-        pack_block(c, source.taps, i, const_cast<float*>(c.block(i)));
+        pack_block(c, source.taps, i, of_taps.data() + size_t(worker) * most_taps,
+                   const_cast<float*>(c.block(i)));
     });
   });
 }

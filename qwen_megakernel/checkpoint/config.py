@@ -185,7 +185,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
     kind = values.get("model_type")
     if kind == SUPPORTED_TOKENIZER:
         raise ModelFilesError(
-            f"{where} is the codec (model_type {kind}).", cure="Pass the folder of the talker."
+            f"{where} is the codec (model_type {kind}).", hint="Pass the folder of the talker."
         )
     if kind != "qwen3_tts":
         raise ModelFilesError(

@@ -204,7 +204,7 @@ def _failed(
     reason = f"HTTP {status}" if status else _reason(error)
     return ModelFilesError(
         f"The download of {repo} from {host} broke off ({reason}).",
-        cure="Run the same command again: it continues where it stopped.",
+        hint="Run the same command again: it continues where it stopped.",
     )
 
 

@@ -118,7 +118,7 @@ def resolve(
     if not isinstance(model, str) or not model:
         raise UsageError(
             f"model is {model!r}; it must be a hub id, a folder, or a built-in name.",
-            cure=f"For example {DEMO_VOICE!r}, or {next(iter(hub.RELEASED))!r}.",
+            hint=f"For example {DEMO_VOICE!r}, or {next(iter(hub.RELEASED))!r}.",
         )
     if model == DEMO_VOICE:
         files = _files_in(
@@ -217,7 +217,7 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
         if not folder.is_dir():
             raise OutputError(
                 f"Cannot write {name} to {folder}: {error.strerror}.",
-                cure="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
+                hint="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
             ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -262,7 +262,7 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
 
 def _unknown_model(model: str) -> ModelFilesError:
     if Path(model).expanduser().is_file():
-        return ModelFilesError(f"{model} is a file.", cure="Pass the folder it lies in.")
+        return ModelFilesError(f"{model} is a file.", hint="Pass the folder it lies in.")
     near = difflib.get_close_matches(model, [*BUILT_IN, *hub.RELEASED], n=1)
     return ModelFilesError(
         f"There is no folder {model} and no built-in model of that name.",
@@ -306,7 +306,7 @@ def _read_generation_config(path: Path) -> tuple[Sampling, int]:
     try:
         sampling = Sampling.from_generation_config(values)
     except UsageError as error:
-        raise ModelFilesError(f"{path}: {error.what}", cure=error.cure) from error
+        raise ModelFilesError(f"{path}: {error.what}", hint=error.hint) from error
     return sampling, values.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
 
 

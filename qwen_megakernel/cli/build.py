@@ -16,13 +16,13 @@ def build(args: argparse.Namespace) -> int:
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
     from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
-    from qwen_megakernel.native import compiling, cpu_library
+    from qwen_megakernel.native import cpu_library
 
     options.tell_compiling(args)
     archs = _archs(args.arch)
     if CPU in archs:
         for name in cpu_library.sets_of_machine():
-            print(CPU, name, compiling.compiled(cpu_library.recipe(name)))
+            print(CPU, name, cpu_library.library_for(name))
         archs = [arch for arch in archs if arch != CPU]
     if not archs:
         return 0

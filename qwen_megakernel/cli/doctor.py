@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.errors import BuildError
+from qwen_megakernel.errors import BuildError, SetupError
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.native import compiling
 
@@ -51,8 +51,10 @@ def report() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "instruction_sets": cpu_library.supported_sets(),
+        "instruction_set": _chosen(cpu_library.choose_set),
         "cores": cpu_threads.available_cores(),
         "cpu_quota": cpu_threads.quota(),
+        "cpu_quota_warning": cpu_threads.quota_warning(),
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(torch),
         "driver": _driver(),
@@ -81,6 +83,14 @@ def _tool(find: Callable[[], str]) -> str | None:
         return find()
     except BuildError:
         return None
+
+
+def _chosen(choose: Callable[[], str]) -> str:
+    """The instruction set that the CPU decoder is compiled for, or why there is none."""
+    try:
+        return choose()
+    except SetupError as error:
+        return f"none: {error.what}"
 
 
 def processor(root: Path = Path("/")) -> str:

@@ -253,7 +253,7 @@ def check_speech(args: argparse.Namespace) -> None:
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(
-            f"--voice {path} is a recording, no voice.", cure=f"Say --voice-sample {path}"
+            f"--voice {path} is a recording, no voice.", hint=f"Say --voice-sample {path}"
         )
 
 
@@ -342,7 +342,7 @@ def read_speech(text: str, output: str | None, dump_codes: str | None = None) ->
     """
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
-    from qwen_megakernel.text.tokenizer import validate
+    from qwen_megakernel.text.cleaning import validate
 
     if output is not None:
         audio.check_path(output)

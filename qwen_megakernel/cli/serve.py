@@ -109,7 +109,7 @@ def serve(args: argparse.Namespace) -> int:
         from qwen_megakernel.server import serving
     if args.wyoming_port is not None and find_spec("wyoming") is None:
         raise MissingPackageError(
-            "--wyoming-port needs wyoming.", cure='pip install "qwen_megakernel[wyoming]"'
+            "--wyoming-port needs wyoming.", hint='pip install "qwen_megakernel[wyoming]"'
         )
 
     def say(line: str) -> None:
@@ -155,12 +155,12 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.wyoming_port is not None:
         raise UsageError(
             "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
-            cure="Run a server without --ray beside it.",
+            hint="Run a server without --ray beside it.",
         )
     if args.access_log:
         raise UsageError(
             "--access-log and --ray exclude each other: Serve has a log of its own.",
-            cure="Look under logs/serve of Ray's session.",
+            hint="Look under logs/serve of Ray's session.",
         )
     for name in ("model", "voices"):  # replicas have working folders of their own
         path = getattr(args, name)
@@ -196,7 +196,7 @@ def _packages_of(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingPackageError(
-            f"serve needs {error.name}.", cure=f'pip install "qwen_megakernel[{extra}]"'
+            f"serve needs {error.name}.", hint=f'pip install "qwen_megakernel[{extra}]"'
         ) from error
 
 
@@ -219,7 +219,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
     from qwen_megakernel.server.settings import ServerSettings
-    from qwen_megakernel.text.tokenizer import MAX_CHARS
+    from qwen_megakernel.text.cleaning import MAX_CHARS
 
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")

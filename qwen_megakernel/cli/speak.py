@@ -37,7 +37,7 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.output:
         raise UsageError("--stdout and --output exclude each other.")
     if args.output == "-":
-        raise UsageError("--output - is no file.", cure="--stdout writes raw samples there.")
+        raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
     return options.read_speech(args.text, output, args.dump_codes)
 

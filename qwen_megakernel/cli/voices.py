@@ -73,7 +73,7 @@ def create(args: argparse.Namespace) -> int:
     if args.ref_text is not None and len(recordings) > 1:
         raise UsageError(
             "--ref-text is of one recording.",
-            cure="For a folder, put each transcript into NAME.txt beside NAME.wav.",
+            hint="For a folder, put each transcript into NAME.txt beside NAME.wav.",
         )
     ending = PRESETS_FILE if args.legacy_bin else VOICE_SUFFIX
     output = Path(args.output or ".")
@@ -82,7 +82,7 @@ def create(args: argparse.Namespace) -> int:
     if not (is_file or is_folder) and output.suffix:
         raise UsageError(
             f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
-            cure=f"Say -o {output.with_suffix('')}{VOICE_SUFFIX}",
+            hint=f"Say -o {output.with_suffix('')}{VOICE_SUFFIX}",
         )
     if is_file and (
         output.suffix != Path(ending).suffix or (len(recordings) > 1 and not args.legacy_bin)
@@ -179,13 +179,13 @@ def _recordings(source: Path) -> list[Path]:
         return [source]
     found = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
     if not found:
-        raise UsageError(f"{source} has no recording.", cure=f"Looked for: {', '.join(SUFFIXES)}.")
+        raise UsageError(f"{source} has no recording.", hint=f"Looked for: {', '.join(SUFFIXES)}.")
     first: dict[str, Path] = {}  # of each name
     for path in found:
         if (other := first.setdefault(path.stem, path)) != path:
             raise UsageError(
                 f"{other.name} and {path.name} would both become the voice {path.stem!r}.",
-                cure="Rename one of them.",
+                hint="Rename one of them.",
             )
     return found
 
@@ -196,7 +196,7 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
     if there and not force:
         raise UsageError(
             f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already.",
-            cure="Replace with --force, or write elsewhere with -o.",
+            hint="Replace with --force, or write elsewhere with -o.",
         )
 
 
@@ -248,10 +248,10 @@ def _no_voice_file(path: Path) -> UsageError:
 
     if path.suffix.lower() in SUFFIXES:
         make = f"qwen-megakernel voices create {path}"
-        return UsageError(f"{path} is a recording, no voice.", cure=f"Make a voice of it: {make}")
+        return UsageError(f"{path} is a recording, no voice.", hint=f"Make a voice of it: {make}")
     return UsageError(
         f"{path} is no file of voices.",
-        cure=f"Give a folder, a file that ends in {VOICE_SUFFIX}, or a voice_presets.bin.",
+        hint=f"Give a folder, a file that ends in {VOICE_SUFFIX}, or a voice_presets.bin.",
     )
 
 

@@ -69,13 +69,13 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     except (OSError, RuntimeError, TypeError) as error:
         is_absent = isinstance(path, str | Path) and not Path(path).exists()
         reason = "no such file" if is_absent else why_unreadable(error)
-        cure = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
+        hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
         if not is_absent and Path(name or str(path)).suffix.lower() in FFMPEG_SUFFIXES:
             source = Path(name or str(path))
             words = ["ffmpeg", "-i", str(source), str(source.with_suffix(".wav"))]
-            cure = f"Convert it: {shlex.join(words)}"
+            hint = f"Convert it: {shlex.join(words)}"
         what = f"{name or path} cannot be read as audio: {reason}."
-        raise RecordingError(what, cure=cure) from error
+        raise RecordingError(what, hint=hint) from error
     return to_mono(samples), rate
 
 
@@ -97,7 +97,7 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
     if samples.dtype in (np.int64, np.uint64):
         raise RecordingError(
             f"Reference samples are {samples.dtype}, of which full scale is not known.",
-            cure="Give float32 in [-1, 1], or the file's own int16.",
+            hint="Give float32 in [-1, 1], or the file's own int16.",
         )
     if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.number):
         raise RecordingError(
@@ -225,7 +225,7 @@ def check_transcript(transcript: str, seconds: float) -> None:
     if not num_words:
         raise RecordingError(
             "The transcript of the reference is empty.",
-            cure="Give what is said in the recording, or none at all (x-vector only).",
+            hint="Give what is said in the recording, or none at all (x-vector only).",
         )
     words = "word" if num_words == 1 else "words"
     found = f"Transcript has {num_words} {words} for {seconds:.1f} s of speech"

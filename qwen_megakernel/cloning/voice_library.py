@@ -311,5 +311,5 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
             "or (samples, rate)."
         )
     if rate is None:
-        raise UsageError("Samples need their rate.", cure="Pass (samples, rate).")
+        raise UsageError("Samples need their rate.", hint="Pass (samples, rate).")
     return recordings.to_mono(audio), plain_number(int, "rate", rate)

@@ -16,10 +16,10 @@ from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import (
-    EnvironmentError_,
     GenerationError,
     OutOfMemory,
     QwenTTSError,
+    SetupError,
     UnsupportedModel,
     UsageError,
 )
@@ -78,9 +78,9 @@ def choose_backend(
     if requested == "kernel" and not has_gpu:
         raise no_gpu("--backend kernel")
     if requested == "coreml" and not has_core_ml():
-        raise EnvironmentError_(
+        raise SetupError(
             f"--backend coreml needs macOS {MIN_MACOS}; this is {platform.platform()}.",
-            cure="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
+            hint="Convert here with `qwen-megakernel export coreml`, and run it on a Mac.",
         )
     is_of_cpu = requested in ("cpu", "emulation", "coreml")
     wanted = find_device("cpu" if is_of_cpu and device is None else device)
@@ -90,7 +90,7 @@ def choose_backend(
     if by_part and requested in _ONE_DTYPE:
         raise UsageError(
             f"dtype is {dtype!r}; backend {requested} {_ONE_DTYPE[requested]}.",
-            cure="Use backend torch or graph.",
+            hint="Use backend torch or graph.",
         )
     if requested == "auto" and by_part:
         name = "graph" if wanted.type == "cuda" else "torch"
@@ -108,7 +108,7 @@ def choose_backend(
         from qwen_megakernel.decoders.kernel.decoder import check_device
 
         check_device(wanted)
-    except EnvironmentError_ as error:
+    except SetupError as error:
         return without_kernel(wanted, error)
     int8.check_weights(weights, "kernel")
     why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
@@ -181,7 +181,9 @@ def load_decoder(
         The decoder, and the backend that it is in the end.
     Raises:
         UsageError: the sizes can never work.
-        EnvironmentError_, UnsupportedModel, OutOfMemory: the backend cannot run here.
+        SetupError, UnsupportedModel: the backend, which was asked for, cannot run here.
+        OutOfMemory: the model or the slots do not fit. Nothing replaces a backend for that: fewer
+            slots or smaller weights hint it, and another decoder would hide it behind slow speech.
     """
     num_slots = plain_number(int, "num_slots", num_slots)
     max_frames = plain_number(int, "max_frames", max_frames)
@@ -192,7 +194,7 @@ def load_decoder(
         raise UsageError(
             f"max_frames is {max_frames}; this model has {limit} positions, of which "
             f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
-            cure=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
+            hint=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
         )
     if backend.name == "cpu" and backend.may_change and dtype not in (None, torch.float32):
         why = f"{backend.why}; in {dtype} only PyTorch computes on a CPU"
@@ -210,7 +212,7 @@ def load_decoder(
         decoder = make_decoder(checkpoint, backend, sizes, weights, num_threads)
         if backend.may_change and backend.name != "cpu":
             _try_a_launch(decoder)
-    except (EnvironmentError_, UnsupportedModel, GenerationError) as error:
+    except (SetupError, UnsupportedModel, GenerationError) as error:
         if not backend.may_change:
             raise
         if backend.name == "cpu":
@@ -252,7 +254,7 @@ def make_decoder(
         from qwen_megakernel.decoders.kernel.decoder import KernelDecoder as Decoder
     with memory_for(
         f"The model and {sizes.num_slots} slots of {sizes.max_positions} positions",
-        cure="Use the 0.6B model, fewer slots, or a smaller max_frames.",
+        hint="Use the 0.6B model, fewer slots, or a smaller max_frames.",
     ):
         decoder = Decoder(checkpoint, sizes, **options)
     if backend.name == "cpu":
@@ -264,12 +266,12 @@ def make_decoder(
 
 
 @contextlib.contextmanager
-def memory_for(what: str, *, cure: str) -> Iterator[None]:
-    """Raise `OutOfMemory`, with a cure, where the GPU has no memory for what the block makes."""
+def memory_for(what: str, *, hint: str) -> Iterator[None]:
+    """Raise `OutOfMemory`, with a hint, where the GPU has no memory for what the block makes."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"{what} do not fit: {error}.", cure=cure) from error
+        raise OutOfMemory(f"{what} do not fit: {error}.", hint=hint) from error
 
 
 def _try_a_launch(decoder: Any) -> None:

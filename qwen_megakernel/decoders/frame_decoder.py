@@ -43,7 +43,7 @@ class FrameDecoder(ABC):
         self._states: list[SlotState | None] = [None] * sizes.num_slots
 
     @property
-    def overlaps(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether the device draws frames while the host does something else."""
         has_own_launch = type(self)._launch is not FrameDecoder._launch
         return has_own_launch and self.device.type == "cuda"
@@ -96,7 +96,7 @@ class FrameDecoder(ABC):
             raise TextTooLong(
                 f"{num_rows} text rows; this engine draws at most {self.max_frames} frames for "
                 "one part.",
-                cure="Raise max_frames, or leave split on.",
+                hint="Raise max_frames, or leave split on.",
             )
         # Frame f reads row f - 1, so rows before frame - 1 are spent.
         waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows
@@ -138,6 +138,9 @@ class FrameDecoder(ABC):
             taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
                 [rows, frames, groups - 1, vocab_size], float32; those of frames that were not drawn
                 mean nothing. For tests and validation.
+        Returns:
+            The frames; where a backend can say which streams' logits were not finite, those are
+            its `failures`, and lost.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite; its
@@ -150,7 +153,8 @@ class FrameDecoder(ABC):
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a step of a few frames; where `overlaps`, this returns before they are drawn.
+        """Start a step of a few frames; where the decoder
+        is asynchronous, this returns before they are drawn.
 
         Returns:
             A function that waits for the codes, to be called before anything else of this decoder.

@@ -141,10 +141,10 @@ def check_weights(weights: str | None, backend: str) -> None:
     if wanted.heads:
         raise UsageError(
             f"weights is {weights!r}; backend {backend} does not run 8-bit heads.",
-            cure=f"Use {weights.removesuffix('-heads')!r}, or backend cpu or torch.",
+            hint=f"Use {weights.removesuffix('-heads')!r}, or backend cpu or torch.",
         )
     if wanted.in_groups and backend != "graph":
         raise UsageError(
             f"weights is {weights!r}; backend {backend} takes one scale for each row.",
-            cure=f"Use {weights.removesuffix('-groups')!r}, or backend cpu, torch or graph.",
+            hint=f"Use {weights.removesuffix('-groups')!r}, or backend cpu, torch or graph.",
         )

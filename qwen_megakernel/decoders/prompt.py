@@ -300,7 +300,7 @@ class PromptBuilder:
             raise VoiceMismatch(
                 f"Voice {voice.name!r} is {len(voice.x_vector)}-dim; the loaded model "
                 f"({self._config.model_size}) is {hidden_size}-dim.",
-                cure="Re-create it: qwen-megakernel voices create RECORDING -o FILE --model ...",
+                hint="Re-create it: qwen-megakernel voices create RECORDING -o FILE --model ...",
             )
         if not np.isfinite(voice.x_vector).all():
             raise RecordingError(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")

@@ -1,29 +1,35 @@
-"""From drawn frames to their readers: the vocoder is started, and waited for when it suits.
+"""From drawn frames to their readers: whose chunk the vocoder takes next, and who waits for it.
 
-A chunk is started in one turn of the step loop and may be delivered in the next: on a GPU the
-frames behind it are being drawn meanwhile.
+On a GPU a chunk is started in one turn of the step loop and delivered in the next: the frames
+behind it are being drawn meanwhile. On a CPU decoder and vocoder share the cores, so each chunk is
+delivered before the next is begun, the most urgent first.
 """
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
 
-from qwen_megakernel.audio import to_int16
-from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
+
+# Drawing frames costs little for each further stream, which shares the weights that are read; the
+# vocoder costs the same for each. While a stream has less than `HUNGRY_S` in hand, those with more
+# than `FAR_AHEAD_S` wait with their chunks: a chunk of ten frames is 0.8 s.
+HUNGRY_S, FAR_AHEAD_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames of some slots on their way through the vocoder, all of the same number."""
+    """Frames of some streams on their way through the vocoder, all of the same number."""
 
-    slots: list[ActiveStream]
-    codes: list[list[np.ndarray]]  # by slot
-    samples: HostCopy  # [num_slots, num_samples] float32
+    streams: list[ActiveStream]
+    codes: list[list[np.ndarray]]  # of each stream, [num_code_groups] a frame
+    samples: HostCopy  # [num_streams, num_samples] float32
     spent_ms: float  # on starting it
 
 
@@ -32,12 +38,16 @@ class ChunkDelivery:
 
     Args:
         vocoder: starts the work; it returns before a GPU is done.
-        table: whose slots these are, and what becomes of a stream that fails.
+        table: the streams, and what becomes of one that fails.
         spent: where the vocoder's time is added.
+        is_asynchronous: the vocoder returns before the device is done.
     """
 
-    def __init__(self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes):
+    def __init__(
+        self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes, *, is_asynchronous: bool
+    ):
         self._vocoder, self._table, self._spent = vocoder, table, spent
+        self._is_asynchronous = is_asynchronous
         self._under_way: list[Chunk] = []
 
     @property
@@ -45,74 +55,65 @@ class ChunkDelivery:
         """Whether a chunk has been started that is not delivered yet."""
         return bool(self._under_way)
 
-    def start_due(self) -> None:
-        """Start the vocoder on due frames, slots of equal chunk length in one batch."""
+    def start_vocoder(self, drawing: Sequence[ActiveStream]) -> bool:
+        """Start the vocoder on due frames, streams of equal chunk length in one batch.
 
-        def length(slot: ActiveStream) -> tuple[int, int]:
-            return slot.num_ready, len(slot.pending)
-
-        due = [slot for slot in self._table.active() if slot.frames_until_due <= 0]
-        due.sort(key=length)
-        for (num_ready, _), group in groupby(due, key=length):
-            slots = list(group)
+        Args:
+            drawing: the streams whose frames are being drawn, one of which may be hungry.
+        Returns:
+            Whether chunks of streams that are far ahead were left for a later turn.
+        """
+        due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
+        leads = {stream: stream.lead_s for stream in {*due, *drawing}}
+        late: list[ActiveStream] = []
+        if min(leads.values(), default=math.inf) < HUNGRY_S:
+            late = [stream for stream in due if leads[stream] > FAR_AHEAD_S]
+        batches: dict[tuple[int, int], list[ActiveStream]] = {}
+        for stream in sorted(due, key=leads.__getitem__):
+            if stream not in late:
+                length = stream.num_ready, len(stream.pending)
+                batches.setdefault(length, []).append(stream)
+        for (num_ready, _), streams in batches.items():
             if num_ready:
-                self._table.protect(slots, self._start, slots, num_ready)
+                with self._table.ending_on_error(streams):
+                    self._start(streams, num_ready)
+                if not self._is_asynchronous:
+                    self.deliver()
                 continue
-            for slot in slots:
-                if slot.part_end:
-                    self._table.end_part(slot)
+            for stream in streams:
+                if stream.phase is Phase.DRAINING:
+                    self._table.end_part(stream)
+        return bool(late)
 
-    def _start(self, slots: list[ActiveStream], num_ready: int) -> None:
+    def _start(self, streams: list[ActiveStream], num_ready: int) -> None:
         started = time.perf_counter()
-        codes = torch.from_numpy(np.stack([np.stack(slot.pending) for slot in slots]))
+        codes = torch.from_numpy(np.stack([np.stack(stream.pending) for stream in streams]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
-        states = [slot.vocoder for slot in slots]
+        states = [stream.vocoder for stream in streams]
         samples = HostCopy(self._vocoder.step(codes[:, :num_ready], states, *ahead))
-        codes_by_slot = [slot.pending[:num_ready] for slot in slots]
         spent = self._spent.add("vocoder", started)
-        self._under_way.append(Chunk(slots, codes_by_slot, samples, spent))
-        for slot in slots:
-            del slot.pending[:num_ready]
-            slot.chunk_frames = min(2 * slot.chunk_frames, slot.state.request.chunk_frames)
+        taken = [stream.take_chunk() for stream in streams]
+        self._under_way.append(Chunk(streams, taken, samples, spent))
 
-    def hand_over(self) -> None:
+    def deliver(self) -> None:
         """Wait for the chunks that are on their way and deliver them."""
         chunks, self._under_way = self._under_way, []
         for chunk in chunks:
-            self._table.protect(chunk.slots, self._deliver, chunk)
-            for slot in chunk.slots:
-                if slot.part_end and self._table.is_alive(slot):
-                    self._table.end_part(slot)
+            with self._table.ending_on_error(chunk.streams):
+                self._deliver(chunk)
+            for stream in chunk.streams:
+                if stream.phase is Phase.DRAINING:
+                    self._table.end_part(stream)
 
     def _deliver(self, chunk: Chunk) -> None:
         started = time.perf_counter()
         pcm = chunk.samples.wait().numpy()
         spent = chunk.spent_ms + self._spent.add("vocoder", started)
-        for slot, codes, samples in zip(chunk.slots, chunk.codes, pcm, strict=True):
+        for stream, codes, samples in zip(chunk.streams, chunk.codes, pcm, strict=True):
+            if stream.is_over:
+                continue
+            timings = stream.state.timings
+            timings["vocoder"] = timings.get("vocoder", 0.0) + spent
             # Samples that are no numbers are their own stream's fault alone.
-            self._table.protect([slot], self._deliver_to, slot, codes, samples, spent)
-
-    def _deliver_to(
-        self, slot: ActiveStream, codes: list[np.ndarray], samples: np.ndarray, spent: float
-    ) -> None:
-        if not self._table.is_alive(slot):
-            return
-        timings = slot.state.timings
-        timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-        frames = samples.reshape(len(codes), -1)
-        for index, frame in enumerate(frames):
-            reason = slot.guard.check_audio(frame)
-            if reason:
-                slot.part_end, frames = reason, frames[:index]
-                slot.pending.clear()
-                break
-        self._send(slot, codes[: len(frames)], frames)
-
-    def _send(self, slot: ActiveStream, codes: list[np.ndarray], frames: np.ndarray) -> None:
-        """Deliver [num_frames, samples_per_frame] audio of `codes`."""
-        state = slot.state
-        first = len(state.codes)
-        state.codes.extend(codes)
-        if len(frames):
-            state.timings.setdefault("first_chunk", state.elapsed_ms())
-            self._table.put(state, to_int16(frames.reshape(-1)), first, len(frames))
+            with self._table.ending_on_error([stream]):
+                stream.deliver(codes, samples)

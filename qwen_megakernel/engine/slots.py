@@ -1,39 +1,55 @@
-"""Who is spoken: streams that wait, streams that hold a slot, and how each of them ends."""
+"""The streams of an engine: one that is spoken, and the table of those that wait or hold a slot."""
 
+import contextlib
 import logging
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.engine.stages import FrameVocoder
-from qwen_megakernel.engine.stream import StreamState, TextPart
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
-from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.records import FinishReason
+from qwen_megakernel.text.parts import TextPart
 
 logger = logging.getLogger(__name__)
 
 MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
 
 
+class Phase(Enum):
+    """Where a stream is on its way; the methods of `ActiveStream` alone change it."""
+
+    WAITING = auto()  # for a slot
+    BETWEEN_PARTS = auto()  # it holds a slot; the prompt of its next part has not run
+    SPEAKING = auto()  # frames of a part are drawn
+    DRAINING = auto()  # a part, or the text, is over; its last frames become audio
+    OVER = auto()
+
+
 @dataclass(slots=True, eq=False)
 class ActiveStream:
-    """One stream being spoken: what only the worker thread knows about it."""
+    """A stream as the engine's thread sees it: phase, part, and frames that are no audio yet."""
 
-    index: int
     state: StreamState
-    vocoder: Any  # its state in the vocoder
-    lookahead: int  # frames the vocoder must see behind those it turns into audio
-    chunk_frames: int  # of the chunk being filled; doubles up to the request's
+    phase: Phase = Phase.WAITING
+    index: int = -1  # of the slot
+    vocoder: Any = None  # its state in the vocoder
+    lookahead: int = 0  # frames the vocoder must see behind those it turns into audio
+    chunk_frames: int = 0  # of the chunk being filled; doubles up to the request's
     part: TextPart | None = None  # None: between parts
-    part_open: bool = False  # its text goes on
+    text_open: bool = False  # the part's text goes on
     guard: RunawayGuard | None = None
     pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
-    part_end: FinishReason | None = None  # the part is over; pending frames are its last
+    part_end: FinishReason | None = None  # why the part is over
     finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
 
     @property
@@ -42,14 +58,128 @@ class ActiveStream:
         return len(self.state.codes) + len(self.pending)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended; its slot may be another's."""
+        return self.phase is Phase.OVER
+
+    @property
     def frames_until_due(self) -> int:
         """Frames missing until the next chunk can leave."""
-        return 0 if self.part_end else self.chunk_frames + self.lookahead - len(self.pending)
+        if self.phase is Phase.DRAINING:
+            return 0
+        return self.chunk_frames + self.lookahead - len(self.pending)
 
     @property
     def num_ready(self) -> int:
         """Pending frames that can be turned into audio."""
-        return len(self.pending) - (0 if self.part_end else self.lookahead)
+        return len(self.pending) - (0 if self.phase is Phase.DRAINING else self.lookahead)
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds until a reader that plays since its first chunk has nothing left to play.
+
+        Before the first chunk this is minus infinity: nothing is more urgent.
+        """
+        begun_ms = self.state.timings.get("first_chunk")
+        if begun_ms is None:
+            return -math.inf
+        return self.state.delivered_s - (self.state.elapsed_ms() - begun_ms) / 1000
+
+    # ---- transitions -----------------------------------------------------------------------------
+
+    def enter(self, index: int, vocoder: FrameVocoder) -> None:
+        """Take a slot."""
+        self.index, self.vocoder, self.lookahead = index, vocoder.new_state(), vocoder.lookahead
+        self.chunk_frames = self.state.request.first_chunk_frames
+        self.phase = Phase.BETWEEN_PARTS
+
+    def begin_part(
+        self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
+    ) -> None:
+        """Speak a part whose prompt has run.
+
+        Args:
+            num_tokens: of its text so far.
+            text_open: more text will come.
+            max_frames: hard limit for this part.
+            vocoder: the state that its frames are decoded from.
+        """
+        self.part, self.text_open, self.vocoder = part, text_open, vocoder
+        self.guard = RunawayGuard(max_frames)
+        self.add_text(num_tokens)
+        self.state.num_parts += 1
+        self.phase = Phase.SPEAKING
+
+    def add_text(self, num_tokens: int) -> None:
+        """Count text that the decoder has been given."""
+        self.guard.num_text_tokens += num_tokens
+        self.state.num_text_tokens += num_tokens
+
+    def end_text(self) -> None:
+        """No part is left: what is pending is the stream's last."""
+        self.part_end, self.phase = "eos", Phase.DRAINING
+
+    def take_frames(self, codes: np.ndarray, ended: bool) -> None:
+        """Take drawn frames [num_frames, num_code_groups]; the guard may cut them.
+
+        Args:
+            ended: the end token was drawn behind them.
+        """
+        reason: FinishReason | None = None
+        for frame in codes:
+            if reason := self.guard.check_codes(frame):
+                break
+            self.pending.append(frame)
+        if not reason and ended:
+            reason = "eos"
+        if not reason and self.guard.frames_left <= 0:
+            reason = "length"
+        if reason:
+            self.part_end, self.phase = reason, Phase.DRAINING
+
+    def take_chunk(self) -> list[np.ndarray]:
+        """Take the ready frames out of the pending ones; the next chunk may be longer."""
+        codes, self.pending = self.pending[: self.num_ready], self.pending[self.num_ready :]
+        self.chunk_frames = min(2 * self.chunk_frames, self.state.request.chunk_frames)
+        return codes
+
+    def deliver(self, codes: list[np.ndarray], pcm: np.ndarray) -> None:
+        """Hand a chunk to the reader; the guard may cut it, which ends the part.
+
+        Args:
+            codes: [num_code_groups] of each frame.
+            pcm: [num_samples] float32 of them.
+        """
+        frames = pcm.reshape(len(codes), -1)
+        for index, frame in enumerate(frames):
+            if reason := self.guard.check_audio(frame):
+                frames = frames[:index]
+                self.pending.clear()
+                self.part_end, self.phase = reason, Phase.DRAINING
+                break
+        first = len(self.state.codes)
+        self.state.codes.extend(codes[: len(frames)])
+        if len(frames):
+            self.state.timings.setdefault("first_chunk", self.state.elapsed_ms())
+            self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames))
+
+    def end_part(self) -> bool:
+        """Go on to the next part; returns whether there is none, or no frame left for it."""
+        if self.finish == "eos":
+            self.finish = self.part_end
+        limit, had_part = self.state.request.max_frames, self.part is not None
+        self.part, self.part_end, self.phase = None, None, Phase.BETWEEN_PARTS
+        return not had_part or (limit is not None and len(self.state.codes) >= limit)
+
+    def end(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """End the stream for its reader: with an empty last chunk, or with an error."""
+        self.phase = Phase.OVER
+        self.pending.clear()
+        if error:
+            self.state.outbox.put(error)
+        else:
+            empty = np.empty(0, dtype=np.int16)
+            self.state.deliver(empty, len(self.state.codes), 0, reason)
 
 
 class SlotTable:
@@ -57,7 +187,6 @@ class SlotTable:
 
     Args:
         num_slots: streams that are spoken at the same time; the others wait.
-        sample_rate: of the codec, in Hz.
         on_finished: called when a stream is over, whatever the reason.
         look_again: called when there is news for the loop, such as a free slot.
     """
@@ -66,14 +195,12 @@ class SlotTable:
         self,
         num_slots: int,
         *,
-        sample_rate: int,
         on_finished: Callable[[StreamState], None],
         look_again: Callable[[], None],
     ):
-        self._sample_rate = sample_rate
         self._on_finished = on_finished
         self._look_again = look_again
-        self.waiting: deque[StreamState] = deque()  # any thread may append
+        self.waiting: deque[ActiveStream] = deque()  # any thread may append
         self._slots: list[ActiveStream | None] = [None] * num_slots
         self.failure: QwenTTSError | None = None  # why no stream is taken any more
         self._num_timeouts = 0  # launches in a row that hung
@@ -83,122 +210,85 @@ class SlotTable:
         """Streams that hold a slot or wait for one."""
         return len(self.waiting) + len(self.active())
 
-    def active(self) -> list[ActiveStream]:
-        """The slots in use."""
-        return [slot for slot in self._slots if slot]
-
-    def is_alive(self, slot: ActiveStream) -> bool:
-        """Whether the slot's stream has not ended."""
-        return self._slots[slot.index] is slot
+    def active(self, *phases: Phase) -> list[ActiveStream]:
+        """The streams that hold a slot, in one of `phases` where any are named."""
+        return [
+            stream for stream in self._slots if stream and (not phases or stream.phase in phases)
+        ]
 
     def admit(self, vocoder: FrameVocoder) -> None:
         """Give free slots to waiting streams, oldest first."""
-        for index, slot in enumerate(self._slots):
-            if slot is None and self.waiting:
-                state = self.waiting.popleft()
-                self._slots[index] = ActiveStream(
-                    index,
-                    state,
-                    vocoder.new_state(),
-                    vocoder.lookahead,
-                    state.request.first_chunk_frames,
-                )
+        for index, holder in enumerate(self._slots):
+            if holder is None and self.waiting:
+                stream = self._slots[index] = self.waiting.popleft()
+                stream.enter(index, vocoder)
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
-        for state in self.waiting.copy():  # others append meanwhile
-            if state.cancelled:
-                self.waiting.remove(state)
-                self._finish(state, "cancelled")
-        for slot in self.active():
-            if slot.state.cancelled:
-                slot.pending.clear()
-                self.release(slot, "cancelled")
+        for stream in self.waiting.copy():  # others append meanwhile
+            if stream.state.cancelled:
+                self.waiting.remove(stream)
+                self._finish(stream, "cancelled")
+        for stream in self.active():
+            if stream.state.cancelled:
+                self.release(stream, "cancelled")
 
     def end_all(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """Nobody is left waiting."""
+        """End every stream, so that no reader waits any longer."""
         while self.waiting:
             self._finish(self.waiting.popleft(), reason, error)
-        for slot in self.active():
-            self.release(slot, reason, error)
+        for stream in self.active():
+            self.release(stream, reason, error)
 
     # ---- ends ------------------------------------------------------------------------------------
 
-    def end_part(self, slot: ActiveStream) -> None:
+    def end_part(self, stream: ActiveStream) -> None:
         """Let a stream whose part is over go on to the next part, or end it."""
-        if slot.finish == "eos":
-            slot.finish = slot.part_end
-        state, limit = slot.state, slot.state.request.max_frames
-        exhausted = limit is not None and len(state.codes) >= limit
-        over = slot.part is None  # no text is left, see StepLoop._begin_part
-        slot.part, slot.part_end = None, None
+        is_last = stream.end_part()
         self._look_again()  # the next part may begin
-        if over or exhausted:
-            self.release(slot, slot.finish)
+        if is_last:
+            self.release(stream, stream.finish)
 
     def release(
-        self, slot: ActiveStream, reason: FinishReason, error: Exception | None = None
+        self, stream: ActiveStream, reason: FinishReason, error: Exception | None = None
     ) -> None:
         """End a stream and free its slot."""
-        self._slots[slot.index] = None
+        self._slots[stream.index] = None
         self._look_again()
-        self._finish(slot.state, reason, error)
+        self._finish(stream, reason, error)
 
     def _finish(
-        self, state: StreamState, reason: FinishReason, error: Exception | None = None
+        self, stream: ActiveStream, reason: FinishReason, error: Exception | None = None
     ) -> None:
+        state = stream.state
         state.finish_reason = reason
         state.timings["total"] = state.elapsed_ms()
         self._on_finished(state)
-        if error:
-            state.outbox.put(error)
-        else:
-            self.put(state, np.empty(0, dtype=np.int16), len(state.codes), 0, reason)
-
-    def put(
-        self,
-        state: StreamState,
-        samples: np.ndarray,
-        frame_index: int,
-        num_frames: int,
-        reason: FinishReason | None = None,
-    ) -> None:
-        """Deliver a chunk to its reader: [num_samples] int16 of `num_frames` frames."""
-        state.outbox.put(
-            AudioChunk(
-                samples=samples,
-                sample_rate=self._sample_rate,
-                frame_index=frame_index,
-                num_frames=num_frames,
-                t_ms=state.elapsed_ms(),
-                is_last=reason is not None,
-                finish_reason=reason,
-            )
-        )
+        stream.end(reason, error)
 
     # ---- faults ----------------------------------------------------------------------------------
 
-    def protect(self, slots: list[ActiveStream], work: Callable, *args: object):
-        """Run `work`; if it fails, the streams of `slots` end with the error, the others go on."""
+    @contextlib.contextmanager
+    def ending_on_error(self, streams: Sequence[ActiveStream]) -> Iterator[None]:
+        """If the block fails, `streams` end with the error; other streams, and the loop, go on."""
         try:
-            return work(*args)
+            yield
         except Exception as error:  # whatever it is, the worker must outlive it
-            failure = self._told(error)
-        for slot in slots:
-            if self.is_alive(slot):
-                self.release(slot, "error", failure)
-        return None
+            failure = self._failure_of(error)
+            for stream in streams:
+                if not stream.is_over:
+                    self.release(stream, "error", failure)
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream after an error that is nobody's in particular."""
-        self.end_all("error", self._told(error))
+        """End every stream after an error that cannot be attributed to one of them."""
+        self.end_all("error", self._failure_of(error))
 
     def forget_timeouts(self) -> None:
         """A launch has come back, so the ones that hung before were accidents."""
         self._num_timeouts = 0
 
-    def _told(self, error: Exception) -> QwenTTSError:
-        """What the readers of a stream are told of a fault; sets `failure` where it is for good."""
+    def _failure_of(self, error: Exception) -> QwenTTSError:
+        """The error that readers get for a fault; sets `failure` where no stream can go on."""
         if lost := lost_gpu(error):
             self.failure = lost
             return lost
@@ -218,7 +308,7 @@ class SlotTable:
 
 
 def _unforeseen(error: Exception) -> GenerationError:
-    """What a reader is told of a fault of ours."""
+    """The error that readers get for a fault of this package."""
     logger.error("A stream failed.", exc_info=error)
     failure = GenerationError(f"{type(error).__name__}: {error}")
     failure.__cause__ = error

@@ -16,17 +16,16 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from qwen_megakernel import choices
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import PART_CHARS, Speech, SpeechStream, StreamState, TextPart
+from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
-from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest, TextIds
+from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.tokenizer import TextStream
+from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
@@ -67,6 +66,7 @@ class SpeechEngine(ABC):
     _sampling: Sampling  # of requests that say nothing else
     ignores_instruct = False  # of models that were trained with none, but are often given one
     _read_languages: Sequence[str] | None = None  # that texts may be in; None: not known
+    _open_text_feed = "auto"  # of a text that arrives in pieces
     can_clone = False  # voices can be made of recordings
     reference_cache_hits = 0  # of families that clone: how often a recording was known already
 
@@ -75,7 +75,7 @@ class SpeechEngine(ABC):
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._codes_dump = _CodesDump()
-        self._loop = StepLoop(build, sample_rate=sample_rate, on_finished=self._codes_dump)
+        self._loop = StepLoop(build, on_finished=self._codes_dump)
         # Threads that compute where the device is a CPU: of the loop, not of this thread.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
         # Also runs when the engine is dropped, and before the interpreter takes its threads down.
@@ -111,8 +111,8 @@ class SpeechEngine(ABC):
         """Who `voice=` means; raises `UnknownVoice` for anybody else."""
 
     @abstractmethod
-    def _begin(self, request: SpeechRequest) -> SpeechStream:
-        """Refuse what the model cannot do, make ids of the text, `_start`.
+    def _encode(self, request: SpeechRequest) -> EncodedText:
+        """Refuse what the model cannot do, and encode the text.
 
         Args:
             request: its voice is found; no text: it comes through `feed`.
@@ -160,7 +160,7 @@ class SpeechEngine(ABC):
         Raises:
             UsageError: something in the request can never work, or an option does not exist;
                 nothing was started.
-            EnvironmentError_: a trained voice's text needs espeak-ng, which is not installed.
+            SetupError: a trained voice's text needs espeak-ng, which is not installed.
             EngineClosed: the engine is closed.
         """
         if isinstance(voice, os.PathLike):
@@ -171,51 +171,37 @@ class SpeechEngine(ABC):
             )
         if (text is None) != text_open:
             raise UsageError("Give either a text or text_open=True, not both and not neither.")
-        return self._begin(
-            SpeechRequest(
-                text=text,
-                voice=self.find_voice(voice),
-                language=language,
-                instruct=instruct,
-                sampling=self._sampling.override(**sampling),
-                seed=secrets.randbits(63) if seed is None else seed,
-                max_frames=max_frames,
-                text_feed=text_feed,
-                split=split,
-                first_chunk_frames=first_chunk_frames,
-                chunk_frames=chunk_frames,
-            )
+        if text_open and text_feed == "auto":
+            text_feed = self._open_text_feed
+        request = SpeechRequest(
+            text=text,
+            voice=self.find_voice(voice),
+            language=language,
+            instruct=instruct,
+            sampling=self._sampling.override(**sampling),
+            seed=secrets.randbits(63) if seed is None else seed,
+            max_frames=max_frames,
+            text_feed=text_feed,
+            split=split,
+            first_chunk_frames=first_chunk_frames,
+            chunk_frames=chunk_frames,
         )
-
-    def _start(
-        self,
-        request: SpeechRequest,
-        prompt_ids: TextIds,
-        bodies: Sequence[Tensor],
-        new_text: Callable[[], TextStream],
-        part_chars: int = PART_CHARS,
-    ) -> SpeechStream:
-        """Queue a request that was checked.
-
-        Args:
-            prompt_ids: what goes before each part's ids.
-            bodies: [num_text_tokens] int64 for each part; none where the text is open.
-            new_text: begins a part of an open text.
-            part_chars: of an open text, after which a sentence end ends a part.
-        """
-        text_open, loop = request.text is None, self._loop
+        encoded, loop = self._encode(request), self._loop
         state = StreamState(
-            request, prompt_ids, loop.wake, loop.interrupt, text_closed=not text_open
+            *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
+            text_closed=not text_open,
+            parts=deque(map(TextPart.whole, encoded.parts)),
+            planned_parts=len(encoded.parts) or None,
+            watch=TextWatch(self._read_languages),
         )
-        for ids in bodies:
-            state.parts.append(TextPart(deque([ids]), closed=True))
-        state.planned_parts = len(bodies) or None
         state.warn(request.sampling.cold_warnings(self._sampling))
-        state.watch = TextWatch(self._read_languages)
-        if request.text is not None:
-            state.look(request.text)
+        if text is not None:
+            state.look(text)
         loop.submit(state)
-        return SpeechStream(state, self, new_text if text_open else None, part_chars)
+        if not text_open:
+            return SpeechStream(state, self)
+        cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
+        return SpeechStream(state, self, cutter)
 
     @property
     def spent_ms(self) -> dict[str, float]:

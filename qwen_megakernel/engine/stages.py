@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,11 +44,15 @@ class Decoder(Protocol):
     def frames_ready(self, slot: int) -> int:
         """Frames that can be drawn now."""
 
-    def step(self, slots: Sequence[int], num_frames: int) -> StepResult:
-        """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`."""
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """Start drawing up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
+
+        Returns:
+            A function that waits for the frames.
+        """
 
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
+        """End the running launch, else the next one, before it begins another frame.
 
         From any thread; never waits.
         """
@@ -96,9 +100,7 @@ class Stages:
     decoder: Decoder
     prompts: Prompts
     vocoder: FrameVocoder
-    # Decoder and vocoder return before the device is done; the decoder then has
-    # `launch(slots, num_frames)`, a `step` whose codes are waited for by what it returns.
-    overlaps: bool = False
+    is_asynchronous: bool = False  # decoder and vocoder return before the device is done
 
 
 class StageTimes:

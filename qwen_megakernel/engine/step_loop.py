@@ -10,53 +10,56 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen_megakernel.engine.delivery import ChunkDelivery
-from qwen_megakernel.engine.runaway_guard import RunawayGuard
-from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
-from qwen_megakernel.engine.stream import StreamState, TextPart
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
+from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.voice import Voice
 
 # A reader this many chunks behind pauses its own slot: about 8 s at the default chunk of 10 frames.
 MAX_QUEUED_CHUNKS = 10
 
 
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """Frames that are being drawn, from the launch to the codes."""
+
+    streams: list[ActiveStream]
+    parts: list[TextPart | None]  # whose frames they are, of each stream
+    wait: Callable[[], StepResult]
+    spent_ms: float  # on the launch
+
+
 class StepLoop:
     """Speaks every submitted stream on the decoder's slots, oldest first.
 
-    Where the stages overlap (a GPU), the next frames are being drawn while a chunk is delivered:
-    a turn starts a step, delivers the chunks of the turn before, waits for the step's codes, and
-    starts the vocoder on the chunks that are due. Elsewhere a chunk is delivered at once.
+    Where the device is asynchronous (a GPU), the next frames are being drawn while a chunk is
+    delivered: a turn starts a step, delivers the chunks of the turn before, waits for the step's
+    codes, and starts the vocoder on the chunks that are due. Elsewhere a chunk is delivered in the
+    turn that drew it.
 
     Args:
         build: makes the stages. It runs on the worker thread, which then owns all device work: a
             GPU context, or on a CPU the one pool of OpenMP threads. A second pool, of the thread
             that loaded the model, makes each step a third slower on as many cores as threads.
-        sample_rate: of the codec, in Hz.
         on_finished: called on the worker thread when a stream is over, whatever the reason.
     Raises:
         Whatever `build` raises.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], Stages],
-        *,
-        sample_rate: int,
-        on_finished: Callable[[StreamState], None],
-    ):
-        self._sample_rate = sample_rate
+    def __init__(self, build: Callable[[], Stages], *, on_finished: Callable[[StreamState], None]):
         self._on_finished = on_finished
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
         self._spent = StageTimes()
-        self._errands: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         stages: Future[Stages] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(build, stages), name="tts-step-loop", daemon=True
@@ -64,7 +67,7 @@ class StepLoop:
         try:
             self._thread.start()
             self.stages = stages.result()
-        except BaseException:  # Ctrl-C, say: nobody will ever close what is being built
+        except BaseException:  # such as Ctrl-C: no caller gets a loop to close
             self._closing = True
             raise
 
@@ -79,20 +82,20 @@ class StepLoop:
             self._check_open()
             if self.failure:
                 raise self.failure.with_traceback(None)
-            self._table.waiting.append(state)
+            self._table.waiting.append(ActiveStream(state))
         self.wake()
 
-    def run(self, errand: Callable[[], Any]) -> Any:
-        """Have the worker thread do something between two steps; waits for the result.
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call a function on the worker thread, between two steps, and wait for its result.
 
         Raises:
             EngineClosed: as `submit`.
-            Whatever `errand` raises.
+            Whatever `call` raises.
         """
         future: Future = Future()
         with self._changed:
             self._check_open()
-            self._errands.append((future, errand))
+            self._calls.append((future, call))
         self.wake()
         return future.result()
 
@@ -133,11 +136,11 @@ class StepLoop:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise EngineClosed("The engine is closed.", cure="Make a new TTSEngine.")
+            raise EngineClosed("The engine is closed.", hint="Make a new TTSEngine.")
         if not self._thread.is_alive():  # a fork has no threads but the one that forked
             raise EngineClosed(
                 "The engine's thread is not in this process, which is a fork of its own.",
-                cure="Make the engine after the fork, in the process that speaks.",
+                hint="Make the engine after the fork, in the process that speaks.",
             )
 
     # ---- the loop --------------------------------------------------------------------------------
@@ -150,59 +153,55 @@ class StepLoop:
             self._news = False  # before looking: what happens from here on is seen next time
             try:
                 is_busy = self._turn()
-            except (
-                Exception
-            ) as error:  # ours: nobody may be left listening to a thread that is gone
+            except Exception as error:  # of this package: no reader may wait for a dead thread
                 self._table.fail_all(error)
                 is_busy = False
             if not is_busy:
                 with self._changed:
                     self._changed.wait_for(lambda: self._news or self._closing)
-        for future, _ in self._errands:
+        for future, _ in self._calls:
             future.set_exception(EngineClosed("The engine was closed."))
         self._table.end_all("cancelled")
 
     def _turn(self) -> bool:
-        """Everything once; whether there is more to do at once."""
-        while self._errands:
-            _settle(*self._errands.popleft())
+        """Do everything once; returns whether there is more to do at once."""
+        while self._calls:
+            _settle(*self._calls.popleft())
         self._table.drop_cancelled()
         self._table.admit(self._vocoder)
         self._begin_parts()
         self._feed_text()
-        slots = self._runnable()
-        collect = self._start_step(slots) if slots else None
-        self._delivery.hand_over()
-        if collect:
-            collect()
-        self._delivery.start_due()
-        if not self._overlaps:
-            self._delivery.hand_over()
-        return bool(slots) or self._delivery.is_under_way
+        streams = self._runnable()
+        step = self._start_step(streams) if streams else None
+        self._delivery.deliver()
+        if step:
+            self._collect(step)
+        more_is_due = self._delivery.start_vocoder(streams)
+        return bool(streams) or more_is_due or self._delivery.is_under_way
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts
-        self._vocoder, self._overlaps = stages.vocoder, stages.overlaps
+        self._vocoder = stages.vocoder
         self._table = SlotTable(
-            stages.decoder.num_slots,
-            sample_rate=self._sample_rate,
-            on_finished=self._on_finished,
-            look_again=self.wake,
+            stages.decoder.num_slots, on_finished=self._on_finished, look_again=self.wake
         )
-        self._delivery = ChunkDelivery(stages.vocoder, self._table, self._spent)
+        self._delivery = ChunkDelivery(
+            stages.vocoder, self._table, self._spent, is_asynchronous=stages.is_asynchronous
+        )
         return stages
 
     def _begin_parts(self) -> None:
         """Prefill the next part of every stream that is between parts and has text for it."""
-        between = [slot for slot in self._table.active() if slot.part is None and not slot.part_end]
-        parts = (part for slot in between for part in slot.state.parts.copy())  # writers append
+        between = self._table.active(Phase.BETWEEN_PARTS)
+        parts = (part for stream in between for part in stream.state.parts.copy())  # writers append
         if any(part.ids for part in parts):
-            self._delivery.hand_over()  # a finished chunk does not wait for somebody else's prompt
-        for slot in between:
-            self._table.protect([slot], self._begin_part, slot)
+            self._delivery.deliver()  # a finished chunk does not wait for another stream's prompt
+        for stream in between:
+            with self._table.ending_on_error([stream]):
+                self._begin_part(stream)
 
-    def _begin_part(self, slot: ActiveStream) -> None:
-        state, request = slot.state, slot.state.request
+    def _begin_part(self, stream: ActiveStream) -> None:
+        state, request = stream.state, stream.state.request
         # `closed` before `ids`, here and below: a writer appends its last ids, then closes.
         while state.parts and state.parts[0].closed and not state.parts[0].ids:
             state.parts.popleft()
@@ -210,7 +209,7 @@ class StepLoop:
             if state.text_closed and not state.parts:
                 if not state.num_parts:
                     raise EmptyText("The text ended without a letter or digit to speak.")
-                slot.part_end = "eos"
+                stream.end_text()
             return
         part, closed = state.parts[0], state.parts[0].closed
         ids = part.take()
@@ -221,115 +220,93 @@ class StepLoop:
             replace(state.prompt_ids, body=ids), request, text_open=not closed
         )
         self._decoder.prefill(
-            slot.index,
+            stream.index,
             prefill,
             request.sampling,
             seed=request.seed,
             part=state.num_parts,
             text_open=not closed,
         )
-        slot.vocoder = self._vocoder.new_state()
+        vocoder = self._vocoder.new_state()
         if isinstance(request.voice, Voice) and request.voice.in_context:
-            self._vocoder.warm(request.voice.codes, slot.vocoder)
+            self._vocoder.warm(request.voice.codes, vocoder)
         left = self._decoder.max_frames
         if request.max_frames is not None:
-            left = min(left, request.max_frames - slot.num_frames)
-        slot.part, slot.part_open, slot.guard = part, not closed, RunawayGuard(left)
-        slot.guard.num_text_tokens = len(ids)
-        state.num_text_tokens += len(ids)
-        state.num_parts += 1
+            left = min(left, request.max_frames - stream.num_frames)
+        stream.begin_part(part, len(ids), text_open=not closed, max_frames=left, vocoder=vocoder)
         state.timings.setdefault("prefill", self._spent.add("prefill", started))
 
     def _feed_text(self) -> None:
         """Hand newly arrived text of open parts to the decoder."""
-        for slot in self._table.active():
-            if slot.part and slot.part_open:
-                self._table.protect([slot], self._feed_part, slot)
+        for stream in self._table.active(Phase.SPEAKING, Phase.DRAINING):
+            if stream.part and stream.text_open:
+                with self._table.ending_on_error([stream]):
+                    self._feed_part(stream)
 
-    def _feed_part(self, slot: ActiveStream) -> None:
-        closed = slot.part.closed
-        ids = slot.part.take()
+    def _feed_part(self, stream: ActiveStream) -> None:
+        closed = stream.part.closed
+        ids = stream.part.take()
         if len(ids):
-            self._decoder.add_text(slot.index, self._prompts.text_rows(ids))
-            slot.guard.num_text_tokens += len(ids)
-            slot.state.num_text_tokens += len(ids)
+            self._decoder.add_text(stream.index, self._prompts.text_rows(ids))
+            stream.add_text(len(ids))
         if closed:
-            self._decoder.add_text(slot.index, self._prompts.end_rows())
-            self._decoder.close_text(slot.index)
-            slot.part_open = False
+            self._decoder.add_text(stream.index, self._prompts.end_rows())
+            self._decoder.close_text(stream.index)
+            stream.text_open = False
 
     def _runnable(self) -> list[ActiveStream]:
-        """Slots that can draw a frame: text in hand, and a reader that keeps up."""
+        """Streams that can draw a frame: text in hand, no chunk due, and a reader that keeps up."""
         return [
-            slot
-            for slot in self._table.active()
-            if slot.part
-            and not slot.part_end
-            and len(slot.state.outbox) < MAX_QUEUED_CHUNKS
-            and self._decoder.frames_ready(slot.index) > 0
+            stream
+            for stream in self._table.active(Phase.SPEAKING)
+            if len(stream.state.outbox) < MAX_QUEUED_CHUNKS
+            and stream.frames_until_due > 0
+            and self._decoder.frames_ready(stream.index) > 0
         ]
 
-    def _start_step(self, slots: list[ActiveStream]) -> Callable[[], None] | None:
-        """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every slot in one launch.
+    def _start_step(self, streams: list[ActiveStream]) -> RunningStep | None:
+        """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch.
 
         Returns:
-            A function that waits for them; None: the launch failed.
+            The step; None: the launch failed, and its streams have ended.
         """
         num_frames = min(
             MAX_FRAMES_PER_STEP,
-            *(slot.frames_until_due for slot in slots),
-            *(slot.guard.frames_left for slot in slots),
-            *(self._decoder.frames_ready(slot.index) for slot in slots),
+            *(stream.frames_until_due for stream in streams),
+            *(stream.guard.frames_left for stream in streams),
+            *(self._decoder.frames_ready(stream.index) for stream in streams),
         )
-        parts, started = [slot.part for slot in slots], time.perf_counter()
-        wait = self._table.protect(slots, self._launch, [slot.index for slot in slots], num_frames)
-        if wait is None:
-            return None
-        spent = self._spent.add("decode", started)
+        slots, parts = [stream.index for stream in streams], [stream.part for stream in streams]
+        started = time.perf_counter()
+        with self._table.ending_on_error(streams):
+            wait = self._decoder.launch(slots, num_frames)
+            return RunningStep(streams, parts, wait, self._spent.add("decode", started))
+        return None
 
-        def collect() -> None:
-            started = time.perf_counter()
-            result = self._table.protect(slots, wait)
-            if result is not None:
-                self._table.forget_timeouts()
-                self._take_frames(slots, parts, result, spent + self._spent.add("decode", started))
-
-        return collect
-
-    def _launch(self, slots: list[int], num_frames: int) -> Callable[[], StepResult]:
-        if self._overlaps:
-            return self._decoder.launch(slots, num_frames)
-        result = self._decoder.step(slots, num_frames)
-        return lambda: result
-
-    def _take_frames(
-        self,
-        slots: list[ActiveStream],
-        parts: list[TextPart | None],
-        result: StepResult,
-        spent: float,
-    ) -> None:
-        """Account for drawn frames; those of a part that ended meanwhile are dropped."""
-        for row, (slot, part) in enumerate(zip(slots, parts, strict=True)):
-            if not self._table.is_alive(slot) or slot.part is not part:
-                continue
-            timings = slot.state.timings
-            timings["decode"] = timings.get("decode", 0.0) + spent
-            if result.num_frames[row]:  # there is none after a cancel
-                timings.setdefault("first_frame", slot.state.elapsed_ms())
-            for frame in result.codes[row, : result.num_frames[row]]:
-                slot.part_end = slot.part_end or slot.guard.check_codes(frame)
-                if not slot.part_end:
-                    slot.pending.append(frame)
-            if not slot.part_end and result.ended[row]:
-                slot.part_end = "eos"
-            if not slot.part_end and slot.guard.frames_left <= 0:
-                slot.part_end = "length"
+    def _collect(self, step: RunningStep) -> None:
+        """Wait for a step and take its frames; those of a part that ended meanwhile are dropped."""
+        started = time.perf_counter()
+        with self._table.ending_on_error(step.streams):
+            result = step.wait()
+            self._table.forget_timeouts()
+            spent = step.spent_ms + self._spent.add("decode", started)
+            for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
+                if stream.is_over or stream.part is not part:
+                    continue
+                if failure := result.failures.get(row):
+                    self._table.release(stream, "error", failure)
+                    continue
+                timings = stream.state.timings
+                timings["decode"] = timings.get("decode", 0.0) + spent
+                num_drawn = result.num_frames[row]
+                if num_drawn:  # there is none after a cancel
+                    timings.setdefault("first_frame", stream.state.elapsed_ms())
+                stream.take_frames(result.codes[row, :num_drawn], result.ended[row])
 
 
 def _settle(future: Future, work: Callable[[], Any]) -> None:
     """Give `future` the result of `work`, or what it raises."""
     try:
         future.set_result(work())
-    except BaseException as error:  # whoever waits for the future gets it
+    except BaseException as error:  # the caller who waits for the future gets it
         future.set_exception(error)

@@ -7,7 +7,6 @@ the stream, so an abandoned loop never keeps a slot.
 import asyncio
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -16,40 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from qwen_megakernel import audio
-from qwen_megakernel.errors import EmptyText, UsageError
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
-from qwen_megakernel.text.sentences import char_length, spoken_length
-from qwen_megakernel.text.tokenizer import TextStream
+from qwen_megakernel.text.parts import PartCutter, TextPart
 from qwen_megakernel.text.unreadable import TextWatch
 
 logger = logging.getLogger(__name__)
-
-# A turn fed in pieces is cut into parts like long text is (text.split), with a wide character as
-# three: at the first sentence end past this many characters, or failing that at the first space,
-# or full-width comma, past twice as many.
-PART_CHARS = 250
-
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
-_MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # one, if white space comes next
-_MAX_MAYBE_CHARS = 9
-_GAPS = frozenset(" 、，；：")
-
-
-@dataclass(slots=True, eq=False)
-class TextPart:
-    """Text of one prefill, growing while it is open. Written by the caller, read by the engine."""
-
-    ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
-    closed: bool = False  # set after the last ids were appended
-
-    def take(self) -> Tensor:
-        """All ids not taken yet, [n] int64; n may be 0."""
-        taken = [self.ids.popleft() for _ in range(len(self.ids))]
-        return torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
 
 
 class Outbox:
@@ -102,6 +75,7 @@ class StreamState:
     prompt_ids: TextIds  # of which each part replaces the body
     wake: Callable[[], None]  # tells the engine's thread to look again
     interrupt: Callable[[], None]  # the same, and its running step ends after the current frame
+    sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)
     text_closed: bool = False
     cancelled: bool = False
@@ -113,6 +87,7 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
+    delivered_s: float = 0.0  # seconds of audio that the reader has been given
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
     warnings: list[str] = field(default_factory=list)  # of the text and of its options
 
@@ -125,6 +100,27 @@ class StreamState:
         for warning in warnings:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self.warnings.append(warning)
+
+    def deliver(
+        self,
+        samples: np.ndarray,
+        frame_index: int,
+        num_frames: int,
+        reason: FinishReason | None = None,
+    ) -> None:
+        """Hand a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
+        self.delivered_s += len(samples) / self.sample_rate
+        self.outbox.put(
+            AudioChunk(
+                samples=samples,
+                sample_rate=self.sample_rate,
+                frame_index=frame_index,
+                num_frames=num_frames,
+                t_ms=self.elapsed_ms(),
+                is_last=reason is not None,
+                finish_reason=reason,
+            )
+        )
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request was made."""
@@ -145,19 +141,11 @@ class SpeechStream:
     """
 
     def __init__(
-        self,
-        state: StreamState,
-        engine: object,
-        new_text: Callable[[], TextStream] | None = None,
-        part_chars: int = PART_CHARS,
+        self, state: StreamState, engine: object, cutter: PartCutter | None = None
     ) -> None:
         self._state = state
         self._engine = engine  # a dropped engine closes; ours must not while we are read
-        self._new_text, self._part_limit = new_text, part_chars
-        self._text: TextStream | None = None
-        self._part: TextPart | None = None
-        self._part_chars = 0
-        self._maybe_end = ""  # the last characters of the part, if they may be a sentence's end
+        self._cutter = cutter  # of a text that arrives in pieces
         self._over = False
 
     @property
@@ -215,67 +203,24 @@ class SpeechStream:
                 this is no text.
         """
         if text is None:
-            raise UsageError("text is None; it must be a text.", cure="end_text() ends it.")
+            raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
         check_text(text=text)
-        if self._new_text is None or self._state.text_closed:
+        if self._cutter is None or self._state.text_closed:
             raise UsageError(
                 "feed() on a stream whose text is complete.",
-                cure="Open it with tts.stream(text_open=True) and feed before end_text().",
+                hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._state.look(text)
-        while text:
-            cut = self._part_end(text)
-            self._append(text[:cut])
-            if cut is None:
-                break
-            self._close_part()
-            text = text[cut:]
+        self._cutter.feed(text)
         self._state.wake()
 
     def end_text(self) -> None:
         """No more text will come: what is left is spoken, then the stream ends."""
-        if self._new_text is None or self._state.text_closed:
+        if self._cutter is None or self._state.text_closed:
             return
-        self._close_part()
+        self._cutter.end()
         self._state.text_closed = True
         self._state.wake()
-
-    def _part_end(self, text: str) -> int | None:
-        """Where in `text` the current part ends; None if it goes on past it.
-
-        The same place for every way to cut the text into pieces.
-        """
-        before, length = len(self._maybe_end), self._part_chars
-        ends = {match.end() - before for match in _SENTENCE_END.finditer(self._maybe_end + text)}
-        for place, char in enumerate(text, start=1):
-            if char in _GAPS and length >= 2 * self._part_limit:
-                return place
-            length += char_length(char)
-            if place in ends and length >= self._part_limit:
-                return place
-        return None
-
-    def _append(self, text: str) -> None:
-        if self._part is None:
-            self._part, self._text = TextPart(), self._new_text()
-            self._state.parts.append(self._part)
-        ids = self._text.feed(text)
-        if len(ids):
-            self._part.ids.append(ids)
-        self._part_chars += spoken_length(text)
-        maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
-        self._maybe_end = maybe.group() if maybe else ""
-
-    def _close_part(self) -> None:
-        if self._part is None:
-            return
-        # A part without a word is skipped by the engine, which also reports a text without any.
-        with contextlib.suppress(EmptyText):
-            ids = self._text.end()
-            if len(ids):
-                self._part.ids.append(ids)
-        self._part.closed = True
-        self._part, self._part_chars, self._maybe_end = None, 0, ""
 
     def _receive(self, item: AudioChunk | Exception) -> AudioChunk:
         self._state.wake()  # a paused slot may go on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.errors import DriverError, EnvironmentError_, GPULost, NoGPUError, UsageError
+from qwen_megakernel.errors import DriverError, GPULost, NoGPUError, SetupError, UsageError
 
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -39,7 +39,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
     return device
 
 
-def no_gpu(demanded_by: str) -> EnvironmentError_:
+def no_gpu(demanded_by: str) -> SetupError:
     """What to raise where a GPU was demanded and torch sees none.
 
     Args:
@@ -126,7 +126,7 @@ def lost_gpu(error: Exception) -> GPULost | None:
         return None
     return GPULost(
         f"The GPU failed and this process cannot use it any more: {str(error).splitlines()[0]}",
-        cure="Look at nvidia-smi and the kernel log (dmesg | grep Xid), then restart.",
+        hint="Look at nvidia-smi and the kernel log (dmesg | grep Xid), then restart.",
     )
 
 

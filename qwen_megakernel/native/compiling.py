@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
 SECONDS_BETWEEN_WORDS = 5  # while a compiler is at work
+VERSION_SECONDS = 20.0  # zig takes a second where its cache is cold
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
 
 
@@ -46,24 +48,53 @@ class Recipe:
     link_flags: tuple[str, ...] = ()
     cu_language: str = ""  # how the compiler must be told to read a .cu file
     limit_seconds: float = 3600  # a compiler that needs longer is ended
+    # The library serves whichever compiler made it: it is found where that one is gone, or another
+    # is installed.
+    is_portable: bool = False
 
     @property
     def key(self) -> str:
         """The hash that the library is found by."""
+        if self.is_portable:
+            maker = [platform.system(), platform.machine()]
+        else:
+            maker = [self.compiler, version_of(self.compiler)]
         units = [path.name for path in self.units if path.parent == self.source_root]
-        return key_of(self.compiler, [*units, *self.flags], self.sources, self.source_root)
+        return key_of([*maker, *units, *self.flags], self.sources, self.source_root)
 
 
-def key_of(compiler: str, words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
-    """A hash of a compiler with its version, the words of its command, and sources below `root`."""
+def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
+    """A hash of words (the maker's and those of its command) and of sources below `root`."""
     digest = hashlib.sha256()
-    command = [*shlex.split(compiler), "--version"]
-    version = subprocess.run(command, capture_output=True, text=True, check=False)
-    digest.update("\0".join([compiler, version.stdout, *words]).encode())
+    digest.update("\0".join(words).encode())
     for path in sources:
         digest.update(f"\0{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def version_of(compiler: str) -> str:
+    """What a compiler says of itself.
+
+    Raises:
+        BuildError: it does not answer.
+    """
+    command = [*shlex.split(compiler), "--version"]
+    # A group of its own: what a wrapper began would hold the pipe open.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
+    ) as process:
+        try:
+            return process.communicate(timeout=VERSION_SECONDS)[0]
+        except BaseException as error:  # KeyboardInterrupt too
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise BuildError(
+                f"{compiler} --version did not end within {VERSION_SECONDS:g} s.",
+                "A library is found by what made it.",
+                "Look whether the compiler works, or set CXX to another one.",
+            ) from error
 
 
 def source_folder() -> Path:
@@ -118,6 +149,12 @@ def compiled(recipe: Recipe) -> Path:
             f"Compiled code is kept in {build_cache()}.",
             "Make room there, or set QWEN_MEGAKERNEL_BUILD_CACHE to a folder that can be written.",
         ) from error
+
+
+def found(recipe: Recipe) -> Path | None:
+    """The library of a recipe, where it has been compiled before."""
+    library = build_cache() / recipe.key / recipe.library
+    return library if _is_intact(library, library.with_name("sha256")) else None
 
 
 def _compiled(recipe: Recipe) -> Path:
@@ -302,5 +339,5 @@ def load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(
-            f"{path} does not load: {error}.", cure=f"Remove {path.parent}; it is built anew."
+            f"{path} does not load: {error}.", hint=f"Remove {path.parent}; it is built anew."
         ) from error

@@ -4,15 +4,16 @@ import ctypes
 import os
 import platform
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen_megakernel.errors import BuildError, EnvironmentError_, GenerationError, OutOfMemory
+from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native.compiling import (
     Recipe,
     compiled,
     find_cxx,
     find_zig,
+    found,
     load,
     source_folder,
     sources_below,
@@ -41,7 +42,7 @@ FLAGS = (
     *("-Wno-unknown-pragmas", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
 LIBRARY = "libqwen_cpu.so"
-DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE = range(4)  # Status
+DONE, OUT_OF_MEMORY, NO_THREADS, BAD_CODE, UNFORESEEN = range(5)  # Status
 COMPILE_SECONDS = 600  # g++ needs 5 s, zig 45 s the first time
 FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests and comparisons
 
@@ -77,14 +78,14 @@ def choose_set() -> str:
     """The instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
 
     Raises:
-        EnvironmentError_: the variable names one that this CPU does not have.
+        SetupError: the variable names one that this CPU does not have.
     """
     supported = supported_sets()
     forced = os.environ.get(FORCED)
     if forced and forced not in supported:
-        raise EnvironmentError_(
+        raise SetupError(
             f"{FORCED} is {forced!r}; this CPU runs {', '.join(supported)}.",
-            cure=f"Unset {FORCED}, or set it to one of these.",
+            hint=f"Unset {FORCED}, or set it to one of these.",
         )
     return forced or supported[0]
 
@@ -107,23 +108,30 @@ def find_compiler() -> str:
         ) from error
 
 
-def recipe(instruction_set: str) -> Recipe:
-    """What the library of an instruction set is made of and by.
-
-    Raises:
-        BuildError: there is no C++ compiler.
-    """
+def recipe(instruction_set: str, compiler: str = "") -> Recipe:
+    """What the library of an instruction set is made of and by; without a compiler it is found."""
     folder = source_folder() / "cpu"
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
         library=LIBRARY,
-        compiler=find_compiler(),
+        compiler=compiler,
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
         units=(folder / "cpu_decoder.cpp", folder / "cpu_vocoder.cpp"),
         sources=sources_below(folder),
         source_root=folder,
         limit_seconds=COMPILE_SECONDS,
+        is_portable=True,
     )
+
+
+def library_for(instruction_set: str) -> Path:
+    """The library of an instruction set: as `build` or an earlier run left it, else compiled now.
+
+    Raises:
+        BuildError: there is none and no compiler, or the compiler failed.
+    """
+    earlier = found(recipe(instruction_set))
+    return earlier or compiled(recipe(instruction_set, find_compiler()))
 
 
 def open_library() -> ctypes.CDLL:
@@ -131,9 +139,9 @@ def open_library() -> ctypes.CDLL:
 
     Raises:
         BuildError: there is no compiler, or it failed; the library does not load.
-        EnvironmentError_: as `choose_set`.
+        SetupError: as `choose_set`.
     """
-    library = load(compiled(recipe(choose_set())))
+    library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
     for name in ("pool_workers", "pool_destroy"):
@@ -142,25 +150,30 @@ def open_library() -> ctypes.CDLL:
     for name in ("decoder", "vocoder"):
         destroy = getattr(library, f"qwen_cpu_{name}_destroy")
         destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
-    for name in ("decoder_weight_bytes", "decoder_packed_bytes", "vocoder_weight_bytes"):
+    for name in (
+        *("decoder_weight_bytes", "decoder_packed_bytes", "decoder_kept_floats"),
+        "vocoder_weight_bytes",
+    ):
         function = getattr(library, f"qwen_cpu_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
 
 
-def check_status(status: int, what: str, cure: str) -> None:
+def check_status(status: int, what: str, hint: str) -> None:
     """Raise what a native function's Status means.
 
     Args:
         what: was being done, or made.
-        cure: where there is no memory for it.
+        hint: where there is no memory for it.
     Raises:
         OutOfMemory, GenerationError
     """
+    if status == OUT_OF_MEMORY:
+        raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
     if status == NO_THREADS:
         raise GenerationError(f"{what}: the system refuses a thread.")
     if status != DONE:
-        raise OutOfMemory(f"{what} does not fit into memory.", cure=cure)
+        raise GenerationError(f"{what} failed: native code returned status {status}.")
 
 
 def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> None:
@@ -189,6 +202,15 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def destroy_with(owner: object, destroy: Callable[..., None], *arguments: object) -> None:
+    """Call destroy(*arguments) when `owner` is collected, and not at all at the interpreter's exit.
+
+    There another thread may still be loading or speaking (Ctrl-C while a model loads), and the
+    system takes everything back.
+    """
+    weakref.finalize(owner, destroy, *arguments).atexit = False
+
+
 class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
@@ -196,19 +218,19 @@ class CpuPool:
         library: from `open_library`.
         num_threads: 1 or more, the calling thread included.
     Raises:
-        EnvironmentError_: the system refuses so many threads.
+        SetupError: the system refuses so many threads.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int):
         self.library, self.num_threads = library, num_threads
         self.handle = library.qwen_cpu_pool_create(num_threads)
         if not self.handle:
-            raise EnvironmentError_(
+            raise SetupError(
                 f"The system refuses {num_threads} threads.",
-                cure="Ask for fewer with --threads, or raise the limit (ulimit -u).",
+                hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
             )
-        # Threads are joined when nobody holds the pool any more: a decoder holds it.
-        weakref.finalize(self, library.qwen_cpu_pool_destroy, self.handle)
+        # A decoder and a vocoder hold their pool.
+        destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)
 
     @property
     def num_workers(self) -> int:

@@ -37,7 +37,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def choose(bytes_per_frame: int, asked: int | None = None) -> int:
-    """The number of threads for a model.
+    """The number of threads with which PyTorch computes a model.
 
     It depends on the model, on the cores that the process may use, and on PyTorch's own number
     (OMP_NUM_THREADS, `torch.set_num_threads`), never on how busy the machine is: sums, and so
@@ -53,9 +53,7 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     if asked is None:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
-    if asked < 1:
-        raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
-    if asked > cores:
+    if _checked(asked) > cores:
         logger.warning("%d threads share %d cores: they will wait for each other.", asked, cores)
     return asked
 
@@ -68,21 +66,22 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
 
     Args:
         weights_per_frame: that decoding one codec frame reads.
-        asked: the caller's own number, which wins; a warning says if it exceeds the cores.
+        asked: the caller's own number, which wins; an engine has warned of it in `choose`.
     Raises:
         UsageError: `asked` is not 1 or more.
     """
-    granted = quota()
-    if granted is not None and granted < 2:
-        logger.warning(
-            "This container may use %.2g cores; speech in real time takes two for most models. "
-            "Raise its quota (docker run --cpus).",
-            granted,
-        )
+    if warning := quota_warning():
+        logger.warning("%s", warning)
     if asked is not None:
-        return choose(0, asked)
+        return _checked(asked)
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
     return max(1, min(useful, available_cores()))
+
+
+def _checked(asked: int) -> int:
+    if asked < 1:
+        raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
+    return asked
 
 
 def limit_this_thread(num_threads: int) -> None:
@@ -124,6 +123,17 @@ def quota(root: Path = Path("/")) -> float | None:
                 quotas.append(_quota_of(level, names))
     granted = min(quotas)
     return None if granted == math.inf else granted
+
+
+def quota_warning() -> str | None:
+    """What to warn of where a quota leaves the process fewer than two cores."""
+    granted = quota()
+    if granted is None or granted >= 2:
+        return None
+    return (
+        f"This container may use {granted:.2g} cores; speech in real time takes two for most "
+        "models. Raise its quota (docker run --cpus)."
+    )
 
 
 def _quota_of(folder: Path, names: tuple[str, ...]) -> float:

@@ -35,7 +35,7 @@ from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.voice import Voice
 
 # Arguments of other services, and of the base class, that callers try.
-CURES = {
+HINTS = {
     "model": "Name it with model_path=.",
     "voice_id": "Give settings=MegakernelTTSService.Settings(voice=...).",
     "sample_rate": "Leave it out: frames have the model's rate, and transports resample.",
@@ -157,19 +157,19 @@ class MegakernelTTSService(ContextTTSService):
         if engine is not None and not hasattr(engine, "stream"):
             raise UsageError(
                 f"engine is {engine!r}; it must be an engine, such as a TTSEngine.",
-                cure="Name a model with model_path=.",
+                hint="Name a model with model_path=.",
             )
         if settings is not None and not isinstance(settings, TTSSettings):
             raise UsageError(
                 f"settings is {settings!r}; it must be MegakernelTTSService.Settings(...)."
             )
-        refused = (others.keys() - base_arguments()) | (others.keys() & CURES.keys())
+        refused = (others.keys() - base_arguments()) | (others.keys() & HINTS.keys())
         if refused:
             name = min(refused)
             known = {field.name for field in fields(self.Settings)}
             in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
-            cure = CURES.get(name, in_settings if name in known else "")
-            raise UsageError(f"MegakernelTTSService takes no {name}.", cure=cure)
+            hint = HINTS.get(name, in_settings if name in known else "")
+            raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
 
     def can_generate_metrics(self) -> bool:
         """Whether the service reports metrics: it does."""

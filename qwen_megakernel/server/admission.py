@@ -71,7 +71,7 @@ class Admission:
             seconds = self._retry_after_s()
             error = EngineBusy(
                 f"{self.num_waiting} requests waiting (limit {self.max_queue}).",
-                cure=f"Try again in {seconds} s.",
+                hint=f"Try again in {seconds} s.",
             )
             error.retry_after_s = seconds
             raise error

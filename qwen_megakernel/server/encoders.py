@@ -203,7 +203,7 @@ class AacEncoder:
             import av
         except ImportError as error:
             raise MissingPackageError(
-                "response_format aac needs PyAV.", cure='pip install "qwen_megakernel[aac]"'
+                "response_format aac needs PyAV.", hint='pip install "qwen_megakernel[aac]"'
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()

@@ -41,7 +41,7 @@ _PARAMS = {
     UnknownLanguage: "language",
     RecordingError: "ref_audio",
 }
-_CURES = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
+_HINTS = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
 # What a field must be, by pydantic's name of the fault.
 _WANTED = {
     "string_type": "a string",
@@ -178,8 +178,8 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
             return "The body must be a JSON object.", None
         first = first or name
         line = _complaint(name, fault, _meant(error, name))
-        cure = _CURES.get((name, fault["type"]))
-        lines += [line, cure] if cure else [line]
+        hint = _HINTS.get((name, fault["type"]))
+        lines += [line, hint] if hint else [line]
     return "\n".join(lines), first
 
 

@@ -20,7 +20,7 @@ from ray.serve.config import AutoscalingConfig
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.errors import EnvironmentError_, ResourceError, UsageError
+from qwen_megakernel.errors import ResourceError, SetupError, UsageError
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.serving import listen
 from qwen_megakernel.server.settings import ServerSettings
@@ -145,7 +145,7 @@ def run(
     Raises:
         UsageError: the address cannot be had.
         ResourceError: there is no room for that many replicas.
-        EnvironmentError_: the proxy or the replicas could not be started.
+        SetupError: the proxy or the replicas could not be started.
     """
     with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
         port = listener.getsockname()[1]
@@ -163,7 +163,7 @@ def run(
         try:
             serve.start(http_options={"host": host, "port": port})
         except (RayError, TimeoutError) as error:
-            raise EnvironmentError_(
+            raise SetupError(
                 "Serve's proxy did not start.",
                 str(error).partition("\n")[0],
                 "Is the machine too busy? Ray keeps its logs under its session's logs/serve.",
@@ -171,7 +171,7 @@ def run(
         try:
             serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
         except RuntimeError as error:
-            raise EnvironmentError_(
+            raise SetupError(
                 "The replicas could not be started.",
                 _why_not(),
                 "Ray keeps their logs under its session's logs/serve.",
@@ -200,7 +200,7 @@ def _check_room(scale: Scale) -> None:
             raise ResourceError(
                 f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
                 f"has {there_is.get(name, 0):g}.",
-                cure="Ask for fewer with --replicas.",
+                hint="Ask for fewer with --replicas.",
             )
 
 

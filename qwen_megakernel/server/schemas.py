@@ -18,7 +18,7 @@ from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
-from qwen_megakernel.text.tokenizer import MAX_CHARS
+from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
@@ -192,7 +192,7 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
         or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
         raise TextTooLong(
             f"{num_chars} characters; limit {settings.max_chars}.",
-            cure=f"Split the input{or_raise}.",
+            hint=f"Split the input{or_raise}.",
         )
 
 

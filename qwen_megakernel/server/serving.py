@@ -217,7 +217,7 @@ def listen(host: str, port: int) -> socket.socket:
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
         raise UsageError(
             f"Cannot listen on {host} port {port}: {reason.rstrip('.')}.",
-            cure="Choose another port; 0 takes any free one."
+            hint="Choose another port; 0 takes any free one."
             if getattr(error, "errno", None) == errno.EADDRINUSE
             else "",
         ) from error

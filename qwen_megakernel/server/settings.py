@@ -57,7 +57,7 @@ class ServerSettings:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be positive.")
         if self.default_format not in MEDIA_TYPES:
             raise UsageError(
-                f"Unknown format {self.default_format!r}.", cure=f"Known: {', '.join(MEDIA_TYPES)}."
+                f"Unknown format {self.default_format!r}.", hint=f"Known: {', '.join(MEDIA_TYPES)}."
             )
         if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
             raise UsageError(
@@ -69,5 +69,5 @@ class ServerSettings:
         if self.allow_upload and self.voices is None:
             raise UsageError(
                 "Uploads are allowed, but there is no folder to keep voices in.",
-                cure="Name one with --voices DIR.",
+                hint="Name one with --voices DIR.",
             )

@@ -80,7 +80,7 @@ class VoiceStore:
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
         raise UnknownVoice(
             f'Unknown voice "{name[:80]}". This model has: {", ".join(known) or "(none)"}.',
-            cure="Names are those of GET /v1/audio/voices." if known else "Leave voice out.",
+            hint="Names are those of GET /v1/audio/voices." if known else "Leave voice out.",
         )
 
     def listing(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
             if container not in _CONTAINERS or not 1 <= channels <= _MAX_CHANNELS:
                 raise RecordingError(
                     f"The recording is {container} with {channels} channels.",
-                    cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
+                    hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
                 )
             limit = int(recordings.MAX_SECONDS * rate)
             if file.frames > limit:
@@ -243,6 +243,6 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
             raise
         raise RecordingError(
             f"The recording cannot be read as audio: {recordings.why_unreadable(error)}.",
-            cure="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
+            hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
     return np.concatenate([np.empty(0, np.float32), *samples]), rate

@@ -83,7 +83,7 @@ def read_snac_config(folder: Path) -> dict[str, Any]:
     if strides != [LAYER_RATIO[-1] // count for count in LAYER_RATIO]:
         raise UnsupportedModel(
             f"{folder}: vq_strides are {strides}; Sheen speaks [4, 2, 1].",
-            cure=f"Use {DEFAULT_SNAC}.",
+            hint=f"Use {DEFAULT_SNAC}.",
         )
     if config.get("attn_window_size") is not None:
         raise UnsupportedModel(
@@ -216,7 +216,7 @@ def _snac_class() -> type[SNAC]:
         from snac import SNAC
     except ImportError as error:
         raise MissingPackageError(
-            f"Sheen needs the package snac ({error}).", cure='pip install "qwen_megakernel[sheen]"'
+            f"Sheen needs the package snac ({error}).", hint='pip install "qwen_megakernel[sheen]"'
         ) from error
     return SNAC
 

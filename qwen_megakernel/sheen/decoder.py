@@ -7,7 +7,7 @@ other six with the subtalker's, the repetition penalty on first codes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +43,7 @@ def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
         raise UsageError(
             f"max_frames is {max_frames}, which with the prompt takes {needed} positions; the "
             f"model has {limit}.",
-            cure=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
+            hint=f"Set max_frames to {(limit - max_prompt) // CODES_PER_FRAME} or less.",
         )
     return needed
 
@@ -136,7 +136,7 @@ class SheenDecoder:
             raise TextTooLong(
                 f"The text takes {len(prefill)} tokens; this voice was trained with at most "
                 f"{self._max_prompt}, audio included.",
-                cure="Leave split on, or speak it in sentences.",
+                hint="Leave split on, or speak it in sentences.",
             )
         self._model.begin(slot)
         self._slots[slot] = _Part(
@@ -182,6 +182,11 @@ class SheenDecoder:
                     counts[row] += 1
         self._cancelled = False
         return StepResult(codes, tuple(counts), tuple(ended))
+
+    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
+        """`step`, as the engine calls it; the frames are there when this returns."""
+        result = self.step(slots, num_frames)
+        return lambda: result
 
     def cancel(self) -> None:
         """End the running `step`, else the next one, before it begins another frame.

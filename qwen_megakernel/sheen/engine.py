@@ -15,28 +15,22 @@ from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.backends import Backend, choose_backend
 from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
 from qwen_megakernel.engine.stages import Stages
-from qwen_megakernel.engine.stream import SpeechStream
-from qwen_megakernel.errors import (
-    EnvironmentError_,
-    TaskError,
-    UnknownVoice,
-    UnsupportedModel,
-    UsageError,
-)
+from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
-from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder, num_positions
+from qwen_megakernel.sheen.decoder import Prompts, SheenDecoder, num_positions
 from qwen_megakernel.sheen.language_model import (
     KernelLanguageModel,
     LanguageModel,
     TorchLanguageModel,
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenFiles
-from qwen_megakernel.sheen.text_input import MAX_PART_CHARS, TextInput, prompt_ids
+from qwen_megakernel.sheen.text_input import TextInput
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
+from qwen_megakernel.text.parts import EncodedText
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -172,16 +166,13 @@ class SheenEngine(SpeechEngine):
             raise UnknownVoice(f'Unknown voice "{voice}". This model has: {self.default_voice}.')
         return self.default_voice
 
-    def _begin(self, request: SpeechRequest) -> SpeechStream:
+    def _encode(self, request: SpeechRequest) -> EncodedText:
         if request.instruct:
             raise TaskError("Voices of this family take no instruct; they speak as they learned.")
         if request.text_feed == "stepwise":
             raise TaskError('text_feed is "stepwise"; voices of this family read the text first.')
         resolve_language(request.language, self.languages)
-        parts = []
-        if request.text is not None:
-            parts = self._text.parts(request.text, split_text=request.split != "off")
-        return self._start(request, prompt_ids(NO_IDS), parts, self._text.stream, MAX_PART_CHARS)
+        return self._text.encode_parts(request)
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
         """A recording's frames, [num_frames, 7] int32; undone by `decode`.
@@ -206,7 +197,7 @@ class SheenEngine(SpeechEngine):
     def _one_voice(what: str, files: SheenFiles) -> TaskError:
         return TaskError(
             f"{what} cannot be used: {files.name} speaks with the voice it was trained on.",
-            cure="Clone voices with a Qwen3-TTS Base model.",
+            hint="Clone voices with a Qwen3-TTS Base model.",
         )
 
     def _language_model(
@@ -215,7 +206,7 @@ class SheenEngine(SpeechEngine):
         if chosen.name != "torch":
             try:
                 return KernelLanguageModel(model, self.num_slots, max_positions)
-            except (EnvironmentError_, UnsupportedModel) as error:
+            except (SetupError, UnsupportedModel) as error:
                 if not chosen.may_change:
                     raise
                 logger.warning("%s", error)
@@ -247,7 +238,8 @@ def _choose_backend(requested: str, device: str | None) -> Backend:
         )
     chosen = choose_backend(requested, device)
     if chosen.name in ("graph", "cpu"):
-        return replace(chosen, name="torch", may_change=False)
+        why = f"{chosen.why}; backend {chosen.name} runs Qwen3-TTS alone"
+        return replace(chosen, name="torch", why=why, may_change=False)
     return chosen
 
 

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from qwen_megakernel.errors import EnvironmentError_, UsageError
+from qwen_megakernel.errors import SetupError, UsageError
 
 PROGRAM = "espeak-ng"
 TIMEOUT_SECONDS = 20.0
@@ -21,7 +21,7 @@ def phonemise(text: str, voice: str) -> str:
         text: in the language of the voice.
         voice: espeak-ng's name of it, as "en-us" or "de".
     Raises:
-        EnvironmentError_: espeak-ng is not installed, or does not answer.
+        SetupError: espeak-ng is not installed, or does not answer.
         UsageError: it has no such voice.
     """
     pieces = _CLAUSE.split(text)
@@ -45,17 +45,17 @@ def _ask(words: str, voice: str) -> str:
             check=True,
         )
     except FileNotFoundError as error:
-        raise EnvironmentError_(
+        raise SetupError(
             f"Text is turned into phonemes by {PROGRAM}, which is not installed.",
-            cure="apt-get install espeak-ng (or brew install espeak-ng), or give phonemes.",
+            hint="apt-get install espeak-ng (or brew install espeak-ng), or give phonemes.",
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentError_(
+        raise SetupError(
             f"{PROGRAM} did not answer in {TIMEOUT_SECONDS:g} s: {words[:40]!r}."
         ) from error
     except subprocess.CalledProcessError as error:
         raise UsageError(
             f"{PROGRAM} has no voice {voice!r}: {error.stderr.strip()}",
-            cure=f"{PROGRAM} --voices lists them.",
+            hint=f"{PROGRAM} --voices lists them.",
         ) from error
     return " ".join(_LANGUAGE_SWITCH.sub("", done.stdout).split())

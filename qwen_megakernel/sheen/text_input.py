@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText, TextTooLong
-from qwen_megakernel.records import TextIds
+from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.sheen.decoder import NO_IDS
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.tokens import text_ids
-from qwen_megakernel.text.tokenizer import MAX_CHARS, clean, split, validate
+from qwen_megakernel.text.cleaning import MAX_CHARS, clean, validate
+from qwen_megakernel.text.parts import EncodedText, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 # Parts of a long text. A voice is trained on 10 to 12 s at once (1024 tokens, 82 a second of
 # audio), and reading takes 12 to 17 characters a second.
 MIN_PART_CHARS, MAX_PART_CHARS = 60, 120
-
-NO_ROLE = torch.empty(0, dtype=torch.int64)
 
 
 class TextInput:
@@ -31,7 +31,7 @@ class TextInput:
         tokenizer: with the audio tokens.
         espeak: the espeak-ng voice that phonemises, or None: what comes is phonemes.
     Raises:
-        EnvironmentError_, UsageError: espeak-ng, or the voice, is not installed.
+        SetupError, UsageError: espeak-ng, or the voice, is not installed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, espeak: str | None):
@@ -40,16 +40,20 @@ class TextInput:
         if espeak:
             phonemise("one", espeak)
 
-    def parts(self, text: str, *, split_text: bool) -> list[Tensor]:
-        """Ids of each part of a whole text, [num_tokens] int64.
+    def encode_parts(self, request: SpeechRequest) -> EncodedText:
+        """Clean the text of a request, cut it into parts and encode them; as `TextTokenizer` does.
 
         Raises:
-            EmptyText, TextTooLong: see `text.validate`.
-            EnvironmentError_: espeak-ng is needed and not installed.
+            EmptyText, TextTooLong: see `cleaning.validate`.
+            SetupError: espeak-ng is needed and not installed.
         """
-        spoken = validate(text)
-        parts = split(spoken, MIN_PART_CHARS, MAX_PART_CHARS) if split_text else [spoken]
-        return [self.encode(part) for part in parts]
+        parts: list[str] = []
+        if request.text is not None:
+            parts = [validate(request.text)]
+            if request.split != "off":
+                parts = split(parts[0], MIN_PART_CHARS, MAX_PART_CHARS)
+        ids = [self.encode(part) for part in parts]
+        return EncodedText(TextIds(NO_IDS, NO_IDS), ids, self.stream, MAX_PART_CHARS)
 
     def encode(self, text: str) -> Tensor:
         """Ids of one part, [num_tokens] int64.
@@ -87,7 +91,7 @@ class WholeText:
         if len(self._text) + len(piece) > MAX_CHARS:
             raise TextTooLong(f"More than {MAX_CHARS} characters without an end.")
         self._text += piece
-        return NO_ROLE
+        return NO_IDS
 
     def end(self) -> Tensor:
         """All ids, [num_tokens] int64.
@@ -96,8 +100,3 @@ class WholeText:
             EmptyText: nothing in the text can be spoken.
         """
         return self._input.encode(clean(self._text))
-
-
-def prompt_ids(body: Tensor) -> TextIds:
-    """The record that the step loop replaces the body of, part by part."""
-    return TextIds(role=NO_ROLE, body=body)

@@ -132,7 +132,7 @@ def find_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) ->
         raise ModelFilesError(
             f"The tokenizer lacks {len(missing)} of {len(names)} audio tokens: "
             f"{', '.join(missing[:3])}.",
-            cure="Make it with: python -m qwen_megakernel sheen train",
+            hint="Make it with: python -m qwen_megakernel sheen train",
         )
     first = vocab[names[0]]
     misplaced = [name for at, name in enumerate(names) if vocab[name] != first + at]

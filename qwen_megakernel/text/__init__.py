@@ -1,8 +1,9 @@
-"""Text before it is spoken: cleaned, cut at sentences, and made into tokens, whole or streamed.
+"""Text before it is spoken: cleaned, cut into parts at sentences, and made into token ids.
 
-Read `tokenizer` first (`clean`, `validate`, `split`, `TextTokenizer`, `TextStream`), then
-`sentences` (where a text may be cut) and `languages` (names, BCP-47 codes, "auto").
+Read `cleaning` first (`clean`, `validate`), then `tokenizer` (`TextTokenizer`, whole texts and
+`TextStream`), `parts` (where a text is cut, whole or as it arrives), `sentences` and `languages`
+(names, BCP-47 codes, "auto").
 
-Other rooms take those five names, `MAX_CHARS`, `languages.AUTO`, `resolve_language` and
-`sentences.unspeakable`.
+Other rooms take these names, `parts.TextPart`, `PartCutter`, `EncodedText` and `split`,
+`cleaning.MAX_CHARS`, `languages.AUTO`, `resolve_language` and `sentences.unspeakable`.
 """

@@ -1,4 +1,4 @@
-"""Text to token ids, whole or as it arrives, and long text to parts.
+"""Text to token ids, whole or as it arrives.
 
 The tokenizer is the official one: byte-level BPE over NFC text, cut into words by the plain Qwen2
 expression. Three things differ from the official wrapper, on purpose:
@@ -7,12 +7,11 @@ expression. Three things differ from the official wrapper, on purpose:
   whoever supplies the text can end the turn or open another role.
 * White space at both ends is dropped. It has no sound, and a leading newline would fuse with the
   newline of the role, which the model knows as one token.
-* Characters without a meaning in text are dropped, see `clean`.
+* Characters without a meaning in text are dropped, see `cleaning.clean`.
 """
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,24 +20,23 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig, read_json
-from qwen_megakernel.errors import (
-    EmptyText,
-    ModelFilesError,
-    RecordingError,
-    TextTooLong,
-    UsageError,
+from qwen_megakernel.errors import ModelFilesError, RecordingError, UsageError
+from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.text.cleaning import (
+    MAX_CHARS,
+    check_length,
+    clean,
+    drop_controls,
+    empty_text,
+    excerpt,
+    validate,
 )
-from qwen_megakernel.records import TextIds
-from qwen_megakernel.text.sentences import pack_sentences, unspeakable
+from qwen_megakernel.text.parts import EncodedText, split
+from qwen_megakernel.text.sentences import unspeakable
+from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-MAX_CHARS = 20_000
-MIN_PART_CHARS, MAX_PART_CHARS = 200, 300
-
-# Reading speed of Latin script, to say a length in minutes.
-_CHARS_PER_SECOND = 15
 
 # Where a word ends for BPE. Source: transformers 4.57.3, tokenization_qwen2.PRETOKENIZE_REGEX. The
 # official wrapper can end up with Mistral's expression instead (docs/model.md, section 2).
@@ -46,52 +44,6 @@ _WORD = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-# Control characters other than tab and line ends, surrogates (no character of their own, and no
-# tokenizer takes them), and the byte order mark. Those that separate words become a space.
-_SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
-_REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
-
-
-def clean(text: str) -> str:
-    """Drop what has no place in text, then the white space at both ends.
-
-    Dropped: control characters (tab and line ends stay; vertical tab, form feed, next line and the
-    ASCII separators become a space), surrogates, the byte order mark. `clean` of a clean text
-    changes nothing.
-    """
-    return _drop_controls(text).strip()
-
-
-def validate(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Clean the text of a request, or refuse it.
-
-    Args:
-        text: what the user typed.
-        max_chars: the longest text to accept, in characters.
-    Returns:
-        The clean text.
-    Raises:
-        TextTooLong: more than `max_chars` characters.
-        EmptyText: nothing in it can be spoken.
-    """
-    _check_length(len(text), max_chars)
-    cleaned = clean(text)
-    if unspeakable(cleaned):
-        raise _empty_text(cleaned)
-    return cleaned
-
-
-def split(text: str, min_chars: int = MIN_PART_CHARS, max_chars: int = MAX_PART_CHARS) -> list[str]:
-    """Cut a long text at sentences into parts that the model speaks well in one go.
-
-    Args:
-        text: any text; it is cleaned, and a short one is returned as a single part.
-        min_chars, max_chars: length of a part, counted as `sentences.pack_sentences` does.
-    Returns:
-        The parts, stripped; joined, they are the clean text but for white space between them.
-    """
-    return pack_sentences(clean(text), min_chars, max_chars)
 
 
 class TextTokenizer:
@@ -115,6 +67,26 @@ class TextTokenizer:
             )
         self._role = _tensor([self._im_start, *role])
 
+    def encode_parts(self, request: SpeechRequest) -> EncodedText:
+        """Clean the text of a request, cut it into parts and encode them.
+
+        Returns:
+            The ids of every part; of a request without a text, what encodes parts as they come.
+        Raises:
+            TextTooLong, EmptyText: see `cleaning.validate`.
+            RecordingError: nothing in the transcript of the request's voice can be spoken.
+        """
+        if request.text is None:
+            nothing = self.encode_open(_tensor([]), instruct=request.instruct)
+            return EncodedText(nothing, [], self.stream)
+        voice, text = request.voice, validate(request.text)
+        transcript = voice.transcript if isinstance(voice, Voice) else None
+        parts = [
+            self.encode(part, instruct=request.instruct, transcript=transcript)
+            for part in ([text] if request.split == "off" else split(text))
+        ]
+        return EncodedText(parts[0], [part.body for part in parts], self.stream)
+
     def encode(
         self, text: str, *, instruct: str | None = None, transcript: str | None = None
     ) -> TextIds:
@@ -133,7 +105,7 @@ class TextTokenizer:
         """
         body = clean(text)
         if unspeakable(body):
-            raise _empty_text(body)
+            raise empty_text(body)
         return TextIds(
             role=self._role,
             body=_tensor(self.token_ids(body)),
@@ -190,7 +162,7 @@ class TextTokenizer:
         transcript = clean(transcript)
         if unspeakable(transcript):
             raise RecordingError(
-                f'The transcript of the reference is "{_excerpt(transcript)}".',
+                f'The transcript of the reference is "{excerpt(transcript)}".',
                 "In-context cloning needs what the recording says, word for word.",
                 "Give the full transcript, or clone by x-vector alone.",
             )
@@ -227,10 +199,10 @@ class TextStream:
         """
         if self._is_ended:
             raise UsageError("The text of this stream has been ended; no more can be fed.")
-        _check_length(self._num_chars + len(piece), self._max_chars)
+        check_length(self._num_chars + len(piece), self._max_chars)
         self._num_chars += len(piece)
         # NFC(NFC(a) + b) == NFC(a + b), so what is held may be kept in NFC.
-        self._held = self._tokenizer.normalize(self._held + _drop_controls(piece))
+        self._held = self._tokenizer.normalize(self._held + drop_controls(piece))
         if not self._is_speakable:
             self._held = self._held.lstrip()
             self._is_speakable = not unspeakable(self._held)
@@ -253,7 +225,7 @@ class TextStream:
             raise UsageError("The text of this stream has been ended before.")
         self._is_ended = True
         if not self._is_speakable:
-            raise _empty_text(self._held)
+            raise empty_text(self._held)
         return _tensor(self._tokenizer.token_ids(self._held.rstrip()))
 
     def _num_certain(self) -> int:
@@ -267,30 +239,6 @@ class TextStream:
         while last_base > 0 and unicodedata.combining(self._held[last_base]):
             last_base -= 1
         return min(len(self._held.rstrip()), last_base)
-
-
-def _drop_controls(text: str) -> str:
-    return _REMOVED.sub("", _SEPARATORS.sub(" ", text))
-
-
-def _check_length(num_chars: int, max_chars: int) -> None:
-    if num_chars > max_chars:
-        minutes = max_chars / _CHARS_PER_SECOND / 60
-        counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
-        raise TextTooLong(
-            f"{counts[0]} characters; limit {counts[1]} (about {minutes:.0f} min).",
-            cure="Split the input.",
-        )
-
-
-def _empty_text(text: str) -> EmptyText:
-    if not text.strip():
-        return EmptyText("Text is empty after trimming.")
-    return EmptyText(f'Text "{_excerpt(text)}" holds no letter and no digit; nothing to speak.')
-
-
-def _excerpt(text: str) -> str:
-    return text if len(text) <= 20 else text[:20] + "…"
 
 
 def _tensor(ids: list[int]) -> Tensor:

@@ -37,7 +37,7 @@ MIN_STEPS = 4
 MIN_TAPS_AT_ONCE = 3
 
 
-def starts_kernels(x: Tensor) -> bool:
+def is_on_gpu(x: Tensor) -> bool:
     """Is every operation on x a kernel, which takes a device's time to start however little it
     does? A CPU prefers what writes results where they belong."""
     return x.device.type != "cpu"
@@ -91,7 +91,7 @@ class History:
     def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
         """Activate x [num_steps, n, width], put the past in front and remember the last inputs."""
         past = self.view(batch)
-        if starts_kernels(x):
+        if is_on_gpu(x):
             x = snake.at_once(x) if snake else x
             if not self.num_rows:
                 return x
@@ -116,7 +116,7 @@ def _sum_taps(
     x [num_steps + (num_taps - 1) * dilation, n, in_channels], taps [num_taps, in_channels,
     out_channels] -> [num_steps, n, out_channels].
     """
-    if starts_kernels(x) and len(taps) >= MIN_TAPS_AT_ONCE:
+    if is_on_gpu(x) and len(taps) >= MIN_TAPS_AT_ONCE:
         return sum_taps_at_once(x, taps, bias, num_steps, dilation)
     n = x.shape[1]
     x = x.flatten(0, 1)
@@ -261,7 +261,7 @@ def _sum_channels(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
     x [num_steps + num_taps - 1, n, channels], taps [num_taps, channels] -> [num_steps, n,
     channels].
     """
-    if starts_kernels(x):
+    if is_on_gpu(x):
         return sum_channels_at_once(x, taps, bias)
     num_steps = len(x) - len(taps) + 1
     y = bias

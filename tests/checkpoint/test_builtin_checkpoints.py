@@ -132,5 +132,5 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "write_checkpoint", full)
     with pytest.raises(OutputError, match="No space left on device") as caught:
         loading.resolve("tiny-random")
-    assert "QWEN_MEGAKERNEL_CACHE" in caught.value.cure
+    assert "QWEN_MEGAKERNEL_CACHE" in caught.value.hint
     assert list(tmp_path.iterdir()) == []

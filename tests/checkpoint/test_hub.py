@@ -97,14 +97,14 @@ def test_an_unreachable_hub_is_noticed_at_once_with_three_ways_out(hub_cache, mo
     monkeypatch.setenv("HF_ENDPOINT", address)
     with pytest.raises(ModelFilesError) as caught:
         loading.resolve(REPO)
-    what, why, cure = str(caught.value).splitlines()
+    what, why, hint = str(caught.value).splitlines()
     host = address.removeprefix("http://")
     assert what.startswith(f"Cannot reach {host} (connection refused), and {REPO} is not in ")
     assert "model.safetensors 1.8 GB" in why
     assert "speech_tokenizer/ 0.7 GB" in why
-    assert "--model PATH" in cure
-    assert "HF_ENDPOINT" in cure
-    assert "--model demo-voice" in cure
+    assert "--model PATH" in hint
+    assert "HF_ENDPOINT" in hint
+    assert "--model demo-voice" in hint
     assert caught.value.exit_code == 4
 
 
@@ -179,7 +179,7 @@ def test_a_download_that_breaks_off_is_continued(server):
         files = loading.resolve(REPO)  # huggingface_hub may continue by itself
     except ModelFilesError as error:
         assert "broke off" in error.what
-        assert "same command again" in error.cure
+        assert "same command again" in error.hint
         files = loading.resolve(REPO)
     assert loading.load(files).talker
 

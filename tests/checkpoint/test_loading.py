@@ -207,7 +207,7 @@ def test_a_folder_of_something_else_lists_what_is_there(tmp_path):
 def test_the_codec_folder_alone_is_called_so(folder):
     with pytest.raises(ModelFilesError, match="is the codec") as caught:
         loading.resolve(str(folder / "speech_tokenizer"))
-    assert "talker" in caught.value.cure
+    assert "talker" in caught.value.hint
 
 
 def test_a_text_model_is_called_so(folder):
@@ -234,7 +234,7 @@ def test_a_misspelt_name_is_corrected():
     with pytest.raises(ModelFilesError) as caught:
         loading.resolve("tiny-randon")
     assert all(name in caught.value.why for name in RECIPES)
-    assert caught.value.cure == "Did you mean --model tiny-random?"
+    assert caught.value.hint == "Did you mean --model tiny-random?"
 
 
 def test_a_file_instead_of_its_folder_is_called_so(folder):
@@ -376,7 +376,7 @@ def test_another_dtype_is_refused(folder, dtype):
     with pytest.raises(ModelFilesError, match="not supported: 1") as caught:
         load(folder)
     assert Q_PROJ in caught.value.why
-    assert caught.value.cure == "Known: BF16, F16, F32."
+    assert caught.value.hint == "Known: BF16, F16, F32."
 
 
 def test_a_talker_and_a_codec_of_different_models_do_not_mix(folder):

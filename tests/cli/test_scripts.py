@@ -25,6 +25,7 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.gpu import driver
+from qwen_megakernel.native import cpu_library, cpu_threads
 
 SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
 TINY = ("--model", "tiny-random")
@@ -252,6 +253,24 @@ def test_doctor_tells_what_is_here(run_here):
     assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("cpu", "kernel")
     assert facts["instruction_sets"][-1] == "plain" and facts["cores"] >= 1
     assert "torch" in run_here("-m", "qwen_megakernel", "doctor").stdout
+
+
+def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, monkeypatch):
+    def facts():
+        return json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
+
+    monkeypatch.delenv(cpu_library.FORCED, raising=False)
+    monkeypatch.setattr(cpu_threads, "quota", lambda root=None: None)
+    here = facts()
+    assert here["instruction_set"] == here["instruction_sets"][0]
+    assert here["cpu_quota_warning"] is None
+    monkeypatch.setenv(cpu_library.FORCED, "plain")
+    monkeypatch.setattr(cpu_threads, "quota", lambda root=None: 1.5)
+    here = facts()
+    assert (here["instruction_set"], here["cpu_quota"]) == ("plain", 1.5)
+    assert here["cpu_quota_warning"].startswith("This container may use 1.5 cores")
+    monkeypatch.setenv(cpu_library.FORCED, "sve2")
+    assert facts()["instruction_set"].startswith("none: QWEN_MEGAKERNEL_INSTRUCTION_SET is 'sve2'")
 
 
 def test_doctor_tells_the_driver_and_the_cache_in_use(run_here, tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_the_message_is_the_catalogues():
     with pytest.raises(RecordingError) as caught:
         recordings.check_transcript("Just three words.", 12.4)
     assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
-    assert caught.value.cure == "Give the full transcript or use --xvector."
+    assert caught.value.hint == "Give the full transcript or use --xvector."
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
     (tmp_path / "my memo.m4a").write_bytes(b"\0\0\0\x20ftypM4A ")
     with pytest.raises(RecordingError) as caught:
         recordings.read(tmp_path / "my memo.m4a")
-    words = shlex.split(caught.value.cure.removeprefix("Convert it: "))
+    words = shlex.split(caught.value.hint.removeprefix("Convert it: "))
     assert words == ["ffmpeg", "-i", f"{tmp_path}/my memo.m4a", f"{tmp_path}/my memo.wav"]
 
 

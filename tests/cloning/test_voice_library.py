@@ -150,7 +150,7 @@ def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
 def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
     with pytest.raises(TaskError, match="cannot clone") as caught:
         VoiceLibrary(load_checkpoint("tiny-random")).create(recording)
-    assert "Qwen3-TTS-12Hz-0.6B-Base" in caught.value.cure
+    assert "Qwen3-TTS-12Hz-0.6B-Base" in caught.value.hint
     demo = VoiceLibrary(load_checkpoint("demo-voice"))
     with pytest.raises(TaskError, match="cannot clone"):
         demo.create(recording)
@@ -252,7 +252,7 @@ def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint,
     voice = voices.create(recording)
     with pytest.raises(VoiceMismatch, match=r"0b6-.*1b7-") as caught:
         VoiceLibrary(load_checkpoint("tiny-random-base-1.7b")).resolve(voice)
-    assert "qwen-megakernel voices create" in caught.value.cure
+    assert "qwen-megakernel voices create" in caught.value.hint
     preset = Voice("mario", voice.x_vector)  # of a format without fingerprint: the width tells
     with (
         tiny_engine("tiny-random-base-1.7b") as tts,

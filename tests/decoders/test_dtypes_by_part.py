@@ -64,7 +64,7 @@ def test_other_backends_refuse_dtypes_by_part_and_say_why(backend, monkeypatch):
     for dtype in DTYPES_BY_PART:
         with pytest.raises(UsageError, match=f"{dtype}.*backend {backend} (is|runs|computes)") as e:
             choose_backend(backend, dtype=dtype)
-        assert e.value.cure == "Use backend torch or graph."
+        assert e.value.hint == "Use backend torch or graph."
     assert choose_backend(backend, dtype="bfloat16").name == backend
 
 

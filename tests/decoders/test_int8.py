@@ -143,7 +143,7 @@ def test_only_known_kinds_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("backend", "weights", "cure"),
+    ("backend", "weights", "hint"),
     [
         ("emulation", "int8-groups", "'int8', or backend cpu, torch or graph"),
         ("emulation", "int8-talker-heads", "'int8-talker', or backend cpu or torch"),
@@ -151,9 +151,9 @@ def test_only_known_kinds_are_accepted():
     ],
 )
 def test_a_form_that_a_backend_does_not_run_is_refused_before_a_model_is_read(
-    backend, weights, cure
+    backend, weights, hint
 ):
-    with pytest.raises(UsageError, match=cure):
+    with pytest.raises(UsageError, match=hint):
         TTSEngine.from_pretrained("no/such-model", backend=backend, weights=weights)
 
 

@@ -53,7 +53,7 @@ def test_an_unknown_language_is_refused_with_a_suggestion(custom_voice_toy):
     with pytest.raises(UnknownLanguage) as caught:
         custom_voice_toy.builder.check(SpeechRequest(text=TEXT, language="Englich"))
     assert caught.value.what.startswith('Unknown language "Englich". Known: auto, chinese (zh), ')
-    assert caught.value.cure == 'Did you mean "english"?'
+    assert caught.value.hint == 'Did you mean "english"?'
     for unknown in ("Klingon", "nl-NL", "", "e"):
         with pytest.raises(UnknownLanguage, match="Known: auto"):
             custom_voice_toy.builder.check(SpeechRequest(text=TEXT, language=unknown))

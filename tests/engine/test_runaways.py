@@ -19,12 +19,13 @@ class Planted:
     def __getattr__(self, name):
         return getattr(self._decoder, name)
 
-    def step(self, slots, num_frames):
+    def launch(self, slots, num_frames):
         result = self._decoder.step(slots, num_frames)
         for index in range(num_frames):
             result.codes[:, index] = self._codes(self._frame + index)
         self._frame += num_frames
-        return type(result)(result.codes, (num_frames,) * len(slots), (False,) * len(slots))
+        planted = type(result)(result.codes, (num_frames,) * len(slots), (False,) * len(slots))
+        return lambda: planted
 
 
 @pytest.fixture

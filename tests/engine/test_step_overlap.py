@@ -19,11 +19,13 @@ from waiting import wait_until
 
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.engine import delivery, runaway_guard
+from qwen_megakernel.engine.slots import ActiveStream
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import StreamState, TextPart
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
+from qwen_megakernel.text.parts import TextPart
 
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
 SAMPLES_PER_FRAME = 4
@@ -115,26 +117,25 @@ def speak(monkeypatch):
         decoder = FakeDecoder(device, num_frames)
         prompts = SimpleNamespace(build=lambda *args, **options: None)
         loop = StepLoop(
-            lambda: Stages(decoder, prompts, FakeVocoder(device), overlaps=True),
-            sample_rate=24000,
+            lambda: Stages(decoder, prompts, FakeVocoder(device), is_asynchronous=True),
             on_finished=lambda state: None,
         )
-        put = loop._table.put
+        deliver = StreamState.deliver
 
-        def recording_put(state, samples, first, count, reason=None):
+        def recording_deliver(state, samples, first, count, reason=None):
             device.log.append(("deliver", count))
-            put(state, samples, first, count, reason)
+            deliver(state, samples, first, count, reason)
 
-        monkeypatch.setattr(loop._table, "put", recording_put)
+        monkeypatch.setattr(StreamState, "deliver", recording_deliver)
         ids = TextIds(role=torch.zeros(3), body=torch.zeros(0))
         states = []
         for _ in range(num_streams):
             request = SpeechRequest("x", chunk_frames=4)
-            state = StreamState(request, ids, loop.wake, loop.interrupt, text_closed=True)
-            state.parts.append(TextPart(deque([torch.arange(9)]), closed=True))
+            state = StreamState(request, ids, loop.wake, loop.interrupt, 24000, text_closed=True)
+            state.parts.append(TextPart.whole(torch.arange(9)))
             states.append(state)
         with loop._changed:  # admitted in one turn
-            loop._table.waiting.extend(states)
+            loop._table.waiting.extend(map(ActiveStream, states))
         loop.wake()
         for state in states:
             while not state.outbox.get().is_last:
@@ -185,7 +186,7 @@ def test_a_prompt_does_not_keep_a_finished_chunk_waiting(speak):
 @pytest.fixture(scope="module")
 def overlapping():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
+        patch.setattr(FrameDecoder, "is_asynchronous", property(lambda self: True))
         with tiny_engine(backend="graph", num_slots=3) as tts:
             yield tts
 
@@ -270,7 +271,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
 
 
 def test_closing_the_engine_ends_what_is_on_its_way(monkeypatch):
-    monkeypatch.setattr(FrameDecoder, "overlaps", property(lambda self: True))
+    monkeypatch.setattr(FrameDecoder, "is_asynchronous", property(lambda self: True))
     tts = tiny_engine(backend="graph")
     stream = tts.stream(TEXT, voice=VOICE, seed=1)
     next(iter(stream))

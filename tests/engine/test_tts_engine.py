@@ -15,7 +15,7 @@ from waiting import wait_until
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.step_loop import MAX_QUEUED_CHUNKS
-from qwen_megakernel.engine.stream import Speech
+from qwen_megakernel.engine.stream import Speech, StreamState
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
@@ -51,19 +51,19 @@ def test_chunks_are_in_order_ramp_up_and_add_up(tts):
 def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
     """Order of events inside the loop: one frame, its audio, then the next frame."""
     events = []
-    loop = tts._loop
-    step, send = loop._decoder.step, loop._table.put
+    decoder = tts._loop._decoder
+    launch, deliver = decoder.launch, StreamState.deliver
 
-    def recording_step(slots, num_frames):
+    def recording_launch(slots, num_frames):
         events.append(("step", num_frames))
-        return step(slots, num_frames)
+        return launch(slots, num_frames)
 
-    def recording_put(state, samples, first, count, reason=None):
+    def recording_deliver(state, samples, first, count, reason=None):
         events.append(("chunk", count))
-        return send(state, samples, first, count, reason)
+        return deliver(state, samples, first, count, reason)
 
-    monkeypatch.setattr(loop._decoder, "step", recording_step)
-    monkeypatch.setattr(loop._table, "put", recording_put)
+    monkeypatch.setattr(decoder, "launch", recording_launch)
+    monkeypatch.setattr(StreamState, "deliver", recording_deliver)
     speak(tts, seed=5, first_chunk_frames=1)
     assert events[:3] == [("step", 1), ("chunk", 1), ("step", 2)]
 

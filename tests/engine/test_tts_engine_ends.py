@@ -18,7 +18,7 @@ from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
-from qwen_megakernel.engine.slots import SlotTable
+from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import StreamState
@@ -157,16 +157,16 @@ def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
 def test_streams_may_join_the_queue_while_it_is_looked_through():
     def state(cancelled):
         words = TextIds(*[torch.arange(3)] * len(fields(TextIds)))
-        made = StreamState(SpeechRequest("a"), words, lambda: None, lambda: None)
+        made = StreamState(SpeechRequest("a"), words, lambda: None, lambda: None, 24000)
         made.cancelled = cancelled
         return made
 
     ended, done = [], threading.Event()
-    table = SlotTable(1, sample_rate=24000, on_finished=ended.append, look_again=lambda: None)
+    table = SlotTable(1, on_finished=ended.append, look_again=lambda: None)
 
     def join_and_leave():
         for index in range(4000):
-            table.waiting.append(state(cancelled=index % 8 == 0))
+            table.waiting.append(ActiveStream(state(cancelled=index % 8 == 0)))
         done.set()
 
     thread = threading.Thread(target=join_and_leave)
@@ -257,7 +257,7 @@ def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
 # ---- faults --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["prefill", "step", "vocoder"])
+@pytest.mark.parametrize("stage", ["prefill", "launch", "vocoder"])
 def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage):
     owner = tts._loop._vocoder if stage == "vocoder" else tts._loop._decoder
     name = "step" if stage == "vocoder" else stage
@@ -290,7 +290,7 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
 
         def hang_once():
             with monkeypatch.context() as patch:
-                patch.setattr(tts._loop._decoder, "step", hang)
+                patch.setattr(tts._loop._decoder, "launch", hang)
                 with pytest.raises(KernelTimeout, match="planted hang"):
                     list(tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2))
 
@@ -309,7 +309,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
     illegal = RuntimeError("CUDA error: an illegal memory access was encountered")
     with tiny_engine() as tts:
         with monkeypatch.context() as patch:
-            patch.setattr(tts._loop._decoder, "step", Mock(side_effect=illegal))
+            patch.setattr(tts._loop._decoder, "launch", Mock(side_effect=illegal))
             with pytest.raises(GenerationError, match="illegal memory access"):
                 speak(tts, seed=1, max_frames=2)
             assert tts.failure is None  # it answers: that stream was to blame
@@ -324,7 +324,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
 def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():
     before, fail = set(threading.enumerate()), Mock(side_effect=OutOfMemory("planted"))
     with pytest.raises(OutOfMemory, match="planted"):
-        StepLoop(fail, sample_rate=24000, on_finished=lambda state: None)
+        StepLoop(fail, on_finished=lambda state: None)
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 
@@ -339,7 +339,7 @@ def test_ctrl_c_while_it_is_built_leaves_no_thread_with_a_model():
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            StepLoop(build, sample_rate=24000, on_finished=lambda state: None)
+            StepLoop(build, on_finished=lambda state: None)
     finally:
         signal.signal(signal.SIGINT, handler)
         interrupted.set()

@@ -8,9 +8,8 @@ import pytest
 from tiny_speech import TEXT, VOICE, feed_and_end, speak
 from waiting import wait_until
 
-from qwen_megakernel.engine.stream import PART_CHARS, SpeechStream, StreamState, TextPart
 from qwen_megakernel.errors import EmptyText, UsageError
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.text.parts import OPEN_PART_CHARS, PartCutter, TextPart
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
@@ -65,7 +64,7 @@ def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
     class Seen(deque):
         def __bool__(self):  # between two bytecodes of the loop, as a thread that feeds would
             if len(parts) == 1:
-                parts.append(TextPart(deque([words]), closed=True))
+                parts.append(TextPart.whole(words))
             return False
 
     empty = TextPart(Seen())
@@ -81,7 +80,7 @@ def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
 def test_a_long_open_text_is_cut_at_sentences(tts):
     sentence = "This is one of many sentences that follow each other without an end. "
     stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=60)
-    for _ in range(3 * PART_CHARS // len(sentence)):
+    for _ in range(3 * OPEN_PART_CHARS // len(sentence)):
         stream.feed(sentence)
     assert len(stream._state.parts) >= 2
     feed_and_end(stream)
@@ -94,7 +93,11 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
 @pytest.mark.parametrize(
     ("text", "num_parts"),
     [
-        ((LONG_WINDED * 5)[: PART_CHARS - 10] + 'he said: "Stop it now." Then he left. ' * 9, 3),
+        (
+            (LONG_WINDED * 5)[: OPEN_PART_CHARS - 10]
+            + 'he said: "Stop it now." Then he left. ' * 9,
+            3,
+        ),
         (LONG_WINDED * 16 + "until it ends. " + LONG_WINDED, 3),  # no end for 1000 characters
         ("他说「够了。」" * 60 + LONG_WINDED * 5 + '(really?)" He left. ' * 30, 7),
         ("然后他就走了，" * 100, 4),  # 2000 Latin characters' worth, and no sentence ends
@@ -104,12 +107,12 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 400])
 def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_parts, size):
     def parts(pieces):
-        state = StreamState(SpeechRequest(None), None, lambda: None, lambda: None)
-        stream = SpeechStream(state, None, tts._tokenizer.stream)
+        found = deque()
+        cutter = PartCutter(found, tts._tokenizer.stream, OPEN_PART_CHARS)
         for piece in pieces:
-            stream.feed(piece)
-        stream.end_text()
-        return [part.take().tolist() for part in state.parts]
+            cutter.feed(piece)
+        cutter.end()
+        return [part.take().tolist() for part in found]
 
     pieces = parts(text[first : first + size] for first in range(0, len(text), size))
     assert pieces == parts([text])

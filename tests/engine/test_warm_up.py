@@ -16,14 +16,14 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 def frames_by_sampling(monkeypatch) -> dict[Sampling, int]:
     """How many frames decoders have drawn, by the way in which they were asked to."""
     frames: dict[Sampling, int] = defaultdict(int)
-    step = FrameDecoder.step
+    launch = FrameDecoder.launch
 
-    def counting_step(self, slots, num_frames, *options):
-        result = step(self, slots, num_frames, *options)
+    def counting_launch(self, slots, num_frames):
+        result = launch(self, slots, num_frames)()
         frames[self._state(slots[0]).sampling] += result.num_frames[0]
-        return result
+        return lambda: result
 
-    monkeypatch.setattr(FrameDecoder, "step", counting_step)
+    monkeypatch.setattr(FrameDecoder, "launch", counting_launch)
     return frames
 
 

@@ -45,7 +45,7 @@ def test_a_driver_that_is_too_old_is_named(old_driver, demand):
         "Driver 550.163.01 supports CUDA 12.4; this torch was built for CUDA 13.2, so it sees no "
         "GPU."
     )
-    assert "cu124" in caught.value.cure
+    assert "cu124" in caught.value.hint
 
 
 def test_auto_goes_on_without_a_gpu_and_says_why(old_driver, caplog):
@@ -164,7 +164,7 @@ def test_a_gpu_that_fails_every_call_is_lost(broken_gpu):
     lost = driver.lost_gpu(RuntimeError("CUDA error: unspecified launch failure\nhint"))
     assert broken_gpu == [1]
     assert "CUDA error: unspecified launch failure" in lost.what and "hint" not in lost.what
-    assert "restart" in lost.cure
+    assert "restart" in lost.hint
 
 
 def test_a_gpu_that_still_answers_is_not(broken_gpu, monkeypatch):

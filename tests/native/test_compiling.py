@@ -67,6 +67,17 @@ def test_a_compiler_at_work_is_told_of_every_few_seconds(recipe, tmp_path, monke
     assert len(between) >= 2 and all(line.endswith(" s so far") for line in between)
 
 
+def test_a_compiler_that_hangs_before_it_says_its_version_is_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "VERSION_SECONDS", 0.5)
+    hanging = tmp_path / "compiler"
+    hanging.write_text("#!/bin/sh\nsleep 30\n")  # a child that holds the pipe
+    hanging.chmod(0o755)
+    started = time.monotonic()
+    with pytest.raises(BuildError, match=r"--version did not end within 0.5 s\.\n.*\n.* set CXX"):
+        compiling.compiled(replace(recipe, compiler=str(hanging)))
+    assert time.monotonic() - started < 10
+
+
 def test_a_compiler_that_fails_leaves_nothing_and_the_next_one_builds(recipe, tmp_path):
     failing = script(tmp_path, "echo 'no space left' >&2; exit 1")
     with pytest.raises(BuildError, match=r"failed on answer\.cpp \(exit 1\)"):
@@ -85,6 +96,35 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_cure(recipe, tmp_path,
         BuildError, match=r"the answer could not be written: .*\n.*\n.*BUILD_CACHE to"
     ):
         compiling.compiled(recipe)
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """read_only(): from here on nothing below the cache can be written."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+
+    def mount(*options) -> None:
+        done = subprocess.run(["mount", *options, cache], capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip("this container may not mount")
+
+    if os.geteuid() != 0:
+        yield lambda: cache.chmod(0o555)
+        cache.chmod(0o755)
+        return
+    mount("--bind", cache)  # root may write into any folder, but not into one mounted read-only
+    yield lambda: mount("-o", "remount,bind,ro")
+    subprocess.run(["umount", cache], check=True)
+
+
+@pytest.mark.ci
+def test_a_read_only_cache_is_named_and_what_is_in_it_is_used(recipe, read_only):
+    path = compiling.compiled(recipe)
+    read_only()
+    assert compiling.compiled(recipe) == compiling.found(recipe) == path
+    with pytest.raises(BuildError, match=r"could not be written: .*\n.*\n.*BUILD_CACHE to"):
+        compiling.compiled(replace(recipe, flags=(*recipe.flags, "-g")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/full").exists(), reason="needs mount")
@@ -126,13 +166,26 @@ def test_an_interrupt_ends_the_compiler(recipe, tmp_path, monkeypatch):
     real = subprocess.Popen.communicate
 
     def interrupted(self, *given, **options):
-        if "timeout" in options:
+        if options.get("timeout") == compiling.SECONDS_BETWEEN_WORDS:
             raise KeyboardInterrupt
         return real(self, *given, **options)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiling.compiled(replace(recipe, compiler=hanging))
+
+
+def test_a_portable_library_is_found_without_its_compiler_and_with_another(recipe, tmp_path):
+    portable = replace(recipe, is_portable=True)
+    assert compiling.found(portable) is None
+    path = compiling.compiled(portable)
+    gone = replace(portable, compiler=str(tmp_path / "none"))
+    assert compiling.found(gone) == compiling.compiled(gone) == path
+    newer = script(tmp_path, 'exec g++ "$@"')
+    assert compiling.compiled(replace(portable, compiler=newer)) == path
+    assert compiling.compiled(replace(recipe, compiler=newer)) != compiling.compiled(recipe)
+    path.write_bytes(b"damaged")
+    assert compiling.found(portable) is None
 
 
 @pytest.mark.ci
@@ -149,5 +202,5 @@ def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monke
     # The same sources for Macs, which nobody has run here.
     monkeypatch.setattr(compiling.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
-    path = compiling.compiled(cpu_library.recipe("neon"))
+    path = cpu_library.library_for("neon")
     assert path.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bits

@@ -1,10 +1,13 @@
 """Native code for a CPU: which instruction set it is compiled for."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill, Sampling
 
@@ -32,8 +35,74 @@ def test_the_best_instruction_set_is_the_first(tmp_path, machine, flags, expecte
 
 def test_a_set_that_this_cpu_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(cpu_library.FORCED, "sve2")
-    with pytest.raises(EnvironmentError_, match="'sve2'; this CPU runs"):
+    with pytest.raises(SetupError, match="'sve2'; this CPU runs"):
         cpu_library.choose_set()
+
+
+def test_what_build_made_is_used_where_there_is_no_compiler(monkeypatch, tmp_path):
+    name = cpu_library.choose_set()
+    path = cpu_library.library_for(name)
+
+    def no_compiler():
+        raise BuildError("No C++ compiler")
+
+    monkeypatch.setattr(cpu_library, "find_compiler", no_compiler)
+    assert cpu_library.library_for(name) == path
+    assert cpu_library.open_library().qwen_cpu_instruction_set().decode() == name
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
+    with pytest.raises(BuildError, match="No C"):
+        cpu_library.library_for(name)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (cpu_library.OUT_OF_MEMORY, OutOfMemory, r"A step does not fit into memory\.\nFewer\."),
+        (cpu_library.NO_THREADS, GenerationError, "A step: the system refuses a thread"),
+        (cpu_library.UNFORESEEN, GenerationError, "native code returned status 4"),
+        (cpu_library.BAD_CODE, GenerationError, "native code returned status 3"),
+    ],
+)
+def test_a_status_is_reported_as_what_it_is(status, error, words):
+    cpu_library.check_status(cpu_library.DONE, "A step", "Fewer.")
+    with pytest.raises(error, match=words):
+        cpu_library.check_status(status, "A step", "Fewer.")
+
+
+LOADING_AT_EXIT = """
+import threading, time, torch
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.native import cpu_library
+
+class Owner:
+    pass
+
+collected, left = Owner(), Owner()
+for name, owner in (("collected", collected), ("left", left)):
+    cpu_library.destroy_with(owner, print, name)
+del collected, owner
+checkpoint = loading.load(loading.resolve("demo-voice"))
+sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
+made = []
+
+def load():
+    while True:
+        made[:] = [CpuDecoder(checkpoint, sizes, 4)]
+
+for _ in range(2):
+    threading.Thread(target=load, daemon=True).start()
+while not made:
+    time.sleep(0.01)
+"""
+
+
+def test_a_program_ends_while_its_models_are_being_loaded():
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING_AT_EXIT], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "collected\n"), done.stderr
 
 
 @pytest.mark.ci

@@ -95,6 +95,24 @@ def test_native_code_takes_the_cores_that_help(monkeypatch, weights, cores, aske
     assert cpu_threads.choose_native(int(weights), asked) == threads
 
 
+def test_too_many_threads_are_refused_below_one_and_warned_of_once(caplog):
+    with pytest.raises(UsageError, match=r"num_threads is 0; it must be 1 or more\."):
+        cpu_threads.choose_native(1, asked=0)
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="cpu", num_threads=99, max_frames=64, warmup=False
+    ) as tts:
+        assert (tts.num_threads, tts._loop.stages.decoder.num_threads) == (99, 99)
+    assert len([each for each in caplog.messages if "99 threads share" in each]) == 1
+
+
+@pytest.mark.parametrize(("granted", "says"), [(0.5, True), (1.9, True), (2.0, False)])
+def test_a_quota_below_two_cores_is_warned_of_at_start(monkeypatch, caplog, granted, says):
+    monkeypatch.setattr(cpu_threads, "quota", lambda root=None: granted)
+    with TTSEngine.from_pretrained("tiny-random", backend="cpu", max_frames=64, warmup=False):
+        pass
+    assert says == (f"This container may use {granted} cores; " in caplog.text)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
     many_cores, run_here, monkeypatch, backend
@@ -143,6 +161,7 @@ COMMANDS = [
 WITHOUT_TORCH = {
     "benchmarks/machine.py",  # it imports it to tell the machine of a result file, not by itself
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
+    "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }
 PROGRAMS = {str(path.relative_to(ROOT)): path for path in programs()}
 AT_ONCE = [name for name, path in PROGRAMS.items() if imports(path, "torch", lazily=False)]

@@ -140,7 +140,7 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
 
 # ALSA's way to a loudspeaker that is a file.
 @pytest.mark.parametrize(
-    ("error", "cure"),
+    ("error", "hint"),
     [
         (
             ModuleNotFoundError("No module named 'sounddevice'"),
@@ -151,7 +151,7 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
     ids=["no package", "no library"],
 )
 def test_play_names_what_is_missing_before_a_model_is_loaded(
-    run_here, monkeypatch, tmp_path, error, cure
+    run_here, monkeypatch, tmp_path, error, hint
 ):
     class Broken:
         """Finds sounddevice, whose import fails as it does where something is missing."""
@@ -167,7 +167,7 @@ def test_play_names_what_is_missing_before_a_model_is_loaded(
     done = run_here("demo_pipeline.py", "--text", TEXT, "--play", "--output", out, *TINY)
     assert done.returncode == 3 and not out.exists()
     assert done.stderr.startswith("error: --play needs ") and str(error) in done.stderr
-    assert cure in done.stderr
+    assert hint in done.stderr
     page = (ROOT / "docs" / "pipecat.md").read_text(encoding="utf-8")
     assert "libportaudio2" in page and "[play]" in page
 

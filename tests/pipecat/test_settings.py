@@ -128,7 +128,7 @@ def test_a_model_and_an_engine_are_one_too_many():
 
 
 @pytest.mark.parametrize(
-    ("argument", "cure"),
+    ("argument", "hint"),
     [
         ({"model": "demo-voice"}, "model_path="),
         ({"voice": "vivian"}, "Settings\\(voice="),
@@ -142,10 +142,10 @@ def test_a_model_and_an_engine_are_one_too_many():
     ],
 )
 def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
-    argument, cure, monkeypatch
+    argument, hint, monkeypatch
 ):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UsageError, match=cure):
+    with pytest.raises(UsageError, match=hint):
         MegakernelTTSService(**argument)
 
 

@@ -15,7 +15,7 @@ from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.error_responses import snake
 from qwen_megakernel.server.schemas import check_length
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.text.tokenizer import MAX_CHARS
+from qwen_megakernel.text.cleaning import MAX_CHARS
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40

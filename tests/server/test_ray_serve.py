@@ -34,7 +34,7 @@ from live_server import sse
 from waiting import wait_until
 from websockets.sync.client import connect
 
-from qwen_megakernel.errors import EnvironmentError_, UsageError
+from qwen_megakernel.errors import SetupError, UsageError
 from qwen_megakernel.server.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
@@ -252,7 +252,7 @@ def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_serve.ray, "init", lambda **_: None)
     monkeypatch.setattr(ray_serve, "_check_room", lambda scale: None)
     monkeypatch.setattr(ray_serve.serve, "start", killed)
-    with pytest.raises(EnvironmentError_, match=r"(?s)proxy did not start.*killed.*too busy"):
+    with pytest.raises(SetupError, match=r"(?s)proxy did not start.*killed.*too busy"):
         ray_serve.run(make_engine, ServerSettings(), ray_serve.Scale(), num_slots=1, port=0)
 
 

@@ -29,11 +29,11 @@ from qwen_megakernel.server.wyoming_server import WyomingServer
 
 
 async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
-    engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "cure"))
+    engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "hint"))
     async with connected(engine) as client:
         await client.write_event(Synthesize(STORY).event())
         error = await error_of(client)  # no audio-stop: nobody takes half for the whole
-    assert error.text == "The grid broke.\nwhy\ncure" and error.code == "GenerationError"
+    assert error.text == "The grid broke.\nwhy\nhint" and error.code == "GenerationError"
 
 
 async def test_after_an_error_a_new_connection_is_spoken_to() -> None:

@@ -12,11 +12,12 @@ from tiny_speech import feed_and_end
 from tolerances import PCM16, SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
+from qwen_megakernel.engine.stream import StreamState
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
-    EnvironmentError_,
     ModelFilesError,
+    SetupError,
     TaskError,
     TextTooLong,
     TokenOrderError,
@@ -55,6 +56,13 @@ def test_a_sentence_learned_by_heart_is_reproduced(samples, engine, refusing):
             assert speech.codes.tolist() == sample.frames.tolist()
             assert speech.finish_reason == "eos"
         assert speech.audio.shape == (len(sample.frames) * 2048,)
+
+
+def test_auto_says_why_it_stays_on_torch(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with SheenEngine.from_pretrained(trained, backend="auto", warmup=False) as engine:
+        assert engine.backend == "torch"
+        assert engine.why == "no GPU is visible; backend cpu runs Qwen3-TTS alone"
 
 
 def test_tokens_are_those_of_transformers(trained, refusing, samples):
@@ -97,20 +105,20 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
 
 def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
     """One frame and what the codec sees ahead are enough, of a speech of many frames."""
-    loop, drawn, drawn_before_chunk = engine._loop, [], []
-    step, put = loop.stages.decoder.step, loop._table.put
+    decoder, drawn, drawn_before_chunk = engine._loop.stages.decoder, [], []
+    step, deliver = decoder.step, StreamState.deliver
 
     def counting_step(slots, num_frames):
         result = step(slots, num_frames)
         drawn.extend(range(result.num_frames[0]))
         return result
 
-    def noting_put(*chunk):
+    def noting_deliver(*chunk):
         drawn_before_chunk.append(len(drawn))
-        return put(*chunk)
+        return deliver(*chunk)
 
-    monkeypatch.setattr(loop.stages.decoder, "step", counting_step)
-    monkeypatch.setattr(loop._table, "put", noting_put)
+    monkeypatch.setattr(decoder, "step", counting_step)
+    monkeypatch.setattr(StreamState, "deliver", noting_deliver)
     engine.synthesize(HELLO, seed=1, max_frames=12, first_chunk_frames=1, **HOT)
     assert len(drawn) == 12
     assert drawn_before_chunk[0] == 1 + codec.lookahead < len(drawn)
@@ -306,7 +314,7 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
 ):
     monkeypatch.setenv("PATH", "")
     (english_folder / "model.safetensors").unlink()
-    with pytest.raises(EnvironmentError_, match="espeak-ng, which is not installed"):
+    with pytest.raises(SetupError, match="espeak-ng, which is not installed"):
         SheenEngine.from_pretrained(str(english_folder), backend="torch")
 
 

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import TRICKY, any_texts
 
+from qwen_megakernel.text.cleaning import clean
+from qwen_megakernel.text.parts import split
 from qwen_megakernel.text.sentences import pack_sentences, unspeakable
-from qwen_megakernel.text.tokenizer import clean, split
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, again and again."  # 61 characters
 

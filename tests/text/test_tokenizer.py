@@ -22,8 +22,9 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UsageError,
 )
+from qwen_megakernel.text.cleaning import MAX_CHARS, clean, validate
 from qwen_megakernel.text.sentences import unspeakable
-from qwen_megakernel.text.tokenizer import MAX_CHARS, TextTokenizer, clean, validate
+from qwen_megakernel.text.tokenizer import TextTokenizer
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>"]
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from vocoder_toys import (
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.native.cpu_library import BAD_CODE, CpuPool, open_library
 from qwen_megakernel.vocoder.cpu import library as native
@@ -222,6 +223,20 @@ def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
     assert step(vocoder._handle, ctypes.byref(request)) == BAD_CODE
     assert not pcm.any()
     assert not any(state.values.any() for state in states)
+
+
+def test_a_codec_that_it_cannot_run_is_refused_by_name(model):
+    config, tensors = model("toy")
+    pool = CpuPool(open_library(), 1)
+    odd = replace(config, decoder=replace(config.decoder, head_dim=7))
+    with pytest.raises(UnsupportedModel, match="4 heads of 7, 2 of keys"):
+        CpuVocoder(odd, tensors, pool)
+    short = tensors | {"pre_conv.conv.weight": tensors["pre_conv.conv.weight"][:-1]}
+    with pytest.raises(ModelFilesError, match=r"pre_conv\.conv\.weight .* is \(19, 12, 3\)"):
+        CpuVocoder(config, short, pool)
+    del short["pre_conv.conv.weight"]
+    with pytest.raises(ModelFilesError, match=r"pre_conv\.conv\.weight .* is missing"):
+        CpuVocoder(config, short, pool)
 
 
 def test_a_forked_child_decodes_and_so_does_its_parent(model):

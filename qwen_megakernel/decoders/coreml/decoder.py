@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.coreml.export import ExportOptions, coremltools, exported
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import EnvironmentError_
+from qwen_megakernel.errors import SetupError
 
 MODELS = ("CodeDecoder", "MultiCodeDecoder")
 
@@ -24,15 +24,15 @@ def load_model(path: Path) -> Any:
     """A converted model, compiled for this machine, on whichever of its units Core ML chooses.
 
     Raises:
-        EnvironmentError_: Core ML does not take it.
+        SetupError: Core ML does not take it.
     """
     kind = coremltools().models.MLModel
     try:
         return kind(str(path))
     except RuntimeError as error:
-        raise EnvironmentError_(
+        raise SetupError(
             f"Core ML does not load {path.name}: {error}.",
-            cure=f"Remove {path.parent} to convert it again.",
+            hint=f"Remove {path.parent} to convert it again.",
         ) from error
 
 
@@ -73,7 +73,7 @@ class CoreMLDecoder(PlainDecoder):
         weights: None, or one of `choices.WEIGHTS`.
     Raises:
         MissingPackageError: coremltools is not installed.
-        EnvironmentError_: Core ML does not take what was converted.
+        SetupError: Core ML does not take what was converted.
     """
 
     def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, weights: str | None = None):

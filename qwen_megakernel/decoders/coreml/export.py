@@ -112,7 +112,7 @@ def coremltools() -> Any:
     except ImportError as error:
         raise MissingPackageError(
             "Core ML needs coremltools, which is not installed.",
-            cure='pip install "qwen_megakernel[coreml]"',
+            hint='pip install "qwen_megakernel[coreml]"',
         ) from error
 
 

@@ -5,7 +5,6 @@ summed within a group. Codes depend neither on the number of threads nor on the 
 """
 
 import ctypes
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,23 +17,28 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import plain
 from qwen_megakernel.decoders.cpu import library as native
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
+from qwen_megakernel.errors import GenerationError, QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import (
     DONE,
     CpuPool,
     check_status,
     check_structs,
+    destroy_with,
     open_library,
 )
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
+# Of keys and values of prompts that are kept: some 570 positions of the 0.6B model, the beginnings
+# of two in-context voices or of fifty others.
+PREFIX_BYTES = 2**27
 
 
 def check_config(config: ModelConfig) -> None:
@@ -80,7 +84,6 @@ class CpuDecoder(FrameDecoder):
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
         self.pool = CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(checkpoint, self.device, self.dtype, stored_tables=True)
-        self._prompts: list[Tensor | None] = [None] * sizes.num_slots
         handle = ctypes.c_void_p()
         source = _Source(checkpoint, self.embeddings, sizes)
         self._check(
@@ -90,8 +93,10 @@ class CpuDecoder(FrameDecoder):
             "The model",
         )
         self._handle = handle
+        self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
+        self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # The tables stay the caller's, and the pool must outlive the decoder.
-        weakref.finalize(self, _destroy, self._library, handle, self.pool, self.embeddings)
+        destroy_with(self, _destroy, self._library, handle, self.pool, source.tables)
 
     @property
     def instruction_set(self) -> str:
@@ -113,13 +118,12 @@ class CpuDecoder(FrameDecoder):
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
-        cure = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
-        check_status(status, what, cure)
+        hint = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
+        check_status(status, what, hint)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
-        kept_in, num_kept = self._longest_prefix(slot, embeds)
-        self._prompts[slot] = None  # while its cache is being written
+        num_kept = self._restore(slot, embeds[:-1])  # the last runs, for its hidden state
         state = self._state(slot)
         options, pad = _options_of(state), pad_embed.float().contiguous()
         status = self._library.qwen_cpu_decoder_prefill(
@@ -129,28 +133,21 @@ class CpuDecoder(FrameDecoder):
             _address(embeds),
             len(embeds),
             num_kept,
-            kept_in,
             _address(pad),
         )
         self._check(status, f"A prompt of {len(embeds)} positions")
-        self._prompts[slot] = embeds
+        self._prefixes.add(embeds, lambda first, count: self._read_cache(slot, first, count))
 
-    def _longest_prefix(self, slot: int, embeds: Tensor) -> tuple[int, int]:
-        """The slot whose last prompt begins as this one does, and for how many positions.
+    def _restore(self, slot: int, embeds: Tensor) -> int:
+        """Write what is known of a prompt's keys and values into a slot; how many positions."""
+        kept = self._prefixes.find(embeds)
+        self._library.qwen_cpu_decoder_write_cache(self._handle, slot, 0, len(kept), _address(kept))
+        return len(kept)
 
-        A slot keeps the keys and values of its last prompt until the next one, and they depend on
-        nothing behind them. The last position runs again, for its hidden state.
-        """
-        best = (slot, 0)
-        for index, prompt in enumerate(self._prompts):
-            if prompt is None:
-                continue
-            count = min(len(prompt), len(embeds) - 1)
-            differs = (prompt[:count] != embeds[:count]).any(dim=1).nonzero()
-            same = int(differs[0]) if len(differs) else count
-            if same > best[1] or (same == best[1] and index == slot):
-                best = (index, same)
-        return best
+    def _read_cache(self, slot: int, first: int, count: int) -> Tensor:
+        kept = torch.empty(count, self._kept_floats)
+        self._library.qwen_cpu_decoder_read_cache(self._handle, slot, first, count, _address(kept))
+        return kept
 
     def _write_text(self, slot: int, rows: Tensor) -> None:
         rows = rows.float().contiguous()
@@ -189,17 +186,19 @@ class CpuDecoder(FrameDecoder):
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
-        if status != DONE or (bad >= 0).any():
+        if status != DONE:
             self._lose(slots)
             self._check(status, "A step")
-            row = int((bad >= 0).argmax())
-            raise GenerationError(
-                f"The logits of codebook {bad[row]} are not finite.",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+        failures: dict[int, QwenTTSError] = {
+            row: _not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
+        }
+        self._lose([slots[row] for row in failures])
+        if len(failures) == n:
+            raise failures[0]
         for row, slot in enumerate(slots):
-            self._state(slot).advance(int(num_done[row]), bool(ended[row]))
-        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)))
+            if row not in failures:
+                self._state(slot).advance(int(num_done[row]), bool(ended[row]))
+        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)), failures)
 
 
 class _Source:
@@ -223,7 +222,11 @@ class _Source:
         self.model.lm_heads = self._matrices(
             weights[f"{predictor}lm_head.{group}.weight"] for group in range(groups - 1)
         )
-        self.model.code_tables = self._matrices((embeddings.codec_table, *embeddings.code_tables))
+        # Native code goes on reading these where they are.
+        self.tables = [embeddings.codec_table, *embeddings.code_tables]
+        assert all(table.is_contiguous() for table in self.tables)  # else `_matrix` copies
+        assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
+        self.model.code_tables = self._matrices(self.tables)
 
     def _stack(
         self, config: StackConfig, weights: dict[str, Any], prefix: str, num_positions: int
@@ -286,6 +289,13 @@ def _options_of(state: SlotState) -> native.StreamOptions:
         s.repetition_penalty,
         state.part,
         state.seed,
+    )
+
+
+def _not_finite(codebook: int) -> GenerationError:
+    return GenerationError(
+        f"The logits of codebook {codebook} are not finite.",
+        "The weights, or what was computed from them, hold NaN or infinity.",
     )
 
 

@@ -76,7 +76,7 @@ class KernelBuffers:
         if needed > free:
             raise OutOfMemory(
                 f"Needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free.",
-                cure="Use the 0.6B model, fewer slots, or --max-frames 500.",
+                hint="Use the 0.6B model, fewer slots, or --max-frames 500.",
             )
 
     def _load_model(self, checkpoint: Checkpoint, num_slots: int) -> Model:
@@ -97,24 +97,22 @@ class KernelBuffers:
             predictor_table = packing.project_table(frame_table, matrix, bias)
             projection, bias = self._keep(packing.pack(matrix)), self._keep(bias)
         lm_heads = packing.pack_lm_heads(weights, self.config, self.device, self.dtype)
+        predictor = self.config.predictor.stack
+        predictor_slots = MAX_STREAMS, talker.num_code_groups
         return Model(
-            self._load_stack(weights, "model.", talker.stack, num_slots, self.max_positions),
-            self._load_stack(
-                weights,
-                "code_predictor.model.",
-                self.config.predictor.stack,
-                MAX_STREAMS,
-                talker.num_code_groups,
+            talker=self._load_stack(weights, "model.", talker.stack, num_slots, self.max_positions),
+            predictor=self._load_stack(
+                weights, "code_predictor.model.", predictor, *predictor_slots
             ),
-            self._keep(packing.pack(load("codec_head.weight"))),
-            self._keep(lm_heads),
-            projection,
-            bias,
-            self._keep(frame_table),
-            self._keep(predictor_table),
-            talker.codec_eos_id,
-            talker.suppressed_from,
-            MIN_FRAMES,
+            codec_head=self._keep(packing.pack(load("codec_head.weight"))),
+            lm_heads=self._keep(lm_heads),
+            projection=projection,
+            projection_bias=bias,
+            frame_table=self._keep(frame_table),
+            predictor_table=self._keep(predictor_table),
+            codec_eos_id=talker.codec_eos_id,
+            suppressed_from=talker.suppressed_from,
+            min_frames=MIN_FRAMES,
         )
 
     def _load_stack(
@@ -133,18 +131,18 @@ class KernelBuffers:
         layers = packing.pack_stack(weights, prefix, config, self.device, self.dtype)
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
-            self._keep(layers),
-            self._keep(norm),
-            self._keep(cos),
-            self._keep(sin),
-            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
-            self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
-            config.num_layers,
-            num_slots,
-            max_positions,
-            height_pairs,
-            width_pairs,
-            config.rms_norm_eps,
+            layers=self._keep(layers),
+            final_norm=self._keep(norm),
+            rope_cos=self._keep(cos),
+            rope_sin=self._keep(sin),
+            keys=self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            values=self._keep(self._zeros(*cache_shape, dtype=self.dtype)),
+            num_layers=config.num_layers,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            mrope_height_pairs=height_pairs,
+            mrope_width_pairs=width_pairs,
+            rms_norm_eps=config.rms_norm_eps,
         )
 
     def _allocate_slots(self, num_slots: int) -> SlotBuffers:
@@ -154,8 +152,14 @@ class KernelBuffers:
         self.text_rows = self._zeros(num_slots, self.max_text_rows, width)
         self.pad_embed = self._zeros(num_slots, width)
         codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
-        buffers = (self._zeros(num_slots, width), codes, self.seen, self.text_rows)
-        return SlotBuffers(*map(self._keep, (*buffers, self.pad_embed)), self.max_text_rows)
+        return SlotBuffers(
+            hidden=self._keep(self._zeros(num_slots, width)),
+            codes=self._keep(codes),
+            seen=self._keep(self.seen),
+            text_rows=self._keep(self.text_rows),
+            pad_embed=self._keep(self.pad_embed),
+            max_text_rows=self.max_text_rows,
+        )
 
     def _allocate_workspace(self, description: Description) -> Workspace:
         rows, splits = description.max_rows, description.max_splits
@@ -167,16 +171,17 @@ class KernelBuffers:
         on_gpu = self.device.type == "cuda"
         self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         self.tickets = self._zeros(rows, max(s.num_kv_heads for s in stacks), dtype=torch.int32)
-        buffers = (
-            self._zeros(most_rows, max(s.hidden_size for s in stacks)),
-            self._zeros(rows, self.config.talker.stack.hidden_size),
-            self._zeros(most_rows, max(s.q_size + 2 * s.kv_size for s in stacks)),
-            self._zeros(most_rows, max(s.q_size for s in stacks)),
-            self._zeros(most_rows, max(s.intermediate_size for s in stacks)),
-            self._zeros(rows, vocab),
-            self._zeros(rows, max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)),
-            self.tickets,
-            self.control,
-            self.cancel,
-        )
-        return Workspace(*map(self._keep, buffers))
+        partials = max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)
+        buffers = {
+            "x": self._zeros(most_rows, max(s.hidden_size for s in stacks)),
+            "hidden": self._zeros(rows, self.config.talker.stack.hidden_size),
+            "qkv": self._zeros(most_rows, max(s.q_size + 2 * s.kv_size for s in stacks)),
+            "attention": self._zeros(most_rows, max(s.q_size for s in stacks)),
+            "mlp": self._zeros(most_rows, max(s.intermediate_size for s in stacks)),
+            "logits": self._zeros(rows, vocab),
+            "attention_partials": self._zeros(rows, partials),
+            "attention_tickets": self.tickets,
+            "control": self.control,
+            "cancel": self.cancel,
+        }
+        return Workspace(**{name: self._keep(buffer) for name, buffer in buffers.items()})

@@ -46,7 +46,7 @@ def check_device(device: torch.device) -> None:
     if not is_built_for(capability, built_for):
         raise ArchError(
             f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
-            cure='pip install "torch>=2.7"',
+            hint='pip install "torch>=2.7"',
         )
     build.find_nvcc()
     find_ninja()
@@ -175,18 +175,14 @@ class KernelDecoder(BufferedDecoder):
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        return self._start(slots, num_frames, forced, taps)()
+        return self._launch(slots, num_frames, forced, taps)()
 
-    def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Of more than 16 slots only the last launch is left under way."""
-        return self._start(slots, num_frames, None, None)
-
-    def _start(
+    def _launch(
         self,
         slots: Sequence[int],
         num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        forced: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
     ) -> Callable[[], StepResult]:
         """Launches for up to `MAX_STREAMS` slots each; all but the last are waited for here."""
         parts: list[StepResult] = []
@@ -230,17 +226,26 @@ class KernelDecoder(BufferedDecoder):
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)
         s = state.sampling
-        talker = (s.temperature, s.top_p, s.repetition_penalty, s.top_k, s.do_sample)
-        predictor = (s.subtalker_temperature, s.subtalker_top_p, 1.0)
-        predictor += (s.subtalker_top_k, s.subtalker_do_sample)
         return Stream(
-            slot,
-            state.position,
-            state.frame,
-            state.part,
-            state.num_text_rows,
-            state.seed & 0xFFFFFFFF,
-            state.seed >> 32,
-            SamplingParams(*talker),
-            SamplingParams(*predictor),
+            slot=slot,
+            position=state.position,
+            frame=state.frame,
+            part=state.part,
+            num_text_rows=state.num_text_rows,
+            seed_low=state.seed & 0xFFFFFFFF,
+            seed_high=state.seed >> 32,
+            talker=SamplingParams(
+                temperature=s.temperature,
+                top_p=s.top_p,
+                repetition_penalty=s.repetition_penalty,
+                top_k=s.top_k,
+                do_sample=s.do_sample,
+            ),
+            predictor=SamplingParams(
+                temperature=s.subtalker_temperature,
+                top_p=s.subtalker_top_p,
+                repetition_penalty=1.0,
+                top_k=s.subtalker_top_k,
+                do_sample=s.subtalker_do_sample,
+            ),
         )

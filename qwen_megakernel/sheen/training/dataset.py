@@ -84,7 +84,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DatasetError(
             f"{path} cannot be read: {reason}.",
-            cure="Make it with: python -m qwen_megakernel sheen prepare",
+            hint="Make it with: python -m qwen_megakernel sheen prepare",
         ) from error
 
 

@@ -122,7 +122,7 @@ def train_voice(
     if state.exists() != job.resume:
         raise UsageError(
             f"{job.output} holds {'a training already' if state.exists() else 'no training'}.",
-            cure="Go on with --resume." if state.exists() else "Begin it without --resume.",
+            hint="Go on with --resume." if state.exists() else "Begin it without --resume.",
         )
     parts = load_parts(job, options.seed)
     trainer = Trainer(parts.model, parts.sequences, parts.tokenizer.pad_token_id, options)

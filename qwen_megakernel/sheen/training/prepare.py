@@ -108,7 +108,7 @@ def prepare(
         DatasetError: metadata.csv cannot be read, the output was made another way or is damaged, or
             not one row could be used.
         OutputError: the output cannot be written.
-        EnvironmentError_, UsageError: espeak-ng, or the voice, is not installed.
+        SetupError, UsageError: espeak-ng, or the voice, is not installed.
     """
     if espeak:
         phonemise("one", espeak)  # the program and the voice are there, or nothing begins

@@ -88,7 +88,7 @@ class Trainer:
             raise DatasetError(
                 f"None of {len(sequences)} samples fits {options.max_length} tokens; the shortest "
                 f"has {min(map(len, sequences))}.",
-                cure="Cut the recordings into sentences, or raise --max-length.",
+                hint="Cut the recordings into sentences, or raise --max-length.",
             )
         self.num_skipped = len(sequences) - len(fitting)
         self.model, self.options = model, options
@@ -242,7 +242,7 @@ class Trainer:
         except Exception as error:  # torch.load raises whatever a damaged file provokes
             raise UsageError(
                 f"{path} cannot be resumed: {str(error).splitlines()[0]}",
-                cure="Train into another folder.",
+                hint="Train into another folder.",
             ) from error
         free = ("epochs", "max_steps")  # training longer is what resuming is for
         changed = [
@@ -253,7 +253,7 @@ class Trainer:
         if changed:
             raise UsageError(
                 f"{path} cannot be resumed: {'; '.join(changed)}.",
-                cure="Give the same options, or train into another folder.",
+                hint="Give the same options, or train into another folder.",
             )
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])

@@ -6,7 +6,6 @@ in PyTorch, value by value.
 """
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
-from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
+from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs, destroy_with
 from qwen_megakernel.vocoder.cpu import library as native
 from qwen_megakernel.vocoder.layers import (
     LAYER_NORM_EPS,
@@ -26,6 +27,30 @@ from qwen_megakernel.vocoder.layers import (
 from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
 
 
+def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
+    """Refuse what the native sources were not written for, or would read past its end.
+
+    Raises:
+        UnsupportedModel: names the dimension.
+        ModelFilesError: names the tensor.
+    """
+    decoder = config.decoder
+    if decoder.head_dim % 2 or decoder.num_heads % decoder.num_kv_heads:
+        raise UnsupportedModel(
+            f"The CPU vocoder cannot run this codec: {decoder.num_heads} heads of "
+            f"{decoder.head_dim}, {decoder.num_kv_heads} of keys.",
+            "Heads must have an even width, and share keys evenly.",
+            "Use --backend torch.",
+        )
+    for name, shape in codec_tensors(config).items():
+        if not name.startswith(CODEC_DECODER_PREFIX):
+            continue
+        name = name.removeprefix(CODEC_DECODER_PREFIX)
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != shape:
+            raise ModelFilesError(f"Tensor {name} of the codec is {found}; it must be {shape}.")
+
+
 class CpuVocoder(Vocoder):
     """`Vocoder` in native code.
 
@@ -34,7 +59,7 @@ class CpuVocoder(Vocoder):
         pool: whose threads compute; the decoder's, so that never two pools want the same cores.
         is_direct: leave out the transforms along time, which save products and cost digits.
     Raises:
-        OutOfMemory: before anything runs.
+        UnsupportedModel, ModelFilesError, OutOfMemory: before anything runs.
     """
 
     def __init__(
@@ -45,18 +70,22 @@ class CpuVocoder(Vocoder):
         *,
         is_direct: bool = False,
     ):
+        check_model(codec_config, tensors)
         super().__init__(codec_config, tensors)
         self.pool, self._library = pool, pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
+        assert (
+            tables.is_contiguous()
+        )  # else the native code would go on reading a copy that is gone
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
         self._check(status, "The vocoder")
         self._handle = handle
         # The tables stay ours, and the pool must outlive the vocoder. All else was copied.
-        weakref.finalize(self, _destroy, self._library, handle, pool, tables)
+        destroy_with(self, _destroy, self._library, handle, pool, tables)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
     @property

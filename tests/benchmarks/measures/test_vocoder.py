@@ -3,6 +3,30 @@
 import json
 
 from benchmarks import measure
+from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
+
+
+def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, monkeypatch):
+    """As in a speech, so that the vocoder finds its weights in memory and not in a cache."""
+    events = []
+    draw, decode = CpuDecoder.step, CpuVocoder.step
+
+    def noting_draw(self, slots, num_frames):
+        events.append("draw")
+        return draw(self, slots, num_frames)
+
+    def noting_decode(self, codes, states):
+        events.append(codes.shape[1])
+        return decode(self, codes, states)
+
+    monkeypatch.setattr(CpuDecoder, "step", noting_draw)
+    monkeypatch.setattr(CpuVocoder, "step", noting_decode)
+    words = ["--model", "tiny-random", "--threads", "1", "--runs", "1", "--chunks", "3"]
+    assert measure.main(["vocoder", *words]) == 0
+    decoded = [index for index, event in enumerate(events) if event == 3]
+    assert len(decoded) == 2 * 3  # of "direct" and "native", two of each uncounted
+    assert all(events[index - 3 : index] == ["draw"] * 3 for index in decoded)
 
 
 def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path):
@@ -15,4 +39,5 @@ def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path)
     assert all(
         0 < row["ms_per_frame"]["best"] <= row["ms_per_frame"]["p95"] for row in found["rows"]
     )
-    assert (found["threads"], found["streams"]) == (1, 1)
+    assert (found["threads"], found["streams"], found["weights"]) == (1, 1, "stored")
+    assert found["read_bandwidth_gb_s"]["p50"] > 0

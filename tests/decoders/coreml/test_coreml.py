@@ -28,7 +28,7 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.stream import Speech
-from qwen_megakernel.errors import EnvironmentError_, MissingPackageError, UsageError
+from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -330,9 +330,9 @@ class NothingToSave:
 
 def test_without_an_apple_machine_it_is_refused_before_a_file_is_read(monkeypatch):
     monkeypatch.setattr(loading, "resolve", lambda *args, **options: pytest.fail("read"))
-    with pytest.raises(EnvironmentError_, match="needs macOS 15; this is") as refused:
+    with pytest.raises(SetupError, match="needs macOS 15; this is") as refused:
         engine()
-    assert "export coreml" in refused.value.cure
+    assert "export coreml" in refused.value.hint
 
 
 @pytest.mark.parametrize(("version", "runs"), [("", False), ("14.7.1", False), ("15.0", True)])
@@ -346,9 +346,9 @@ def test_a_model_that_core_ml_does_not_take_is_named(monkeypatch, tmp_path):
         raise RuntimeError("no such unit")
 
     monkeypatch.setattr("coremltools.models.MLModel", refuse)
-    with pytest.raises(EnvironmentError_, match=r"not load X.mlpackage: no such unit") as refused:
+    with pytest.raises(SetupError, match=r"not load X.mlpackage: no such unit") as refused:
         coreml_decoder.load_model(tmp_path / "X.mlpackage")
-    assert str(tmp_path) in refused.value.cure
+    assert str(tmp_path) in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_model_that_core_ml_does_not_take_is_named(monkeypatch, tmp_path):
     ],
 )
 def test_what_core_ml_cannot_do_is_a_usage_error(apple, options, says):
-    with pytest.raises((UsageError, EnvironmentError_), match=says):
+    with pytest.raises((UsageError, SetupError), match=says):
         engine(**options)
 
 
@@ -390,7 +390,7 @@ def test_a_missing_package_is_named_with_its_cure(load_checkpoint, tmp_path, mon
     monkeypatch.setitem(__import__("sys").modules, "coremltools", None)
     with pytest.raises(MissingPackageError, match="coremltools") as refused:
         export(load_checkpoint("tiny-random"), tmp_path, ExportOptions(8))
-    assert "[coreml]" in refused.value.cure
+    assert "[coreml]" in refused.value.hint
 
 
 def test_the_command_writes_a_folder_and_names_it(tmp_path, capsys, monkeypatch):

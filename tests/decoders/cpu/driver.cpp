@@ -4,20 +4,39 @@
 // Tests compile it together with both: for sanitizers, which Python cannot be loaded into,
 // and for processors that this machine is not, where an emulator runs it.
 //
-//   driver THREADS [fork]
+//   driver THREADS [fork | starve]    starve: every call, with every allocation failing once
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cpu_decoder.h"
 #include "cpu_vocoder.h"
+
+// The allocation that fails, counted down over all threads; negative: none does.
+static std::atomic<int> failing{-1};
+
+static void* allocate(size_t size, size_t align) {
+  void* memory = nullptr;
+  if (failing.load() >= 0 && failing.fetch_sub(1) == 0) throw std::bad_alloc();
+  if (posix_memalign(&memory, align, size)) throw std::bad_alloc();
+  return memory;
+}
+void* operator new(size_t size) { return allocate(size, 16); }
+void* operator new(size_t size, std::align_val_t align) { return allocate(size, size_t(align)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -145,6 +164,20 @@ void expect(bool is_true, const char* what) {
   std::exit(1);
 }
 
+// Makes a call again and again; each time one allocation later fails, until none is left to fail.
+// In between every failure has to be one that the call reports.
+void starve(const char* what, const std::function<int32_t()>& call) {
+  int num_failed = 0;
+  for (bool is_over = false; !is_over; ++num_failed) {
+    failing = num_failed;
+    const int32_t status = call();
+    is_over = failing >= 0;
+    failing = -1;
+    expect(status == (is_over ? kDone : kOutOfMemory), what);
+  }
+  std::printf("%s: %d allocations\n", what, num_failed - 1);
+}
+
 // Draws frames of some slots and prints them.
 void step(void* decoder, const std::vector<int>& slots, int num_frames) {
   const size_t num = slots.size(), frames = num * num_frames;
@@ -182,7 +215,13 @@ void speak(void* pool, const ModelSource& model) {
                                    1.05f,
                                    1,
                                    uint64_t(slot)};
-    expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept, 3,
+    std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
+    for (int first = 0; first < kept; first += 20) {  // across a block of 16 positions
+      float* to = cached.data() + first * qwen_cpu_decoder_kept_floats(decoder);
+      qwen_cpu_decoder_read_cache(decoder, 3, first, 20, to);
+    }
+    qwen_cpu_decoder_write_cache(decoder, slot, 0, kept, cached.data());
+    expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept,
                                     rows.data() + hidden) == kDone,
            "a prompt");
     expect(qwen_cpu_decoder_write_text(decoder, slot, rows.data() + 2 * hidden, slot) == kDone,
@@ -198,11 +237,35 @@ void speak(void* pool, const ModelSource& model) {
   qwen_cpu_decoder_destroy(decoder);
 }
 
+StreamOptions sampled(uint64_t seed) {
+  return {{0.9f, 0.8f, 9, 1}, {0.8f, 0.9f, 7, 1}, 1.05f, 1, seed};
+}
+
+// Making a decoder, a prompt, text and a frame, each with too little memory at every moment.
+void starve_decoder(const ModelSource& model) {
+  void *pool = nullptr, *decoder = nullptr;
+  starve("a pool", [&] { return (pool = qwen_cpu_pool_create(3)) ? kDone : kOutOfMemory; });
+  starve("a decoder", [&] { return qwen_cpu_decoder_create(pool, &model, &decoder); });
+  const int hidden = model.talker.hidden_size, length = 20;
+  const std::vector<float> rows(size_t(length) * hidden, 0.5f);
+  const StreamOptions options = sampled(3);
+  starve("a prompt", [&] {
+    return qwen_cpu_decoder_prefill(decoder, 0, &options, rows.data(), length, 0, rows.data());
+  });
+  starve("text", [&] { return qwen_cpu_decoder_write_text(decoder, 0, rows.data(), 9); });
+  int slots[] = {0}, done[1], ended[1], bad[1], codes[2 * kGroups];
+  const StepRequest request = {slots, 1, 2, nullptr, codes, done, ended, bad, nullptr, nullptr};
+  starve("a step", [&] { return qwen_cpu_decoder_step(decoder, &request); });
+  expect(done[0] == 2 || ended[0], "frames behind all that");
+  qwen_cpu_decoder_destroy(decoder);
+  qwen_cpu_pool_destroy(pool);
+}
+
 // A vocoder whose blocks have 64 channels, so that transforms are used, then 24, and the state of
 // its streams.
 class Vocoder {
  public:
-  explicit Vocoder(void* pool) {
+  explicit Vocoder(void* pool, bool is_starved = false) : is_starved_(is_starved) {
     state = 3;
     source_.num_codebooks = 3, source_.codebook_size = 20, source_.codebook_dim = 6;
     source_.tables = floats(3 * 20 * 6, 0.5f);
@@ -231,7 +294,9 @@ class Vocoder {
     add(2, 64, 24, 2, 1, true), add(7, 24, 24, 1, 9, true), add(1, 24, 24, 1, 1, true);
     add(7, 24, 1, 1, 1, true);
     source_.convolutions = convolutions_.data(), source_.vectors = vectors_.data();
-    expect(qwen_cpu_vocoder_create(pool, &source_, &handle_) == kDone, "making the vocoder");
+    const auto make = [&] { return qwen_cpu_vocoder_create(pool, &source_, &handle_); };
+    if (is_starved) starve("a vocoder", make);
+    expect(is_starved || make() == kDone, "making the vocoder");
   }
   ~Vocoder() { qwen_cpu_vocoder_destroy(handle_); }
 
@@ -246,7 +311,9 @@ class Vocoder {
       std::vector<float> pcm(num_streams * (num_frames - num_silent) * source_.samples_per_frame);
       const VocoderRequest request = {codes.data(), addresses.data(), num_streams,
                                       num_frames,   num_silent,       pcm.data()};
-      expect(qwen_cpu_vocoder_step(handle_, &request) == kDone, "a chunk");
+      const auto step = [&] { return qwen_cpu_vocoder_step(handle_, &request); };
+      if (is_starved_) starve("a chunk", step);
+      expect(step() == kDone, "a chunk");
       codes.back() = source_.codebook_size;
       expect(qwen_cpu_vocoder_step(handle_, &request) == kBadCode, "a bad code");
       std::printf("samples");
@@ -278,6 +345,7 @@ class Vocoder {
   }
 
   VocoderSource source_{};
+  const bool is_starved_;
   void* handle_ = nullptr;
   int num_values_ = 0;
   std::deque<std::vector<float>> floats_;
@@ -299,6 +367,12 @@ int main(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
   void* pool = qwen_cpu_pool_create(num_threads);
   expect(pool != nullptr, "making threads");
+  if (argc > 2 && std::string(argv[2]) == "starve") {
+    for (int32_t format : {kSourceFloat32, kSourceInt8})
+      starve_decoder(Weights(Kind{"", format, format == kSourceInt8 ? 64 : 0}, 80, 48, 1).model());
+    Vocoder(pool, true).decode(3, 0, {8, 1});
+    return 0;
+  }
   std::fprintf(stderr, "%s\n", qwen_cpu_instruction_set());
   std::printf("vocoder\n");
   be_heard(pool);

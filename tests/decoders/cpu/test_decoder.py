@@ -13,6 +13,7 @@ import torch
 from tolerances import LOGITS_F32, LOGITS_INT8_RMS
 
 from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.errors import GenerationError, UnsupportedModel, UsageError
 from qwen_megakernel.records import Sampling
 
@@ -151,8 +152,40 @@ def test_cancel_at_any_moment_loses_no_frame(load_checkpoint, native, prompt):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+# One number of each kind of vector, and of the prompt, behind every kind of narrowing.
+BROKEN = {
+    "talker.input_layernorm": "model.layers.0.input_layernorm.weight",
+    "talker.post_attention_layernorm": "model.layers.1.post_attention_layernorm.weight",
+    "talker.k_norm": "model.layers.0.self_attn.k_norm.weight",
+    "talker.norm": "model.norm.weight",
+    "predictor.input_layernorm": "code_predictor.model.layers.0.input_layernorm.weight",
+    "predictor.q_norm": "code_predictor.model.layers.0.self_attn.q_norm.weight",
+    "predictor.norm": "code_predictor.model.norm.weight",
+}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("weights", [None, "int8", "int8-groups-heads"])
+@pytest.mark.parametrize("name", [*BROKEN, "the prompt"])
+def test_a_number_that_is_not_finite_is_never_lost_on_the_way(
+    load_checkpoint, native, prompt, name, weights, value
+):
+    checkpoint = stored(load_checkpoint("tiny-random"), weights)
+    prefill = prompt(checkpoint)
+    if name == "the prompt":
+        prefill.embeds[3, 5] = value
+    else:
+        vector = checkpoint.talker[BROKEN[name]].clone()
+        vector[7] = value
+        checkpoint = replace(checkpoint, talker=checkpoint.talker | {BROKEN[name]: vector})
+    decoder = native(checkpoint)
+    begin(decoder, prefill)
+    with pytest.raises(GenerationError, match=r"codebook \d are not finite"):
+        decoder.step([0], 3)
+
+
 @pytest.mark.parametrize("name", ["codec_head.weight", "code_predictor.lm_head.3.weight"])
-def test_nan_ends_the_streams_of_the_step_and_no_other(load_checkpoint, native, prompt, name):
+def test_nan_ends_a_stream_and_names_the_codebook(load_checkpoint, native, prompt, name):
     checkpoint = load_checkpoint("tiny-random")
     broken = replace(
         checkpoint, talker=checkpoint.talker | {name: checkpoint.talker[name] * torch.nan}
@@ -168,6 +201,37 @@ def test_nan_ends_the_streams_of_the_step_and_no_other(load_checkpoint, native, 
         decoder.step([0], 1)
 
 
+@pytest.mark.parametrize("weights", [None, "int8-groups-heads"])
+def test_a_stream_of_nan_is_lost_alone(load_checkpoint, native, prompt, weights):
+    checkpoint = stored(load_checkpoint("tiny-random"), weights)
+    decoder, alone = native(checkpoint, 3), native(checkpoint)
+    for slot in range(3):
+        prefill = prompt(checkpoint, slot)
+        if slot == 1:  # its second frame reads a text row of NaN
+            prefill.trailing_text[0] = torch.nan
+        begin(decoder, prefill, slot=slot, seed=slot)
+    result = decoder.step([0, 1, 2], 3)
+    assert list(result.failures) == [1]
+    assert "codebook 0 are not finite" in str(result.failures[1])
+    assert (result.num_frames, result.ended) == ((3, 1, 3), (False,) * 3)
+    with pytest.raises(UsageError, match="no stream"):
+        decoder.step([1], 1)
+    late = decoder.step([0, 2], 2)
+    for row, slot in enumerate((0, 2)):
+        begin(alone, prompt(checkpoint, slot), seed=slot)
+        np.testing.assert_array_equal(result.codes[slot], alone.step([0], 3).codes[0])
+        np.testing.assert_array_equal(late.codes[row], alone.step([0], 2).codes[0])
+
+
+def kept_by(decoder, monkeypatch):
+    """Of every prompt from here on: how many positions it found ready."""
+    found, restore = [], decoder._restore
+    monkeypatch.setattr(
+        decoder, "_restore", lambda *given: found.append(restore(*given)) or found[-1]
+    )
+    return found
+
+
 def test_a_prompt_that_begins_as_another_reuses_its_keys(
     load_checkpoint, native, prompt, monkeypatch
 ):
@@ -179,15 +243,41 @@ def test_a_prompt_that_begins_as_another_reuses_its_keys(
     decoder.step([0], 3)
     begin(fresh, second, MODES["sampled"])
     want = fresh.step([0], 6)
-    kept = []
-    inner = decoder._longest_prefix
-    monkeypatch.setattr(
-        decoder, "_longest_prefix", lambda *given: kept.append(inner(*given)) or kept[-1]
-    )
-    for slot in (1, 0):  # of another slot, then of its own
+    kept = kept_by(decoder, monkeypatch)
+    for slot in (1, 0):
         begin(decoder, second, MODES["sampled"], slot)
         assert_same(decoder.step([slot], 6), want)
-    assert kept == [(0, 33), (1, 41)]
+    assert kept == [33, 41]
+
+
+def test_a_voices_beginning_outlives_other_voices_and_its_texts(
+    load_checkpoint, native, prompt, monkeypatch
+):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder, fresh = native(checkpoint), native(checkpoint)
+    heads = [prompt(checkpoint, seed=voice, num_positions=20).embeds for voice in (1, 2)]
+    kept = kept_by(decoder, monkeypatch)
+    for index in range(6):
+        text = prompt(checkpoint, seed=10 + index, num_positions=9)
+        spoken = replace(text, embeds=torch.cat([heads[index % 2], text.embeds]))
+        for each in (decoder, fresh):
+            begin(each, spoken)
+        fresh._prefixes = PrefixCache(0, fresh._kept_floats)  # it knows nothing
+        assert_same(decoder.step([0], 4), fresh.step([0], 4))
+    assert kept == [0, 0, 20, 20, 20, 20]
+
+
+def test_a_prompt_that_its_caller_writes_over_is_still_known(
+    load_checkpoint, native, prompt, monkeypatch
+):
+    checkpoint = load_checkpoint("tiny-random")
+    decoder = native(checkpoint)
+    given = prompt(checkpoint)
+    begin(decoder, given)
+    kept = kept_by(decoder, monkeypatch)
+    given.embeds[4:] += 1
+    begin(decoder, given)
+    assert kept == [4]
 
 
 def test_a_forked_child_decodes_and_so_does_its_parent(load_checkpoint, native, prompt):
@@ -230,7 +320,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     make(2000)
 except OutOfMemory as error:
-    assert "fewer slots" in error.cure
+    assert "fewer slots" in error.hint
     make(1)
     sys.exit(7)
 """

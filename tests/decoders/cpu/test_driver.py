@@ -155,6 +155,13 @@ def test_a_planted_fault_is_noticed(program, fault):
     assert done.returncode and re.search(words, done.stderr), done.stderr[-800:]
 
 
+def test_every_allocation_may_fail_and_leaks_nothing(program):
+    made = program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS["address"]])
+    done = run(made, "3", "starve")
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]
+    assert done.stdout.count(" allocations") == 13
+
+
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_no_sanitizer_finds_anything_in_the_sources(program, expected, sanitizer):
     made = program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS[sanitizer]])

@@ -11,7 +11,7 @@ from sheen_toys import CODEBOOK_SIZE as SIZE
 from sheen_toys import TEXTS, needs_espeak
 from tolerances import nearly
 
-from qwen_megakernel.errors import DatasetError, EnvironmentError_, UsageError
+from qwen_megakernel.errors import DatasetError, SetupError, UsageError
 from qwen_megakernel.sheen import codes, phonemes
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.prepare import prepare, read_metadata
@@ -142,7 +142,7 @@ def test_punctuation_stays_where_it_is_heard():
 def test_without_espeak_it_is_named(folder, codec, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
     write(folder, "a|text")
-    with pytest.raises(EnvironmentError_, match="espeak-ng, which is not installed"):
+    with pytest.raises(SetupError, match="espeak-ng, which is not installed"):
         prepare(folder, folder / "out.jsonl", codec, espeak="en-us")
     assert not (folder / "out.jsonl").exists()
 

@@ -73,7 +73,9 @@ def build(
         return dict(zip(names, ptx, strict=True))
 
     key = compiling.key_of(
-        nvcc, [*command, *(change or ())], kernel_build.sources(), compiling.source_folder()
+        [nvcc, compiling.version_of(nvcc), *command, *(change or ())],
+        kernel_build.sources(),
+        compiling.source_folder(),
     )
     return assemble(key, compile_kernels, host, defines, sanitize, not program, count)
 

@@ -1,0 +1,85 @@
+"""The tree of prompts' beginnings: what it finds, what it takes, and what it forgets first."""
+
+import random
+
+import pytest
+import torch
+
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
+
+KEPT = 6
+BYTES = 4 * (1 + KEPT)  # of a position
+
+
+def rows(text):
+    return torch.tensor([[float(ord(letter))] for letter in text]).reshape(-1, 1)
+
+
+def kept(text, first=0):
+    """Keys and values that depend on everything up to their position, as real ones do."""
+    return torch.tensor(
+        [[float(hash(text[: i + 1]) % 997)] * KEPT for i in range(first, len(text))]
+    )
+
+
+def add(cache, text):
+    read = []
+
+    def reader(first, count):
+        read.append((first, count))
+        return kept(text[: first + count], first)
+
+    cache.add(rows(text), reader)
+    return read
+
+
+def known(cache, text):
+    found = cache.find(rows(text))
+    assert torch.equal(found, kept(text[: len(found)]).reshape(-1, KEPT))
+    return text[: len(found)]
+
+
+def test_a_beginning_is_shared_and_only_what_is_new_is_read():
+    cache = PrefixCache(100 * BYTES, KEPT)
+    assert known(cache, "ada speaks") == ""
+    assert add(cache, "ada speaks") == [(0, 10)]
+    assert known(cache, "ada sings") == "ada s"
+    assert add(cache, "ada sings") == [(5, 4)]
+    assert add(cache, "ada") == []
+    assert cache.num_bytes == 14 * BYTES
+    assert known(cache, "ada speaks up") == "ada speaks"
+    assert known(cache, "bob") == ""
+
+
+def test_the_oldest_texts_are_forgotten_before_what_they_share():
+    cache = PrefixCache(20 * BYTES, KEPT)
+    for text in ("voice: one", "voice: two", "voice: six", "voice: ten", "other"):
+        add(cache, text)
+    assert cache.num_bytes <= 20 * BYTES
+    assert known(cache, "voice: one") == "voice: "
+    assert known(cache, "voice: ten") == "voice: ten"
+    assert known(cache, "other") == "other"
+
+
+def test_a_prompt_longer_than_the_limit_is_kept_in_part():
+    cache = PrefixCache(5 * BYTES, KEPT)
+    assert add(cache, "a long prompt") == [(0, 5)]
+    assert known(cache, "a long story") == "a lon"
+    assert add(PrefixCache(0, KEPT), "anything") == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_found_is_always_right_and_never_too_large(seed):
+    chance, cache = random.Random(seed), PrefixCache(40 * BYTES, KEPT)
+    for _ in range(400):
+        text = "".join(chance.choice("ab") for _ in range(chance.randint(1, 12)))
+        known(cache, text)
+        add(cache, text)
+        assert known(cache, text) == text
+        nodes, total = [cache._root], 0
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children
+            total += node.num_bytes
+            assert len({child.rows[0, 0].item() for child in node.children}) == len(node.children)
+        assert total == cache.num_bytes <= 40 * BYTES

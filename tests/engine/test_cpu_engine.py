@@ -1,0 +1,85 @@
+"""Engines on the native CPU decoder: what one stream, or one engine, must not do to another."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tolerances import PCM16
+
+from qwen_megakernel import Speech, TTSEngine
+from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel
+from qwen_megakernel.vocoder.vocoder import Vocoder
+
+TEXT = "One of these streams is going to fail."
+
+
+@pytest.fixture(scope="module")
+def two_slots():
+    with TTSEngine.from_pretrained(
+        "tiny-random", backend="cpu", num_slots=2, max_frames=64, warmup=False
+    ) as engine:
+        yield engine
+
+
+def test_a_stream_of_nan_ends_with_its_error_and_its_neighbour_goes_on(two_slots, monkeypatch):
+    decoder = two_slots._loop.stages.decoder
+    prefill, beside = decoder.prefill, []
+
+    def broken_prefill(slot, given, sampling, *, seed, **options):
+        if seed == 13:
+            given = replace(given, embeds=given.embeds * torch.nan)
+        prefill(slot, given, sampling, seed=seed, **options)
+
+    launch = decoder.launch
+
+    def watched_launch(slots, num_frames):
+        beside.append(len(slots))
+        return launch(slots, num_frames)
+
+    alone = Speech.collect(two_slots.stream(TEXT, seed=7, max_frames=20))
+    monkeypatch.setattr(decoder, "prefill", broken_prefill)
+    monkeypatch.setattr(decoder, "launch", watched_launch)
+    streams = [two_slots.stream(TEXT, seed=seed, max_frames=20) for seed in (7, 13)]
+    healthy = Speech.collect(streams[0])
+    with pytest.raises(GenerationError, match="codebook 0 are not finite"):
+        list(streams[1])
+    assert 2 in beside
+    np.testing.assert_array_equal(healthy.audio, alone.audio)
+
+
+def plant(monkeypatch, name, error):
+    def refuse(*given, **options):
+        raise error
+
+    monkeypatch.setattr(name, refuse)
+
+
+DECODER = "qwen_megakernel.decoders.cpu.decoder.CpuDecoder.__init__"
+VOCODER = "qwen_megakernel.tts_engine.CpuVocoder"
+OPTIONS = {"max_frames": 64, "warmup": False, "device": "cpu"}
+
+
+def test_a_vocoder_that_cannot_be_made_is_replaced_under_auto_alone(monkeypatch, caplog):
+    plant(monkeypatch, VOCODER, UnsupportedModel("It has 7 heads."))
+    with TTSEngine.from_pretrained("tiny-random", backend="auto", **OPTIONS) as engine:
+        assert engine.backend == "cpu" and type(engine._loop.stages.vocoder) is Vocoder
+        assert engine.why.endswith("; the vocoder by PyTorch: It has 7 heads.")
+        assert "The vocoder is PyTorch's instead" in caplog.text
+        fallen_back = engine.synthesize(TEXT, seed=7, max_frames=8)
+    with pytest.raises(UnsupportedModel, match="7 heads"):
+        TTSEngine.from_pretrained("tiny-random", backend="cpu", **OPTIONS)
+    monkeypatch.undo()
+    with TTSEngine.from_pretrained("tiny-random", backend="auto", **OPTIONS) as engine:
+        assert "PyTorch" not in engine.why
+        speech = engine.synthesize(TEXT, seed=7, max_frames=8)
+    np.testing.assert_array_equal(fallen_back.codes, speech.codes)
+    assert np.abs(fallen_back.audio - speech.audio).max() <= PCM16
+
+
+@pytest.mark.parametrize("name", [DECODER, VOCODER])
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_too_little_memory_is_an_error_whoever_chose_the_backend(monkeypatch, name, backend):
+    plant(monkeypatch, name, OutOfMemory("It does not fit.", hint="Fewer slots."))
+    with pytest.raises(OutOfMemory, match="does not fit"):
+        TTSEngine.from_pretrained("tiny-random", backend=backend, **OPTIONS)

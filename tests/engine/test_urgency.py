@@ -1,0 +1,130 @@
+"""Whose chunk the vocoder takes first, and whose waits, by what each reader has left to play."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import TEXT, VOICE, tiny_engine
+
+from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
+from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.stages import StageTimes
+from qwen_megakernel.engine.stream import Speech, StreamState
+from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.text.parts import TextPart
+
+NOTHING = torch.zeros(0, dtype=torch.int64)
+RATE, FRAME_SAMPLES = 24000, 1920
+
+
+class Vocoder:
+    """Notes whose frames it decodes, and how many."""
+
+    lookahead = 0
+
+    def __init__(self, log):
+        self.log = log
+
+    def new_state(self):
+        return None
+
+    def step(self, codes, states):
+        self.log.append(("vocoder", *states, codes.shape[1]))
+        return torch.full((len(codes), codes.shape[1] * FRAME_SAMPLES), 0.5)
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """room(name=(lead, frames), ...): a delivery, its streams and the log of what it does."""
+
+    def build(is_asynchronous=False, **streams):
+        log, made = [], {}
+        table = SlotTable(len(streams), on_finished=lambda state: None, look_again=lambda: None)
+        vocoder = Vocoder(log)
+        for lead_s, num_frames in streams.values():
+            request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
+            state = StreamState(request, TextIds(NOTHING, NOTHING), None, None, RATE)
+            table.waiting.append(ActiveStream(state))
+            if lead_s is not None:
+                # A reader that has played all but `lead_s` of twenty seconds.
+                state.started = time.perf_counter() - 20 + lead_s
+                state.timings["first_chunk"], state.delivered_s = 0.0, 20.0
+        table.admit(vocoder)
+        for name, stream in zip(streams, table.active(), strict=True):
+            part = TextPart.whole(NOTHING)
+            stream.begin_part(part, 9, text_open=False, max_frames=200, vocoder=name)
+            frames = np.arange(streams[name][1] * 2).reshape(-1, 2)
+            stream.take_frames(frames, ended=False)
+            made[name] = stream
+        monkeypatch.setattr(
+            StreamState,
+            "deliver",
+            lambda state, samples, first, count: log.append(("deliver", count)),
+        )
+        delivery = ChunkDelivery(vocoder, table, StageTimes(), is_asynchronous=is_asynchronous)
+        return delivery, made, log
+
+    return build
+
+
+def test_a_first_chunk_leaves_before_the_vocoder_begins_a_neighbours(room):
+    delivery, _, log = room(old=(1.0, 10), new=(None, 1), older=(1.5, 10))
+    assert not delivery.start_vocoder([])
+    assert log == [
+        ("vocoder", "new", 1),
+        ("deliver", 1),
+        ("vocoder", "old", "older", 10),
+        ("deliver", 10),
+        ("deliver", 10),
+    ]
+
+
+def test_the_stream_that_is_about_to_run_dry_comes_first(room):
+    delivery, _, log = room(ahead=(1.9, 8), dry=(0.1, 10), next=(0.7, 4))
+    delivery.start_vocoder([])
+    assert [event[1] for event in log if event[0] == "vocoder"] == ["dry", "next", "ahead"]
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_stream_far_ahead_waits_while_another_is_hungry(room, is_due):
+    """Whether the hungry stream's chunk is due or its frames are still being drawn."""
+    far, hungry = FAR_AHEAD_S + 1, HUNGRY_S - 0.3
+    delivery, streams, log = room(far=(far, 10), hungry=(hungry, 4))
+    if not is_due:
+        streams["hungry"].pending.pop()
+    assert delivery.start_vocoder([streams["hungry"]])
+    heard = [event[1] for event in log if event[0] == "vocoder"]
+    assert heard == (["hungry"] if is_due else [])
+    assert streams["far"].frames_until_due == 0  # so that it draws no further
+
+
+def test_a_stream_far_ahead_does_not_wait_for_one_that_has_enough(room):
+    delivery, _, log = room(far=(FAR_AHEAD_S + 1, 10), fed=(HUNGRY_S + 0.3, 4))
+    assert not delivery.start_vocoder([])
+    assert [event[1] for event in log if event[0] == "vocoder"] == ["fed", "far"]
+
+
+def test_where_the_device_is_asynchronous_every_chunk_is_started_before_one_is_waited_for(room):
+    delivery, _, log = room(is_asynchronous=True, old=(1.0, 10), new=(None, 1))
+    delivery.start_vocoder([])
+    assert log == [("vocoder", "new", 1), ("vocoder", "old", 10)]
+    delivery.deliver()
+    assert log[2:] == [("deliver", 1), ("deliver", 10)]
+
+
+def test_what_waited_is_spoken_when_the_hungry_stream_has_ended(monkeypatch):
+    """One stream far ahead of its reader, and short ones that are hungry from first to last."""
+    with tiny_engine(backend="torch", num_slots=2) as tts:
+        options = {"voice": VOICE, "chunk_frames": 4}
+        alone = tts.synthesize(TEXT, seed=1, max_frames=40, **options)
+        lead = ActiveStream.lead_s.fget
+        monkeypatch.setattr(
+            ActiveStream,
+            "lead_s",
+            property(lambda self: 9.0 if self.state.request.seed == 1 else lead(self) - 9),
+        )
+        long = tts.stream(TEXT, seed=1, max_frames=40, **options)
+        for seed in range(2, 5):
+            assert len(tts.synthesize(TEXT, seed=seed, max_frames=6, **options).codes)
+        assert np.array_equal(Speech.collect(long).codes, alone.codes)

@@ -1,0 +1,74 @@
+"""The way of a text through the program, as docs/architecture.md lists it."""
+
+import re
+import sys
+from pathlib import Path
+
+from commands import ROOT
+from tiny_speech import TEXT, VOICE, tiny_engine
+
+import qwen_megakernel
+
+PACKAGE = Path(qwen_megakernel.__file__).parent
+ROW = re.compile(r"^\| `([A-Za-z]+\.\w+)` \| `([\w/]+\.py)` \|")
+DEEP = re.compile(r"five calls deep: (.*?), which calls the compiled library", re.DOTALL)
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def listed() -> list[tuple[str, str]]:
+    """Function and file of each call of the table."""
+    return [row.groups() for line in PAGE.splitlines() if (row := ROW.match(line))]
+
+
+def called(frame) -> tuple[str, str]:
+    """Function and file of a Python frame; the file is "" outside of the package."""
+    path = Path(frame.f_code.co_filename)
+    inside = path.is_relative_to(PACKAGE)
+    return frame.f_code.co_qualname, path.relative_to(PACKAGE).as_posix() if inside else ""
+
+
+def test_a_text_goes_through_the_calls_of_the_table_in_their_order():
+    """A call counts when it returns: the last one waits for the chunk of the others."""
+    table, seen = listed(), []
+
+    def profile(frame, event, argument):
+        if event in ("call", "return") and (name := called(frame)) in table:
+            waits = name[0] == "SpeechStream.__next__"
+            begun = bool(seen) or name == table[0]  # the loop takes turns before
+            if begun and (event == "return") is waits and name not in seen:
+                seen.append(name)
+
+    with tiny_engine(backend="torch") as tts:
+        tts._loop.run(lambda: sys.setprofile(profile))
+        sys.setprofile(profile)
+        try:
+            stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=1)
+            assert next(stream).num_frames == 1
+        finally:
+            sys.setprofile(None)
+            tts._loop.run(lambda: sys.setprofile(None))
+    assert len(table) == 11
+    assert seen == table
+
+
+def test_a_step_of_the_kernel_is_as_deep_as_the_page_says(monkeypatch):
+    stacks = []
+    with tiny_engine(backend="emulation") as tts:
+        library = type(tts._loop._decoder.library)
+        step = library.step
+
+        def noting_step(self, *arguments):
+            stack, frame = ["KernelLibrary.step"], sys._getframe(1)
+            while frame.f_code.co_name != "_turn":
+                if called(frame)[1]:
+                    stack.insert(0, frame.f_code.co_qualname)
+                frame = frame.f_back
+            stacks.append(stack)
+            return step(self, *arguments)
+
+        monkeypatch.setattr(library, "step", noting_step)
+        tts.synthesize(TEXT, voice=VOICE, seed=1, max_frames=2)
+    assert stacks
+    told = re.findall(r"`([\w.]+)`", DEEP.search(PAGE)[1])
+    assert len(told) == 5
+    assert all(stack == told for stack in stacks)

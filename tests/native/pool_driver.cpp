@@ -1,0 +1,184 @@
+// Runs the pool of csrc/cpu by itself, with faults and delays that no machine brings on request.
+//
+//   pool_driver CHECK    one of the names at the bottom; exit code 0: it holds
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "pool.h"
+#include "status.h"
+
+using qwen_tts::Pool;
+using std::chrono::milliseconds;
+
+// The allocation that fails, counted down; negative: none does.
+static std::atomic<int> failing{-1};
+
+void* operator new(size_t size) {
+  if (failing.load() >= 0 && failing.fetch_sub(1) == 0) throw std::bad_alloc();
+  void* memory = std::malloc(size);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+void* operator new(size_t size, std::align_val_t align) {
+  if (failing.load() >= 0 && failing.fetch_sub(1) == 0) throw std::bad_alloc();
+  void* memory = nullptr;
+  if (posix_memalign(&memory, size_t(align), size)) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace {
+
+void expect(bool is_true, const char* what) {
+  if (is_true) return;
+  std::printf("FAILED: %s\n", what);
+  std::fflush(stdout);
+  _exit(1);
+}
+
+struct Idle {
+  void operator()(int, int) {}
+};
+
+// A job that the workers of the pool did, each once.
+int workers_of(Pool& pool) {
+  std::atomic<int> num_calls{0};
+  pool.run([&](int, int) { ++num_calls; });
+  return num_calls;
+}
+
+// Whether an attempt went through; false: an allocation failed in it.
+template <class Try>
+bool goes_through(int failing_one, Try attempt) {
+  failing = failing_one;
+  bool is_done = true;
+  try {
+    attempt();
+  } catch (const std::bad_alloc&) {
+    is_done = false;
+  }
+  failing = -1;
+  return is_done;
+}
+
+void check_refused_threads() {
+  int num_failed = 0;
+  for (;; ++num_failed) {
+    std::unique_ptr<Pool> pool;
+    if (!goes_through(num_failed, [&] { pool = std::make_unique<Pool>(4); })) continue;
+    expect(workers_of(*pool) == 4, "a pool of 4 threads");
+    break;
+  }
+  expect(num_failed >= 8, "that some allocation of each thread failed");
+}
+
+void check_refused_threads_of_a_fork() {
+  Pool pool(4);
+  const pid_t child = fork();
+  if (child == 0) {
+    int num_failed = 0;
+    while (!goes_through(num_failed, [&] { pool.run(Idle()); })) ++num_failed;
+    expect(num_failed >= 8, "that some allocation of each thread failed");
+    expect(workers_of(pool) == 4, "4 workers in a child");
+    _exit(0);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "a child whose threads were refused at first");
+  expect(workers_of(pool) == 4, "4 workers in the parent");
+}
+
+void sleep_for(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
+
+// A worker's last wait ends after the job; the next job is not late by it.
+void check_lateness_stays_with_its_job() {
+  int num_good = 0;
+  for (int trial = 0; trial < 5; ++trial) {
+    Pool pool(2);
+    pool.run([&](int worker, int) {
+      if (worker == 0) sleep_for(40);
+    });
+    pool.run(Idle());
+    num_good += pool.num_workers() == 2;
+  }
+  expect(num_good > 0, "two workers after a job that nobody waited in");
+}
+
+void check_a_taken_core_is_left_and_tried_again() {
+  Pool pool(2);
+  // What a busy program does: the second worker gets its core late.
+  auto job = [&](int worker, int) {
+    if (worker == 1) sleep_for(2);
+    pool.barrier(worker);
+  };
+  pool.run(job);
+  expect(pool.num_workers() == 1, "one worker fewer where one came late");
+  expect(workers_of(pool) == 1, "jobs of one worker");
+  sleep_for(25);
+  pool.run(Idle());
+  expect(pool.num_workers() == 2, "a trial after 20 ms");
+  pool.run(job);
+  expect(pool.num_workers() == 1, "one worker fewer again");
+  sleep_for(25);
+  pool.run(Idle());
+  expect(pool.num_workers() == 1, "more patience after a trial that failed");
+  sleep_for(25);
+  pool.run(Idle());
+  expect(pool.num_workers() == 2, "a trial after 40 ms");
+}
+
+// Looked at from another thread while jobs change it: for the thread sanitizer.
+void check_workers_may_be_asked_for_at_any_time() {
+  Pool pool(3);
+  std::atomic<bool> is_over{false};
+  std::thread watcher([&] {
+    while (!is_over) expect(pool.num_workers() >= 1, "a number of workers");
+  });
+  for (int i = 0; i < 50; ++i)
+    pool.run([&](int worker, int) {
+      if (worker == i % 3) sleep_for(1);
+      pool.barrier(worker);
+    });
+  is_over = true;
+  watcher.join();
+}
+
+void check_no_exception_leaves_a_call() {
+  using qwen_tts::status_of;
+  expect(status_of([] {}) == kDone, "done");
+  expect(status_of([] { throw std::bad_alloc(); }) == kOutOfMemory, "no memory");
+  expect(status_of([] { throw std::length_error(""); }) == kOutOfMemory, "a length");
+  const auto error = std::make_error_code(std::errc::resource_unavailable_try_again);
+  expect(status_of([=] { throw std::system_error(error); }) == kNoThreads, "no threads");
+  expect(status_of([] { throw 1; }) == kUnforeseen, "anything else");
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const struct {
+    const char* name;
+    void (*check)();
+  } checks[] = {
+      {"refused threads", check_refused_threads},
+      {"refused threads of a fork", check_refused_threads_of_a_fork},
+      {"lateness", check_lateness_stays_with_its_job},
+      {"a taken core", check_a_taken_core_is_left_and_tried_again},
+      {"asking for workers", check_workers_may_be_asked_for_at_any_time},
+      {"exceptions", check_no_exception_leaves_a_call},
+  };
+  for (const auto& each : checks)
+    if (!std::strcmp(each.name, argv[1])) {
+      each.check();
+      return 0;
+    }
+  return 2;
+}
