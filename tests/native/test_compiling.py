@@ -180,7 +180,7 @@ def test_an_interrupt_ends_the_compiler(recipe, tmp_path, monkeypatch):
     real = subprocess.Popen.communicate
 
     def interrupted(self, *given, **options):
-        if options.get("timeout") == recipe.limit_seconds:
+        if options.get("timeout") == compiling.SECONDS_BETWEEN_WORDS:
             raise KeyboardInterrupt
         return real(self, *given, **options)
 
