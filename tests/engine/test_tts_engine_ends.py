@@ -306,20 +306,20 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
 
 
 def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monkeypatch):
-    def losing(slots, num_frames, *args):
-        result = step(slots, num_frames, *args)
-        if len(slots) < 3:
-            return result
-        result.codes[1:] = 0  # one launch of two streams that hung
-        return replace(
-            result,
-            num_frames=(result.num_frames[0], 0, 0),
-            failures=dict.fromkeys((1, 2), KernelTimeout("planted hang")),
-        )
+    def losing(slots, num_frames):
+        result = launch(slots, num_frames)()
+        if len(slots) == 3:
+            result.codes[1:] = 0  # one launch of two streams that hung
+            result = replace(
+                result,
+                num_frames=(result.num_frames[0], 0, 0),
+                failures=dict.fromkeys((1, 2), KernelTimeout("planted hang")),
+            )
+        return lambda: result
 
     with tiny_engine(num_slots=3) as tts:
-        step = tts._loop._decoder.step
-        monkeypatch.setattr(tts._loop._decoder, "step", losing)
+        launch = tts._loop._decoder.launch
+        monkeypatch.setattr(tts._loop._decoder, "launch", losing)
         expected = speak(tts, seed=1, max_frames=8).codes
         for _ in range(4):
             # Each of these steps of all three loses two; the next, of the first alone, is whole.

@@ -34,7 +34,8 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     stream = tts.stream(text_open=True, voice=VOICE, seed=stepwise.seed, max_frames=24)
     stream.feed("Hello there, how are ")
     assert next(stream).num_frames == 1
-    wait_until(lambda: not tts._loop._runnable())
+    slot = tts._loop._table.active()[0].index
+    wait_until(lambda: not tts._loop._decoder.frames_ready(slot))
     drawn = tts._loop._table.active()[0].num_frames
     time.sleep(0.1)
     assert tts._loop._table.active()[0].num_frames == drawn  # stalled: no pad was added

@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -122,7 +121,7 @@ def test_the_readmes_server_needs_no_more(without):
         for line in server.stderr:
             said.append(line)
             if "listening on" in line:
-                server.send_signal(signal.SIGINT)
+                server.terminate()
     assert any("listening on" in line for line in said), "".join(said)
 
 

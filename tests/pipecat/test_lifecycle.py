@@ -172,7 +172,7 @@ async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
         await run.say("Hello.")
         await run.until(TTSStoppedFrame)
         assert not engine.closed
-    load.assert_called_once_with(model="tiny-random")
+    load.assert_called_once_with("tiny-random")
     assert engine.closed
 
 

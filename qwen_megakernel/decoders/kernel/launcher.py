@@ -4,7 +4,7 @@ Slots and their accounts are the decoder's (decoder.py); a launch knows rows.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,10 @@ class Launcher:
             given = None if forced is None else forced[first : first + len(streams)].data_ptr()
             tapped = None if taps is None else self._room_for_logits(num_frames)
             try:
-                control = self._start_group(streams, num_frames, place, given, tapped)
+                control = self._take_control()
+                params = self._step_params(streams, num_frames, place, given, tapped, control)
+                with self._launching(control) as stream:
+                    self._library.step(params, self.num_blocks, stream)
                 launches.append(control)
                 self._steps.append(control)
             except (LaunchError, GenerationError) as error:
@@ -136,15 +139,16 @@ class Launcher:
 
         return wait
 
-    def _start_group(
+    def _step_params(
         self,
         streams: Sequence[Stream],
         num_frames: int,
         result: int,
         forced: int | None,
         logits: Tensor | None,
-    ) -> int:
-        """Enqueue one launch; returns its control block."""
+        control: int,
+    ) -> StepParams:
+        """The parameters of one launch that has the control block `control`."""
         buffers, n = self._buffers, len(streams)
         params = StepParams(
             model=buffers.model,
@@ -158,13 +162,11 @@ class Launcher:
             timeout_ns=self._timeout_ns(),
         )
         params.streams[:n] = streams
-        control = self._take_control()
         params.workspace = buffers.workspace_of(control)
         if logits is not None:
             params.workspace.logits = logits.data_ptr()
             params.logits_step = logits.stride(1)
-        self._enqueue(self._library.step, params, control)
-        return control
+        return params
 
     def _room_for_logits(self, num_frames: int) -> Tensor:
         """For the logits of every code of a launch, instead of one place for all of them."""
@@ -252,17 +254,22 @@ class Launcher:
             timeout_ns=self._timeout_ns(),
             **options,
         )
-        self._enqueue(self._library.forward, params, control)
+        with self._launching(control) as stream:
+            self._library.forward(params, self.num_blocks, stream)
         return control
 
     # ---- any launch
 
-    def _enqueue(self, launch: Callable[[Any, int, int], None], params: Any, control: int) -> None:
-        """Call an entry point of the library, behind the launches of other decoders."""
+    @contextlib.contextmanager
+    def _launching(self, control: int) -> Iterator[int]:
+        """The address of the stream for one launch, behind the launches of other decoders.
+
+        A launch that is refused within the block gives its control block back.
+        """
         device = self._buffers.device
         try:
             with current(device), in_order(device) as stream:
-                launch(params, self.num_blocks, stream)
+                yield stream
         except BaseException:
             self._buffers.controls.give_back(control, is_clean=True)
             raise
