@@ -134,7 +134,11 @@ def test_auto_takes_native_code_without_a_gpu_and_says_why(monkeypatch):
         (None, "no-such-compiler", "no native code"),
     ],
 )
-def test_auto_takes_torch_where_native_code_cannot_do_it(loaded, monkeypatch, dtype, planted, why):
+def test_auto_takes_torch_where_native_code_cannot_do_it(
+    loaded, monkeypatch, tmp_path, dtype, planted, why
+):
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))  # nothing was compiled before
+
     def find():
         if planted != "g++":
             raise BuildError("No C++ compiler.")
