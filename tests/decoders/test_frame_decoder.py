@@ -137,7 +137,7 @@ def test_auto_takes_native_code_without_a_gpu_and_says_why(monkeypatch):
 def test_auto_takes_torch_where_native_code_cannot_do_it(
     loaded, monkeypatch, tmp_path, dtype, planted, why
 ):
-    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))  # nothing was compiled before
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))  # nothing is compiled yet
 
     def find():
         if planted != "g++":
