@@ -192,7 +192,7 @@ class Launcher:
         from. If it fails, `failed_prompts` has its owner behind the wait for a later step.
 
         Args:
-            owner: anything that tells prompts apart.
+            owner: what identifies the prompt in `failed_prompts`; any object.
             embeds: [n, hidden_size] float32, contiguous on the device.
         Raises:
             LaunchError: the grid was refused.
