@@ -136,18 +136,8 @@ class Pool {
 
   // Every worker of the running job calls this; all return once all have called.
   void barrier(int worker) {
-    Crew& crew = *crew_;
-    // Read before arriving: once all have arrived, the caller may write it for the next job.
-    const int num_workers = crew.num_workers;
-    if (num_workers == 1) return;
-    const uint32_t seen = crew.phase.count();
-    if (crew.num_arrived.fetch_add(1, std::memory_order_acq_rel) == num_workers - 1) {
-      crew.num_arrived.store(0, std::memory_order_relaxed);
-      crew.phase.advance();
-    } else {
-      Late& late = crew.late[worker];
-      late.set(late.sum() + crew.phase.wait_past(seen));
-    }
+    Late& late = crew_->late[worker];
+    late.set(late.sum() + wait_for_all());
   }
 
  private:
@@ -156,8 +146,7 @@ class Pool {
     std::thread thread;
   };
   // How long one worker waited for others that had lost their core, in the job that it began last.
-  // It writes while the caller may already look: a worker's last wait ends after the job, and
-  // counts nowhere.
+  // Its last wait counts nowhere: it ends after the job, when the caller may already look.
   class alignas(64) Late {
    public:
     Clock::duration sum() const { return Clock::duration(ticks_.load(std::memory_order_relaxed)); }
@@ -193,7 +182,7 @@ class Pool {
             if (crew.is_closing) return;
             crew.late[worker].set({});
             crew.call(crew.job, worker, crew.num_workers);
-            barrier(worker);
+            wait_for_all();
           }
         });
       }
@@ -209,6 +198,20 @@ class Pool {
     for (auto& member : crew.members) member->ticket.advance();
     for (auto& member : crew.members)
       if (member->thread.joinable()) member->thread.join();  // not one that was refused
+  }
+
+  // Says how long this worker waited for others that had lost their core.
+  Clock::duration wait_for_all() {
+    Crew& crew = *crew_;
+    // Read before arriving: once all have arrived, the caller may write it for the next job.
+    const int num_workers = crew.num_workers;
+    if (num_workers == 1) return {};
+    const uint32_t seen = crew.phase.count();
+    if (crew.num_arrived.fetch_add(1, std::memory_order_acq_rel) < num_workers - 1)
+      return crew.phase.wait_past(seen);
+    crew.num_arrived.store(0, std::memory_order_relaxed);
+    crew.phase.advance();
+    return {};
   }
 
   void adapt(Clock::time_point now, Clock::duration duration) {

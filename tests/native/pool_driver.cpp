@@ -98,41 +98,68 @@ void check_refused_threads_of_a_fork() {
 
 void sleep_for(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
 
+// Another program that takes a core changes what the pool does, so a check is repeated until no job
+// was held up in it.
+bool ran_undisturbed(Pool& pool) {
+  const auto began = qwen_tts::Clock::now();
+  pool.run(Idle());
+  return qwen_tts::Clock::now() - began < qwen_tts::kLate;
+}
+constexpr int kAttempts = 200;
+
 // A worker's last wait ends after the job; the next job is not late by it.
 void check_lateness_stays_with_its_job() {
-  int num_good = 0;
-  for (int trial = 0; trial < 5; ++trial) {
+  int num_undisturbed = 0;
+  for (int i = 0; i < kAttempts && num_undisturbed < 3; ++i) {
     Pool pool(2);
     pool.run([&](int worker, int) {
       if (worker == 0) sleep_for(40);
     });
-    pool.run(Idle());
-    num_good += pool.num_workers() == 2;
+    if (!ran_undisturbed(pool)) continue;
+    ++num_undisturbed;
+    expect(pool.num_workers() == 2, "two workers after a job that nobody waited in");
   }
-  expect(num_good > 0, "two workers after a job that nobody waited in");
+  expect(num_undisturbed > 0, "a machine that leaves two cores for a moment");
 }
 
-void check_a_taken_core_is_left_and_tried_again() {
+// The first of its promises that a pool breaks, or null; `is_disturbed` where another program had a
+// core meanwhile.
+const char* taken_core_fault(bool& is_disturbed) {
   Pool pool(2);
+  const auto began = qwen_tts::Clock::now();
   // What a busy program does: the second worker gets its core late.
   auto job = [&](int worker, int) {
     if (worker == 1) sleep_for(2);
     pool.barrier(worker);
   };
+  auto idle_after_25_ms = [&] {
+    sleep_for(25);
+    is_disturbed |= !ran_undisturbed(pool);
+  };
   pool.run(job);
-  expect(pool.num_workers() == 1, "one worker fewer where one came late");
-  expect(workers_of(pool) == 1, "jobs of one worker");
-  sleep_for(25);
-  pool.run(Idle());
-  expect(pool.num_workers() == 2, "a trial after 20 ms");
+  if (pool.num_workers() != 1) return "one worker fewer where one came late";
+  if (workers_of(pool) != 1) return "jobs of one worker";
+  idle_after_25_ms();
+  if (pool.num_workers() != 2) return "a trial after 20 ms";
   pool.run(job);
-  expect(pool.num_workers() == 1, "one worker fewer again");
-  sleep_for(25);
-  pool.run(Idle());
-  expect(pool.num_workers() == 1, "more patience after a trial that failed");
-  sleep_for(25);
-  pool.run(Idle());
-  expect(pool.num_workers() == 2, "a trial after 40 ms");
+  if (pool.num_workers() != 1) return "one worker fewer again";
+  idle_after_25_ms();
+  // A sleep that took too long is a disturbance as well: the second patience is 40 ms.
+  is_disturbed |= qwen_tts::Clock::now() - began > milliseconds(25 + 2 + 25 + 10);
+  if (pool.num_workers() != 1) return "more patience after a trial that failed";
+  idle_after_25_ms();
+  if (pool.num_workers() != 2) return "a trial after 40 ms";
+  return nullptr;
+}
+
+void check_a_taken_core_is_left_and_tried_again() {
+  for (int i = 0; i < kAttempts; ++i) {
+    bool is_disturbed = false;
+    const char* fault = taken_core_fault(is_disturbed);
+    if (!fault) return;
+    expect(is_disturbed, fault);
+  }
+  expect(false, "a machine that leaves two cores for a moment");
 }
 
 // Looked at from another thread while jobs change it: for the thread sanitizer.
