@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from benchmarks.machine import MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE
@@ -12,6 +13,8 @@ from benchmarks.machine import MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+COLUMNS = 120  # of a line of prose
+FRAME_MS = 80
 
 
 def write(page: str, lines: list[str], *, check: bool = False) -> bool:
@@ -45,6 +48,7 @@ def load_results(pattern: str) -> list[dict[str, Any]]:
     return [load_result(path.name) for path in sorted(RESULTS.glob(pattern))]
 
 
+NATIVE = "instruction_set"  # the key under which results of native code name theirs
 DISTURBED, UNKNOWN = "†", "‡"
 FOOTNOTES = {
     DISTURBED: f"{DISTURBED} Taken at a load average above {MAX_LOAD_PER_CORE} per core, or while "
@@ -53,19 +57,27 @@ FOOTNOTES = {
 }
 
 
-def machine_of(result: dict[str, Any]) -> str:
-    """The machine of a result: its GPU and its CPU, cores used and instruction sets."""
-    machine = result["machine"]
+def machine_name(machine: dict[str, Any]) -> str:
+    """A machine as a result file records it: its GPU and its CPU, cores used, instruction sets."""
     if (sets := machine.get("instruction_sets")) is None:
         told = "instruction sets not recorded"
-    else:  # the newer ones tell of the older
+    else:  # the newer ones imply the older
         told = " ".join(s for s in sets if s not in ("avx2", "avx512f")) or " ".join(sets[-1:])
     parts = [machine["processor"], f"{machine['cores']} cores", told]
     if machine.get("gpu"):
         parts.insert(0, machine["gpu"]["name"])
-    if "instruction_set" in result:
-        parts.append(f"decoder in {result['instruction_set']}")
     return ", ".join(part for part in parts if part)
+
+
+def machine_of(result: dict[str, Any]) -> str:
+    """The machine of a result, and the instruction set that native code took there."""
+    name = machine_name(result["machine"])
+    return f"{name}, decoder in {result[NATIVE]}" if NATIVE in result else name
+
+
+def not_native(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without the native code's instruction set, for figures of other programs."""
+    return {name: found for name, found in result.items() if name != NATIVE}
 
 
 def timed_on(result: dict[str, Any]) -> str:
@@ -75,7 +87,7 @@ def timed_on(result: dict[str, Any]) -> str:
 
 
 def mark_of(machine: dict[str, Any]) -> str:
-    """The footnote of figures that were taken on a machine as a result file tells of it."""
+    """The footnote of figures that were taken on this machine, in the state the file recorded."""
     load, stolen = machine.get("load_before_run"), machine.get("stolen_share")
     # Files of schema 1 have the load at the end of the run, in which the run has its own share: an
     # excess proves that something else ran beside it, and a small one proves nothing.
@@ -134,23 +146,98 @@ def source_of(result: dict[str, Any]) -> list[str]:
     return [result["commit"], f"`{result['file']}`"]
 
 
-# ---- tables between the markers of a page --------------------------------------------------------
+def value(row: dict[str, Any], column: str) -> Any:
+    """row["a"]["b"] for "a.b"; None where there is none."""
+    found: Any = row
+    for name in column.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def paragraph(text: str, indent: str = "") -> list[str]:
+    """A paragraph in lines of at most `COLUMNS`; inline code stays in one line.
+
+    Args:
+        indent: what the lines after the first begin with.
+    """
+    lines = [""]
+    for word in re.findall(r"(?:`[^`]*`|[^\s`])+", text):
+        if not lines[-1].strip():
+            lines[-1] += word
+        elif len(lines[-1]) + 1 + len(word) <= COLUMNS:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(indent + word)
+    return lines
+
+
+# ---- tables that name the machine, commit and file of their figures ------------------------------
+
+
+Rows = list[tuple[dict[str, Any], list[Any]]]  # results, each with the cells of its row
+
+
+def sourced_table(columns: Sequence[str], rows: Rows) -> list[str]:
+    """A table of figures; below it, once, the machine, the commit and the file of each.
+
+    Args:
+        columns: the heads of the cells.
+        rows: their results have `machine`, `commit` and `file`, and `instruction_set` if native
+            code made the figures.
+    Returns:
+        Lines of Markdown. Rows name their machine by a letter only where the machines differ, and
+        the native code's instruction set only where that differs.
+    """
+    machines = list(dict.fromkeys(machine_name(result["machine"]) for result, _ in rows))
+    names = dict(zip(machines, ascii_uppercase, strict=False)) if len(machines) > 1 else {}
+    mixed = len({result[NATIVE] for result, _ in rows if NATIVE in result}) > 1
+    lines = []
+    for result, (first, *rest) in rows:
+        row = [f"{cell(first)} {mark_of(result['machine'])}".rstrip(), *rest]
+        row += [result.get(NATIVE)] if mixed else []
+        row += [names[machine_name(result["machine"])]] if names else []
+        lines.append(f"| {' | '.join(map(cell, row))} |")
+    heads = [*columns, *["native code"] * mixed, *["machine"] * bool(names)]
+    notes = footnotes(lines)
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines]
+    lines += [""] if machines else []
+    for machine in machines:
+        its = [result for result, _ in rows if machine_name(result["machine"]) == machine]
+        code = (
+            "" if mixed else "".join({f"; native code in {r[NATIVE]}" for r in its if NATIVE in r})
+        )
+        head = f"- {names[machine]}: {machine}" if names else f"On {machine}"
+        lines += paragraph(f"{head}{code}. From {files_of(its)}.", "  " if names else "")
+    return lines + notes
+
+
+def files_of(results: Sequence[dict[str, Any]]) -> str:
+    """The files of some results, each once, by the commit that was measured."""
+    commits: dict[str, dict[str, None]] = {}
+    for result in results:
+        commits.setdefault(result["commit"], {})[f"`{result['file']}`"] = None
+    return "; ".join(f"{', '.join(files)} at commit {commit}" for commit, files in commits.items())
+
+
+def spaced(lines: Sequence[str]) -> list[str]:
+    """A table and the empty line behind it."""
+    return [*lines, ""]
 
 
 Cell = str | Callable[[dict[str, Any]], str]  # a format of a result, or a function of it
 
 
 def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
-    """One row for each result file of this name, with its commit and its own name behind."""
-    rows = []
+    """One row for each result file of this name, and below them where they come from."""
+    rows: Rows = []
     for result in load_results(pattern):
-        cells = (
+        cells = [
             c.format_map(result) if isinstance(c, str) else c(result) for c in columns.values()
-        )
-        rows.append([*cells, *source_of(result)])
-    return table([*columns, "commit", "file"], rows)
+        ]
+        rows.append((result, cells))
+    return sourced_table(list(columns), rows)
 
 
 def spaced_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """A Markdown table and the empty line behind it."""
-    return [*table(columns, rows), ""]
+    return spaced(table(columns, rows))

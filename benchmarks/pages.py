@@ -13,15 +13,18 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
 from benchmarks import roofline
+from benchmarks.cpu_page import C_ENGINE
 from benchmarks.page_parts import (
     ROOT,
     Cell,
+    Rows,
     backend_of,
     digits,
     footnotes,
@@ -29,8 +32,11 @@ from benchmarks.page_parts import (
     load_results,
     machine_of,
     model_of,
+    not_native,
+    paragraph,
     result_table,
     source_of,
+    sourced_table,
     spaced_table,
     table,
     timed_on,
@@ -43,51 +49,49 @@ from qwen_megakernel.cli import options
 
 def speech_table() -> list[str]:
     """What a speech costs on this project's decoders, and beside them what others take."""
-    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
-    rows = []
+    rows: Rows = []
     for result in load_results("benchmark_*.json"):
         figures = result["summary"]
-        rows.append(
-            [
-                f"this project, `{result['backend']}`",
-                f"{model_of(result)}, {', '.join(backend_of(result).split(', ')[1:])}",
-                digits(figures["rtf"]["p50"]),
-                f"{digits(figures['first_chunk_ms']['p50'])} ms",
-                most_listeners(result["model"]),
-                *(timed_on(result), *source_of(result)),
-            ]
-        )
+        form = ", ".join(backend_of(result).split(", ")[1:])
+        cells = [f"this project, `{result['backend']}`", f"{model_of(result)}, {form}"]
+        rows.append((result, [*cells, *speech_figures(figures), most_listeners(result["model"])]))
     for result in load_results("c_engine_cpu_*.json"):
-        rows += [
-            [
-                "[an engine in C](https://github.com/gabriele-mastrapasqua/qwen3-tts)",
-                f"{model_of(result)}, {row['weights']}",
-                digits(row["rtf"]["p50"]),
-                f"{digits(row['first_chunk_ms']['p50'])} ms",
-                *(None, timed_on(result), *source_of(result)),
-            ]
-            for row in result["rows"]
-            if row["engine"] == "C engine"
-        ]
+        for row in result["rows"]:
+            if row["engine"] == "C engine":
+                cells = [f"[an engine in C](https://{C_ENGINE})"]
+                cells += [f"{model_of(result)}, {row['weights']}", *speech_figures(row), None]
+                rows.append((not_native(result), cells))
     for result in load_results("texts_cpu_0.6b_native.json"):
-        rows += [
-            [
-                *("espeak-ng, for scale", "rules, no network", digits(row["rtf"]["p50"])),
-                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, timed_on(result)),
-                *source_of(result),
-            ]
-            for row in result["rows"]
-            if row["system"] == "espeak-ng" and row["text"] == "medium"
-        ]
-    return table([*columns, "machine", "commit", "file"], rows)
+        for row in result["rows"]:
+            if row["system"] == "espeak-ng" and row["text"] == "medium":
+                cells = ["espeak-ng, for scale", "rules, no network", *speech_figures(row), None]
+                rows.append((not_native(result), cells))
+    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    lines = sourced_table(columns, rows)
+    counted = [found for result, _ in rows for found in listeners(result["model"])]
+    for file, found in {found["file"]: found for found in counted}.items():
+        note = "Listeners at once, none of whom hears a gap with 100 ms buffered: "
+        note += f"`{file}` at commit {found['commit']}, {timed_on(found)}."
+        explained = [line for line in footnotes([note]) if line and line not in lines]
+        lines += ["", *paragraph(note), *(line for mark in explained for line in ("", mark))]
+    return lines
+
+
+def speech_figures(figures: dict[str, Any]) -> list[str]:
+    """The real-time factor and the time until the first samples, p50."""
+    return [digits(figures["rtf"]["p50"]), f"{digits(figures['first_chunk_ms']['p50'])} ms"]
+
+
+def listeners(model: str) -> list[dict[str, Any]]:
+    """The result of `measure.py open-loop` for a model, if there is one."""
+    return load_results(f"listeners_cpu_{model}.json")
 
 
 def most_listeners(model: str) -> str | None:
     """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
-    name = f"listeners_cpu_{model}.json"
     loads = [
         (row["listeners"], row["underruns_100ms"])
-        for result in load_results(name)
+        for result in listeners(model)
         for row in result["rows"]
         if "listeners" in row and row["busy"] == 0
     ]
@@ -102,7 +106,6 @@ def voices_table() -> list[str]:
     """Results of `measure.py voices`, p50."""
     columns: dict[str, Cell] = {
         "model": model_of,
-        "machine": timed_on,
         "x-vector": "{summary[x_vector_ms][p50]:.0f} ms",
         "codes": "{summary[codec_ms][p50]:.0f} ms",
         "a remembered voice": "{summary[cached_voice_ms][p50]:.1f} ms",
@@ -115,11 +118,10 @@ def pipecat_table() -> list[str]:
     columns: dict[str, Cell] = {
         "mode": lambda result: "TOKEN" if result["settings"]["token"] else "SENTENCE",
         "pipelines": "{settings[pipelines]}",
-        "machine": timed_on,
         "chunk to frame, p95": "{summary[overhead_ms][p95]:.1f} ms",
         "event loop held": "{summary[loop_held_ms][max]:.1f} ms CPU, "
         "{summary[loop_held_wall_ms][max]:.1f} ms by the clock",
-        "barge-in to engine told, p95": "{summary[quiet_ms][p95]:.2f} ms",
+        "interruption to engine, p95": "{summary[quiet_ms][p95]:.2f} ms",
     }
     return result_table("pipecat_*.json", columns)
 
@@ -127,7 +129,6 @@ def pipecat_table() -> list[str]:
 def reading_table() -> list[str]:
     """Results of `measure.py reading`, p50."""
     columns: dict[str, Cell] = {
-        "machine": timed_on,
         "full of expressions": "{summary[expressions_ms][p50]:.1f} ms",
         "numbers alone": "{summary[numbers_ms][p50]:.1f} ms",
         "without any": "{summary[plain_ms][p50]:.1f} ms",
@@ -139,34 +140,28 @@ def reading_table() -> list[str]:
 
 
 def load_table() -> list[str]:
-    """One row a level of a result file of the load test."""
-    columns = ["model", "load", "machine", "first byte", "first audible", "end to end"]
-    columns += ["underrun, with 100 ms", "xRT", "commit", "file"]
-    rows = []
+    """Results of the load test, a row for each level."""
+    columns = ["model", "load", "first byte", "first audible", "end to end"]
+    columns += ["underrun, with 100 ms", "xRT"]
+    rows: Rows = []
     for result in load_results("load_*.json"):
         for level in result["levels"]:
-            unit = "requests/s" if level["mode"] == "open" else "listeners"
+            unit = "listener" if level["load"] == 1 else "listeners"
+            unit = "requests/s" if level["mode"] == "open" else unit
             times = [
                 " / ".join(digits(level["summary"][name][rank]) for rank in ("p50", "p95", "p99"))
                 for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
             ]
-            rows.append(
-                [
-                    result["model"],
-                    f"{level['load']:g} {unit}",
-                    timed_on(result),
-                    *times,
-                    f"{level['underrun_share']:.0%}, {level['underrun_100ms_share']:.0%}",
-                    digits(level["xrt"]),
-                    *source_of(result),
-                ]
-            )
-    return table(columns, rows)
+            shares = [level[name] for name in ("underrun_share", "underrun_100ms_share")]
+            cells = [result["model"], f"{level['load']:g} {unit}", *times]
+            cells += [", ".join(f"{share:.0%}" for share in shares), digits(level["xrt"])]
+            rows.append((result, cells))
+    return sourced_table(columns, rows)
 
 
 def server_table() -> list[str]:
-    """One row a figure of each result file of `measure.py server`."""
-    rows = []
+    """Results of `measure.py server`, a row for each figure."""
+    rows: Rows = []
     for result in load_results("server_*.json"):
         settings = result["settings"]
         names = {
@@ -182,8 +177,8 @@ def server_table() -> list[str]:
                 figures = [
                     f"{result['summary'][name][key]:.1f}{unit}" for key in ("p50", "p95", "max")
                 ]
-                rows.append([title, *figures, timed_on(result), *source_of(result)])
-    return table(["figure", "p50", "p95", "longest", "machine", "commit", "file"], rows)
+                rows.append((result, [title, *figures]))
+    return sourced_table(["figure", "p50", "p95", "longest"], rows)
 
 
 def what_is_left() -> list[str]:
@@ -200,13 +195,13 @@ def what_is_left() -> list[str]:
     )
     lines = [
         f"**What is left.** `auto` takes the native decoder: a frame of {model_of(native)} takes "
-        f"{native['times_the_floor']:.2f} times the time in which numpy reads its weights, ",
+        f"{native['times_the_floor']:.2f} times the time in which numpy reads its weights,",
         f"{ms[0]} ms where PyTorch's decoder takes {ms[1]}. Only fewer bytes are faster: "
         f"{ms[2]} ms in int8 ({timed_on(native | decoded)}; {', '.join(source_of(decoded))}).",
         f"In a whole speech a frame's decoding takes {decode} ms and its vocoder {vocoder} "
         f"({timed_on(speech | spoken)}; {', '.join(source_of(spoken))}).",
     ]
-    return [line.rstrip() for line in lines] + footnotes(lines)
+    return paragraph(" ".join(lines)) + footnotes(lines)
 
 
 # ---- docs/precision.md ---------------------------------------------------------------------------
@@ -246,8 +241,8 @@ WIDTHS = {
 
 
 def repeating(values: Sequence[float | None], *forms: str) -> str | None:
-    """The first form, of the precise one to the coarse, that tells all values alike; else the least
-    and the largest, coarsely."""
+    """All values in the most precise form in which they are the same; if there is none, the least
+    and the largest in the coarsest."""
     if None in values:
         return None
     for form in forms:
@@ -285,49 +280,54 @@ def precision() -> list[str]:
     for size, config in configs().items():
         found = (roofline.weight_bytes(config, width) for width in WIDTHS)
         sizes.append([size, *(f"{num_bytes / 1e9:.2f} GB" for num_bytes in found)])
+    outside = " or ".join(f"{count / 1e6:.0f}" for count in sorted(text))
     return [
         "# Precision",
         "",
-        "Generated by `benchmarks/pages.py` from `benchmarks/results/precision.json`",
-        f"(commit {result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}).",
-        "Measured once with each",
-        f"of PyTorch's instruction sets {' and '.join(sets)}: what stands here are the digits that "
-        "repeat, or both ends.",
+        *paragraph(
+            "This page shows what half precision and 8-bit weights cost: how far results move from "
+            "those in float32, how many codes change, and how many bytes a frame reads. "
+            "`benchmarks/pages.py` writes it from `benchmarks/results/precision.json` (commit "
+            f"{result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}). Each "
+            f"figure was measured with PyTorch's instruction sets {' and '.join(sets)}; the tables "
+            "have the digits that repeat, or both figures."
+        ),
         "",
-        f"{result['frames']} frames, teacher-forced, of a model with {model['weights']} weights: "
-        f"{model['layers'][0]} + {model['layers'][1]} layers,",
-        f"hidden {model['hidden_size']}, intermediate {model['intermediate_size']}, "
-        f"{model['heads'][0]}/{model['heads'][1]} heads of {model['heads'][2]}, "
-        f"{model['code_groups']} codes: the 0.6B model's depth, a quarter of its width.",
-        "Random weights have flatter logits than trained ones: take the order of the rows from "
-        "here, not the",
-        "share of changed codes. How each sounds needs the released weights; nobody has heard it, "
-        "so int8 is off",
-        "unless it is asked for.",
+        *paragraph(
+            f"The model's weights are {model['weights']}. It has {model['layers'][0]} + "
+            f"{model['layers'][1]} layers, hidden {model['hidden_size']}, intermediate "
+            f"{model['intermediate_size']}, {model['heads'][0]}/{model['heads'][1]} heads of "
+            f"{model['heads'][2]}, {model['code_groups']} codes: the 0.6B model's depth, a quarter "
+            f"of its width. It was led along the same codes for {result['frames']} frames (teacher "
+            "forcing). Random weights have flatter logits than trained ones: take the order of the "
+            "rows from here, not the share of changed codes. How each sounds is not known without "
+            "the released weights, so int8 is off unless it is asked for."
+        ),
+        "",
+        "Variants:",
+        "",
+        *(f"- `{name}`: {VARIANTS[name]}" for name in names),
         "",
         "Relative RMS error against the plain decoder in float32, by stage:",
         "",
         *spaced_table(["variant", *stages], errors),
-        "Codes that stay the same: code 0 and the other codes by best logit, and all codes as "
-        "drawn with the",
-        "default sampling and the same random numbers:",
+        *paragraph(
+            "Codes that stay the same: code 0 and the other codes by best logit, and all codes as "
+            "drawn with the default sampling and the same random numbers:"
+        ),
         "",
-        "| | code 0, best | codes 1.., best | all, drawn |",
-        *spaced_table([""] * 4, shares)[1:],
-        "`--weights` makes 8 bits of the talker's layers, with `int8` of the code predictor's too, "
-        "and with `-heads`",
-        "of the heads. Norms, embeddings and projections stay as they are stored. So does the text "
-        f"embedding, whose {' or '.join(f'{count / 1e6:.0f}' for count in sorted(text))}",
-        "million values are outside of every form: no frame reads it, and a prompt reads some rows "
-        "of its file.",
+        *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
+        *paragraph(
+            "`--weights int8-talker` makes 8 bits of the talker's layers, `int8` of the code "
+            "predictor's too, and `-heads` behind either of the heads. Norms, embeddings and "
+            f"projections stay as they are stored. So does the text embedding, whose {outside} "
+            "million values are outside of every form: no frame reads it, and a prompt reads some "
+            "rows of its file."
+        ),
         "",
         "Bytes of weights a frame reads, computed from the released shapes:",
         "",
-        f"| | {' | '.join(WIDTHS.values())} |",
-        *spaced_table([""] * (1 + len(WIDTHS)), sizes)[1:],
-        "Variants:",
-        "",
-        *(f"- `{name}`: {VARIANTS[name]}" for name in names),
+        *table(["", *WIDTHS.values()], sizes),
     ]
 
 
@@ -441,7 +441,7 @@ def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
     """docs/kernel_mutations.md, with the rows of tools/kernel_study/mutate_kernel.py."""
     rows = rows_of(MUTATIONS) if rows is None else rows
     unexplained = sum(not any(row[2:]) for row in rows)
-    columns = ["where", "removed", "other codes or failure", "ThreadSanitizer", "if nobody: why"]
+    columns = ["where", "removed", "other codes or failure", "ThreadSanitizer", "if unnoticed: why"]
     return [
         "# What happens when a synchronisation is removed",
         "",

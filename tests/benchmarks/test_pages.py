@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import page_parts, pages, performance_page
+from benchmarks import cpu_page, page_parts, pages, performance_page
 from qwen_megakernel.decoders.backends import choose_backend
 
 
@@ -147,25 +147,29 @@ def voices(tmp_path, monkeypatch):
 
 
 def test_figures_of_a_calm_machine_are_not_marked(voices):
-    row = voices(CALM)[-1]
-    assert "| AMD EPYC (family 26, model 2), 2 cores, avx512_vnni avx512_bf16 |" in row
-    assert "decoder in avx2 |" in voices(CALM, instruction_set="avx2")[-1]
-    assert ", avx2 |" in voices(CALM | {"instruction_sets": ["avx2"]})[-1]
+    _, _, row, empty, source = voices(CALM)
+    assert row == "| m | 1 ms | 1 ms | 1.0 ms |" and not empty
+    assert source == (
+        "On AMD EPYC (family 26, model 2), 2 cores, avx512_vnni avx512_bf16. "
+        "From `voices_x.json` at commit abc."
+    )
+    assert "bf16; native code in avx2. From" in " ".join(voices(CALM, instruction_set="avx2"))
+    assert ", avx2. From" in voices(CALM | {"instruction_sets": ["avx2"]})[-1]
 
 
 @pytest.mark.parametrize(
     "disturbed", [{"load_before_run": 2.1}, {"stolen_share": 0.06}, {"online_cores": 2}]
 )
 def test_figures_of_a_busy_machine_are_marked_and_the_mark_is_explained(voices, disturbed):
-    *_, row, empty, note = voices(CALM | disturbed)
-    assert "bf16 † |" in row and (empty, note) == ("", DISTURBED)
+    _, _, row, *_, empty, note = voices(CALM | disturbed)
+    assert row.startswith("| m † |") and (empty, note) == ("", DISTURBED)
     assert "load average above 0.5 per core" in note and "5 %" in note
 
 
 def test_what_older_files_lack_is_not_recorded(voices):
-    *_, row, empty, note = voices(OLD)
-    assert "| AMD EPYC, 2 cores, instruction sets not recorded ‡ |" in row
-    assert (empty, note) == ("", UNKNOWN)
+    _, _, row, _, source, empty, note = voices(OLD)
+    assert row.startswith("| m ‡ |") and (empty, note) == ("", UNKNOWN)
+    assert source.startswith("On AMD EPYC, 2 cores, instruction sets not recorded. From")
     assert voices(CALM | {"stolen_share": None})[-1] == UNKNOWN
     assert voices(OLD | {"load_before_run": 1.1})[-1] == DISTURBED
 
@@ -174,6 +178,55 @@ def test_an_older_file_is_marked_where_more_ran_than_the_run_itself(voices):
     """Its load average was taken at the end of the run, which kept two cores busy itself."""
     assert voices(OLD | {"load_1min": 3.1})[-1] == DISTURBED
     assert voices(OLD | {"load_1min": 2.9})[-1] == UNKNOWN
+
+
+def sourced(*results):
+    """The lines of a table with a row for each result."""
+    rows = [({"commit": "abc", "machine": CALM} | result, [result["file"]]) for result in results]
+    return page_parts.sourced_table(["name"], rows)
+
+
+def test_a_table_of_one_machine_names_it_once_and_every_file_once():
+    files = [{"file": "a"}, {"file": "a"}, {"file": "b", "commit": "def"}, {"file": "c"}]
+    lines = sourced(*files)
+    assert lines[:2] == ["| name |", "|---|"]
+    assert lines[2:6] == ["| a |", "| a |", "| b |", "| c |"] and not lines[6]
+    assert " ".join(lines[7:]).endswith("From `a`, `c` at commit abc; `b` at commit def.")
+
+
+def test_rows_of_several_machines_name_theirs_by_a_letter():
+    lines = sourced(
+        {"file": "a", "instruction_set": "avx2"}, {"file": "b", "machine": OLD}, {"file": "c"}
+    )
+    assert lines[0] == "| name | machine |"
+    assert lines[2:5] == ["| a | A |", "| b ‡ | B |", "| c | A |"]
+    cpu = "AMD EPYC (family 26, model 2), 2 cores, avx512_vnni avx512_bf16"
+    assert lines[5:8] == [
+        "",
+        f"- A: {cpu}; native code in avx2. From `a`, `c` at commit abc.",
+        "- B: AMD EPYC, 2 cores, instruction sets not recorded. From `b` at commit abc.",
+    ]
+    assert lines[8:] == ["", UNKNOWN]
+
+
+def test_rows_of_several_instruction_sets_name_theirs():
+    lines = sourced(
+        {"file": "a", "instruction_set": "avx2"},
+        {"file": "b", "instruction_set": "neon"},
+        {"file": "c"},
+    )
+    assert lines[0] == "| name | native code |"
+    assert lines[2:5] == ["| a | avx2 |", "| b | neon |", "| c | – |"]
+    assert "native code" not in " ".join(lines[5:])
+
+
+def test_a_paragraph_is_broken_at_120_columns_and_never_in_code():
+    code = f"`{'x ' * 30}`"
+    lines = page_parts.paragraph(f"{'word ' * 20}{code} and {code}, {'word ' * 20}", "  ")
+    assert len(lines) == 4 and all(len(line) <= page_parts.COLUMNS for line in lines)
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert all(line.count("`") % 2 == 0 for line in lines)
+    assert not lines[0].endswith(" ") and " ".join(lines).count("word") == 40
 
 
 def test_a_gpus_host_is_named_and_marked_too(results):
@@ -261,19 +314,20 @@ def test_threads_of_both_backends_stand_in_one_table(plant):
     native = {"backend": "cpu", "threads": 2, "waiting": "native", "instruction_set": "avx2"}
     torch = {"backend": "torch", "threads": 1, "waiting": "passive"}
     plant("threads_cpu_x.json", rows=[case | native, case | torch])
-    *_, native, torch, _ = performance_page.threads_table()
-    figures = "| 2.34 ms | 3.00 ms | 0.0131 | 0.200 | abc, `threads_cpu_x.json` |"
-    assert native.startswith("| demo-voice | cpu | AMD EPYC") and "decoder in avx2 |" in native
-    assert native.endswith(f"| 2 | 2 | native {figures}")
-    assert torch.startswith("| demo-voice | torch | AMD EPYC") and "decoder in" not in torch
-    assert torch.endswith(f"| 2 | 1 |  {figures}")
+    lines = cpu_page.threads_table()
+    figures = "2.34 ms | 3.00 ms | 0.0131 | 0.200 |"
+    assert f"| demo-voice | cpu | 2 | 2 | native | {figures}" in lines
+    assert f"| demo-voice | torch | 2 | 1 | – | {figures}" in lines
+    told = " ".join(lines)
+    assert told.count("AMD EPYC") == 1 and "; native code in avx2. From" in told
 
 
 def test_streams_have_digits_enough_for_a_fast_decoder(plant):
-    summary = {f"{part}_ms_per_frame": spread(0.0192, 1) for part in performance_page.PARTS}
+    summary = {f"{part}_ms_per_frame": spread(0.0192, 1) for part in cpu_page.PARTS}
     summary |= {"rtf": spread(0.0038, 1)}
     plant("streams_cpu_x.json", dtype="float32", settings={"streams": 8}, summary=summary)
-    assert "| 0.00380 | 0.0192 | 0.0192 | 0.0192 |" in performance_page.streams_table()[-2]
+    row = "| m | float32 | 8 | 0.00380 | 0.0192 | 0.0192 | 0.0192 |"
+    assert row in cpu_page.streams_table()
 
 
 def test_listeners_of_a_cpu_have_their_table(plant):
@@ -281,8 +335,77 @@ def test_listeners_of_a_cpu_have_their_table(plant):
     row |= {"underruns": 0.25, "underruns_100ms": 0.0}
     rows = [row | {"listeners": 8}, row | {"rps": 0.5}]
     plant("listeners_cpu_x.json", backend="cpu", threads=2, instruction_set="avx2", rows=rows)
-    *_, listeners, requests, _ = performance_page.listeners_table()
-    figures = "| 2 | 4.50 ms | 120 ms | 25.0 % | 0.0 % | 12 | AMD EPYC"
-    assert listeners.startswith(f"| m | cpu | 2 | 8 listeners {figures}")
-    assert requests.startswith(f"| m | cpu | 2 | 0.5 a second {figures}")
+    lines = cpu_page.listeners_table()
+    figures = "| 2 | 4.50 ms | 120 ms | 25.0 % | 0.0 % | 12 |"
+    listeners = f"| m | cpu | 2 | 8 listeners {figures}"
+    assert listeners in lines and f"| m | cpu | 2 | 0.5 a second {figures}" in lines
     assert listeners in performance_page.performance()
+
+
+DECODED = {"model": "m", "weights": "int8", "floor_ms_per_frame": 80.0, "times_the_floor": 0.95}
+DECODED |= {"ms_per_frame": spread(76.0, 90.0)}
+
+
+def test_a_decoder_has_its_frames_and_its_loading_in_two_tables(plant):
+    once = {"load_s": 1.234, "private_mb": 23.4}
+    once |= {f"prompt_{length}_ms": spread(length, 1) for length in (10, 110)}
+    native = DECODED | {"backend": "cpu", "instruction_set": "avx2"}
+    rows = [native | {"streams": 1} | once, native | {"streams": 8}]
+    rows.append(DECODED | {"backend": "torch", "streams": 1} | once)
+    rows.append(native | {"streams": 2} | once | {"private_mb": -10.4})
+    plant("decode_cpu_x_avx2.json", rows=rows)
+    lines = cpu_page.decode_tables()
+    for backend, streams in (("cpu", 1), ("cpu", 8), ("torch", 1), ("cpu", 2)):
+        assert f"| m | int8 | {backend} | {streams} | 76.0 | 90.0 | 80.0 | 0.95 |" in lines
+    assert "| m | int8 | cpu | 10.0 ms | 110 ms | 1.2 s | 23 MB |" in lines
+    assert "| m | int8 | torch | 10.0 ms | 110 ms | 1.2 s | – |" in lines
+    assert "| m | int8 | cpu | 10.0 ms | 110 ms | 1.2 s | under 1 MB |" in lines
+    assert sum(line.startswith("| m |") for line in lines) == 7
+
+
+def test_code_that_was_forced_to_avx2_stands_beside_the_best_of_the_machine(plant):
+    for name, code in (("x", "avx512_vnni"), ("x_avx2", "avx2")):
+        row = DECODED | {"backend": "cpu", "streams": 1, "instruction_set": code}
+        plant(f"decode_cpu_{name}.json", rows=[row])
+    figures = "| m | int8 | cpu | 1 | 76.0 | 90.0 | 80.0 | 0.95 |"
+    lines = cpu_page.decode_tables()
+    assert [f"{figures} {code} |" in lines for code in ("avx2", "avx512_vnni")] == [True, True]
+    assert " ".join(lines).count("AMD EPYC") == 1
+
+
+def test_more_cores_divide_the_vocoder_alone(plant):
+    times = {"decode": 40.0, "vocoder": 40.0}
+    row = {f"{part}_ms_per_frame": spread(ms, 1) for part, ms in times.items()}
+    row |= {name: spread(90, 1) for name in ("first_frame_ms", "first_chunk_ms", "rtf")}
+    row |= {"model": "m", "threads": 2, "machine": OLD}
+    rows = [row | {"backend": backend} for backend in ("cpu", "torch")]
+    plant("speech_cpu_x.json", settings={"weights": "int8"}, rows=rows)
+    lines = cpu_page.speech_tables()
+    for backend in ("cpu", "torch"):
+        assert f"| m | int8 | {backend} | 2 | 90.0 ms | 90.0 ms | 90.0 | 40.0 | 40.0 |" in lines
+    assert [line for line in lines if "0.750" in line] == ["| m | int8 | 1.00 | 0.750 | 0.625 |"]
+
+
+def test_the_c_engine_stands_beside_this_one_and_its_published_figures_need_no_file(plant):
+    assert "0.66 on four cores of a Graviton3" in " ".join(cpu_page.c_engine_table())
+    row = {"weights": "int8", "rtf": spread(0.9, 1), "first_chunk_ms": spread(800, 1)}
+    rows = [row | {"engine": engine} for engine in ("this project", "C engine")]
+    plant("c_engine_cpu_x.json", rows=rows)
+    lines = cpu_page.c_engine_table()
+    for engine in ("this project", "C engine"):
+        assert f"| {engine} | m | int8 | 0.900 | 800 ms |" in lines
+
+
+def test_the_readme_names_the_file_of_its_listeners(plant):
+    figures = {"rtf": spread(0.5, 1), "first_chunk_ms": spread(2, 1)}
+    plant("benchmark_x.json", backend="cpu", dtype="float32", command="", summary=figures)
+    rows = [
+        {"listeners": count, "busy": 0, "underruns_100ms": share}
+        for count, share in ((8, 0.0), (16, 0.0), (32, 0.1))
+    ]
+    plant("listeners_cpu_m.json", rows=rows, machine=CALM | {"load_before_run": 9})
+    lines = pages.speech_table()
+    assert "| this project, `cpu` | m, float32 | 0.500 | 2.00 ms | 16 |" in lines
+    told = " ".join(lines)
+    assert "buffered: `listeners_cpu_m.json` at commit abc, AMD EPYC" in told and "bf16 †." in told
+    assert lines[-1] == DISTURBED

@@ -1,11 +1,12 @@
 """benchmarks/measures/threads.py: every case is measured with the threads and backend it names."""
 
 import json
+import re
 import subprocess
 
 import pytest
 
-from benchmarks import measure, performance_page
+from benchmarks import cpu_page, measure
 from benchmarks.measures import threads
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.native import cpu_threads
@@ -32,14 +33,13 @@ def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
         assert all(row[name]["p50"] >= 0 for name in threads.FIGURES)
         assert row["rtf"]["p50"] > 0
     monkeypatch.setattr(
-        performance_page,
-        "load_results",
-        lambda pattern: [json.loads(file.read_text()) | {"file": pattern}],
+        cpu_page, "load_results", lambda pattern: [json.loads(file.read_text()) | {"file": pattern}]
     )
-    table = performance_page.threads_table()
+    table = cpu_page.threads_table()
     for backend in ("cpu", "torch"):
-        start = f"| tiny-random (random weights) | {backend} |"
-        assert sum(line.startswith(start) for line in table) == 1
+        # A mark may stand behind the name: the machine of a test is seldom idle.
+        start = re.compile(rf"\| tiny-random [†‡]? ?\| {backend} \|")
+        assert sum(bool(start.match(line)) for line in table) == 1
 
 
 def test_a_case_that_ran_with_other_threads_is_no_row(monkeypatch):

@@ -1,0 +1,328 @@
+"""docs/performance.md, the tables that were measured on a CPU."""
+
+from benchmarks.page_parts import (
+    FRAME_MS,
+    Rows,
+    digits,
+    load_results,
+    not_native,
+    paragraph,
+    sourced_table,
+    spaced,
+    value,
+)
+
+PARTS = ("decode", "vocoder", "overhead")  # of a frame, as `measure.py streams` names them
+
+
+def measured_cpu() -> list[str]:
+    """All tables of a CPU, in the order in which a reader asks."""
+    return [
+        *speech_tables(),
+        *decode_tables(),
+        *vocoder_table(),
+        *streams_table(),
+        *listeners_table(),
+        *threads_table(),
+        *c_engine_table(),
+        *texts_tables(),
+        *bandwidth_table(),
+    ]
+
+
+def section(title: str, note: str, columns: list[str], rows: Rows) -> list[str]:
+    """A heading, a paragraph and a table; nothing where nothing was measured."""
+    if not rows:
+        return []
+    return [f"### {title}", "", *paragraph(note), "", *spaced(sourced_table(columns, rows))]
+
+
+def milliseconds(spreads: dict[str, float], *ranks: str) -> list[str]:
+    """Times with their unit, at some ranks of a spread."""
+    return [f"{digits(spreads[rank])} ms" for rank in ranks]
+
+
+def speech_tables() -> list[str]:
+    """Whole speeches of both backends, from `measure.py cpu-speech`; what more cores would give."""
+    rows: Rows = []
+    with_cores: Rows = []
+    for result in load_results("speech_cpu_*.json"):
+        for row in result["rows"]:
+            weights = result["settings"]["weights"]
+            decode, vocoder = (row[f"{part}_ms_per_frame"]["p50"] for part in PARTS[:2])
+            cells = [row["model"], weights, row["backend"], row["threads"]]
+            for name in ("first_frame_ms", "first_chunk_ms"):
+                cells += milliseconds(row[name], "p50")
+            cells += [digits(row["rtf"]["p50"]), digits(decode), digits(vocoder)]
+            rows.append((row | result, cells))
+            if row["backend"] == "cpu":
+                times = (decode + vocoder * row["threads"] / cores for cores in CORES)
+                cells = [row["model"], weights, *(digits(ms / FRAME_MS) for ms in times)]
+                with_cores.append((row | result, cells))
+    columns = ["model", "weights", "backend", "threads", "first frame", "first samples", "RTF"]
+    columns += ["decode, ms a frame", "vocoder, ms a frame"]
+    return section(
+        "A whole speech",
+        "The native decoder (`cpu`) and PyTorch's (`torch`) speak by turns in one process; p50. "
+        "RTF is the real-time factor, seconds of computing for one second of speech.",
+        columns,
+        rows,
+    ) + section(
+        "With more cores (calculated, not measured)",
+        "The real-time factor of one stream with more cores and the same memory. Decoding keeps "
+        "its time, because two cores read as fast as this memory gives; the vocoder's is divided "
+        "among the cores. Memory that is faster shortens decoding.",
+        ["model", "weights", *(f"{cores} cores" for cores in CORES)],
+        with_cores,
+    )
+
+
+CORES = (2, 4, 8)
+
+
+def decode_tables() -> list[str]:
+    """The CPU decoder against the memory and PyTorch, from `measure.py cpu-decode`."""
+    frames: Rows = []
+    once: Rows = []
+    for result in load_results("decode_cpu_*.json"):
+        for row in result["rows"]:
+            name = [row["model"], row["weights"], row["backend"]]
+            times = [digits(row["ms_per_frame"][rank]) for rank in ("p50", "p95")]
+            floor = [digits(row["floor_ms_per_frame"]), f"{row['times_the_floor']:.2f}"]
+            frames.append((result | row, [*name, row["streams"], *times, *floor]))
+            if "load_s" in row:
+                prompts = (row[f"prompt_{length}_ms"] for length in (10, 110))
+                cells = [*name, *(ms for spreads in prompts for ms in milliseconds(spreads, "p50"))]
+                cells.append(f"{digits(row['load_s'], 2)} s")
+                private = row["private_mb"] if row["backend"] == "cpu" else None
+                if private is not None:  # it can be negative: other memory was returned meanwhile
+                    private = f"{private:.0f} MB" if private >= 1 else "under 1 MB"
+                cells.append(private)
+                once.append((result | row, cells))
+    return section(
+        "Decoding a frame",
+        "Milliseconds a frame of all streams together, both backends by turns in one process. The "
+        "floor is the time in which numpy reads a frame's weights, measured in the same run.",
+        ["model", "weights", "backend", "streams", "p50", "p95", "floor", "times the floor"],
+        frames,
+    ) + section(
+        "Loading, and prompts",
+        "Prompts of 10 and 110 positions, p50; loading with quantising; memory that belongs to the "
+        "process alone, beyond the packed weights, which processes share.",
+        ["model", "weights", "backend", "prompt 10", "prompt 110", "load", "private"],
+        once,
+    )
+
+
+def vocoder_table() -> list[str]:
+    """The vocoders of a CPU by turns, from `measure.py vocoder`."""
+    rows: Rows = []
+    for result in load_results("vocoder_cpu_*.json"):
+        for row in result["rows"]:
+            times = [digits(row["ms_per_frame"][name]) for name in ("p50", "best")]
+            cells = [result["model"], result.get("weights"), row["vocoder"], row["chunk_frames"]]
+            rows.append((result, [*cells, *times, value(result, "read_bandwidth_gb_s.p50")]))
+    return section(
+        "The vocoder",
+        "PyTorch's vocoder (`torch`), the native one (`native`), and the native one without fast "
+        "convolutions along time (`direct`), by turns with two threads each. Before every chunk "
+        "the native decoder draws its frames, with the weights of the second column.",
+        [
+            *("model", "weights", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"),
+            "memory reads, GB/s",
+        ],
+        rows,
+    )
+
+
+def streams_table() -> list[str]:
+    """Streams side by side, from `measure.py streams`; the engine's own part is a column."""
+    rows: Rows = []
+    for result in load_results("streams_cpu_*.json"):
+        summary = result["summary"]
+        figures = [summary["rtf"], *(summary[f"{part}_ms_per_frame"] for part in PARTS)]
+        cells = [result["model"], result["dtype"], result["settings"]["streams"]]
+        rows.append((result, [*cells, *(digits(spreads["p50"]) for spreads in figures)]))
+    return section(
+        "Streams at once",
+        "What each of their frames costs, p50; overhead is all that is neither decoder nor "
+        "vocoder.",
+        ["model", "precision", "streams", "RTF of all", *(f"{part}, ms" for part in PARTS)],
+        rows,
+    )
+
+
+def listeners_table() -> list[str]:
+    """Listeners who play what they hear, and requests that come when they like, beside busy
+    programs: from `measure.py open-loop` on a CPU."""
+    rows: Rows = []
+    for result in load_results("listeners_cpu_*.json"):
+        for row in result["rows"]:
+            if "rps" in row:
+                load = f"{row['rps']:g} a second"
+            else:
+                load = f"{row['listeners']} listener{'s' if row['listeners'] > 1 else ''}"
+            cells = [result["model"], result["backend"], result["threads"], load, row["busy"]]
+            cells += milliseconds(row["first_chunk_ms"], "p50", "p95")
+            cells += [f"{100 * row[name]:.1f} %" for name in ("underruns", "underruns_100ms")]
+            rows.append((result, [*cells, row["requests"]]))
+    return section(
+        "Listeners at once",
+        "Each listener plays a speech and asks for the next, alone and beside programs that never "
+        "rest. Underruns are speeches in which a player runs dry.",
+        [
+            *("model", "backend", "threads", "load", "busy programs", "first samples, p50", "p95"),
+            *("underruns", "with 100 ms buffered", "requests"),
+        ],
+        rows,
+    )
+
+
+def threads_table() -> list[str]:
+    """Numbers of threads, alone and beside busy programs, from `measure.py threads`."""
+    rows: Rows = []
+    for result in load_results("threads_cpu*.json"):
+        for row in result["rows"]:
+            # The backend is not recorded where there was only one.
+            cells = [row["model"], row.get("backend", "torch"), row["busy"], row["threads"]]
+            cells.append(row["waiting"] if row["threads"] > 1 else None)
+            cells += milliseconds(row["first_chunk_ms"], "p50", "p95")
+            rows.append(
+                (result | row, [*cells, *(digits(row["rtf"][rank]) for rank in ("p50", "p95"))])
+            )
+    return section(
+        "Threads",
+        "Speeches with one thread and more, alone and beside programs that never rest "
+        "(`docs/operations.md` says what follows from it). Waiting is what threads do between two "
+        "pieces of work.",
+        [
+            *("model", "backend", "busy programs", "threads", "waiting"),
+            *("first samples, p50", "p95", "RTF, p50", "p95"),
+        ],
+        rows,
+    )
+
+
+C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
+
+
+def c_engine_table() -> list[str]:
+    """The C engine by turns with this one, from `measure.py c-engine`, and what it publishes."""
+    rows: Rows = []
+    for result in load_results("c_engine_cpu_*.json"):
+        for row in result["rows"]:
+            cells = [row["engine"], result["model"], row["weights"], digits(row["rtf"]["p50"])]
+            rows.append((result, [*cells, *milliseconds(row["first_chunk_ms"], "p50")]))
+    lines = section(
+        "Another engine on the same cores",
+        f"An engine written in C ({C_ENGINE}) and this one speak the same random checkpoint by "
+        "turns, p50. The C engine hands on ten frames at once.",
+        ["engine", "model", "weights", "RTF", "first samples"],
+        rows,
+    ) or ["### Another engine", "", f"An engine written in C ({C_ENGINE}):", ""]
+    published = (
+        "Its README publishes these real-time factors of the 0.6B model in int8, which were not "
+        "repeated here: 0.95 on four cores of an EPYC 9555P (Zen 5), 1.21 on one of them, 0.66 on "
+        "four cores of a Graviton3, 0.69 on four cores of an Apple M1."
+    )
+    return [*lines, *paragraph(published), ""]
+
+
+# Size -> the frames after which its texts are cut, alike in every precision, because their times
+# are compared: all of `TEXTS_OF` take 25 minutes at most on two cores.
+TEXT_FRAMES = {"0.6b": 30, "1.7b": 20}
+TEXT_RUNS = 2
+TEXTS_OF = {  # result file -> how it is made, in place of what is still missing
+    f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend} "
+    f"--runs {TEXT_RUNS} --max-frames {frames}"
+    for size, frames in TEXT_FRAMES.items()
+    for name, backend in (
+        ("native", "cpu"),
+        ("float32", "torch --dtype float32"),
+        ("bfloat16", "torch --dtype bfloat16"),
+        ("by_part", "torch --dtype talker=bfloat16,predictor=float32"),
+    )
+}
+TEXT_FIGURES = {
+    "first_chunk_ms": "first samples, ms",
+    "total_ms": "whole, ms",
+    "audio_s": "speech, s",
+    "rtf": "RTF",
+    "step_ms": "a step, ms",
+    "vocoder_ms_per_frame": "vocoder, ms a frame",
+}
+
+
+def texts_tables() -> list[str]:
+    """Texts of three lengths by precision, from `measure.py texts`; or the commands to run."""
+    results = load_results("texts_cpu_*.json")
+    loads: Rows = []
+    rows: Rows = []
+    voice: Rows = []  # the system's own, of the first file that has it
+    for result in results:
+        name = [result["model"], f"{result['backend']}, {result['dtype']}"]
+        memory = f"{result['peak_memory_mb']['host']:.0f} MB"
+        loads.append((result, [*name, f"{digits(result['load_s'], 2)} s", memory]))
+        its_voice: Rows = []
+        for row in result["rows"]:
+            figures = [digits(row[name]["p50"]) if name in row else None for name in TEXT_FIGURES]
+            cells = [row["text"], row["first_frames"], *figures]
+            if row["system"] == result["backend"]:
+                rows.append((result, [*name, *cells]))
+            else:
+                its_voice.append((not_native(result), [row["system"], None, *cells]))
+        voice = voice or its_voice
+    cuts = " and ".join(
+        f"{frames} frames ({frames * FRAME_MS / 1000:.1f} s) with {size}"
+        for size, frames in TEXT_FRAMES.items()
+    )
+    lines = [
+        "### Texts of three lengths, by precision",
+        "",
+        *paragraph(
+            f"p50 of {TEXT_RUNS} speeches each, with first packets of 1 and 3 frames and in one "
+            f"piece, beside the system's own voice. A speech is cut after {cuts}: random weights "
+            "seldom end one, so a longer text is a longer prompt here and not a longer speech. The "
+            "system's own voice says each text to its end."
+        ),
+        "",
+    ]
+    if rows:
+        lines += spaced(sourced_table(["model", "backend", "loaded in", "memory"], loads))
+        columns = ["model", "backend", "text", "first frames", *TEXT_FIGURES.values()]
+        lines += spaced(sourced_table(columns, rows + voice))
+    files = {result["file"] for result in results}
+    missing = {name: how for name, how in TEXTS_OF.items() if name not in files}
+    if missing:
+        commands = [
+            f"python benchmarks/measure.py texts {how} --json benchmarks/results/{name}"
+            for name, how in missing.items()
+        ]
+        lines += ["Not measured yet; all together take some 25 minutes of two idle cores:", ""]
+        lines += ["```", *commands, "```", ""]
+    return lines
+
+
+def bandwidth_table() -> list[str]:
+    """Decoding against this machine's memory, from `measure.py bandwidth`."""
+    rows: Rows = []
+    for result in load_results("bandwidth_*.json"):
+        cells = [
+            result["model"],
+            result["dtype"],
+            f"{result['weight_bytes_per_frame'] / 1e9:.2f} GB",
+            f"{result['read_bandwidth_gb_s']:.1f} GB/s",
+            f"{result['floor_ms_per_frame']:.1f} ms",
+            f"{result['summary']['decode_ms_per_frame']['p50']:.1f} ms",
+            f"{result['times_the_floor']:.2f}",
+        ]
+        rows.append((result, cells))
+    return section(
+        "PyTorch's decoder before there was another one",
+        "A frame of PyTorch's decoder against the memory it reads, p50.",
+        [
+            *("model", "precision", "weights a frame", "memory reads"),
+            *("floor", "measured", "times the floor"),
+        ],
+        rows,
+    )
