@@ -1,4 +1,4 @@
-"""The kernel as nvcc compiles it for a GPU, for a CPU to run.
+"""Run the kernel on a CPU as nvcc compiles it for a GPU.
 
 Host code, shared memory and threads are the emulation's; the kernels are the PTX that a GPU would
 get, instruction by instruction (machine.h).
@@ -26,7 +26,7 @@ from tools.kernel_study.ptx.translate import translate
 
 HERE = Path(__file__).parent
 NVCC_FLAGS = [flag for flag in kernel_build.NVCC_FLAGS if flag.startswith(("-std", "-O"))]
-# -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as a GPU's do.
+# -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as they do on a GPU.
 CXX_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
 CXX_FLAGS += ["-ffp-contract=off", *(["-mfma"] if platform.machine() == "x86_64" else [])]
 
@@ -82,7 +82,7 @@ def build(
 
 @contextmanager
 def instead_of_emulation(arch: str, **options: Any) -> Iterator[None]:
-    """Decoders that are made inside get the kernel compiled for `arch`, by `build`."""
+    """Give decoders that are made inside the block the kernel compiled for `arch` by `build`."""
 
     def build_ptx(config: ModelConfig, target: Target) -> Path:
         return build(config, replace(target, arch=arch), **options)
