@@ -200,13 +200,13 @@ def sampled() -> Iterator[dict[str, Any]]:
     finally:
         over.set()
         thread.join(15)
-    told = [sample for sample in samples if sample]
-    busy = [sample for sample in told if sample.get("utilization.gpu")]
-    for name in CLOCKS.split(",") if told else ():
-        if values := [sample[name] for sample in busy or told if name in sample]:
+    reported = [sample for sample in samples if sample]
+    busy = [sample for sample in reported if sample.get("utilization.gpu")]
+    for name in CLOCKS.split(",") if reported else ():
+        if values := [sample[name] for sample in busy or reported if name in sample]:
             found[name] = [min(values), max(values)]
-    if told:
-        found |= {"samples": len(told), "busy": len(busy)}
+    if reported:
+        found |= {"samples": len(reported), "busy": len(busy)}
 
 
 def numbers(facts: dict[str, str]) -> dict[str, float]:
