@@ -86,7 +86,7 @@ class PacedEngine:
         return SpeechStream(state, self, PacedText())
 
     def find_voice(self, voice: None) -> None:
-        """Nobody."""
+        """Return no voice, whichever is asked for."""
 
     def close(self) -> None:
         """Stop the thread."""

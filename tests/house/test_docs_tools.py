@@ -1,4 +1,4 @@
-"""docs/tools.md: its commands run, in their order."""
+"""docs/tools.md: its commands run in their order."""
 
 import shlex
 
@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
 
 
 def run_line(run_here: CommandsHere, monkeypatch, line: str) -> None:
-    """Run a command as a shell would, VARIABLE=value before it included."""
+    """Run a command as a shell would, with a VARIABLE=value in front of it."""
     words = shlex.split(line)
     with monkeypatch.context() as patch:
         while "=" in words[0]:
