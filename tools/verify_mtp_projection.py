@@ -181,7 +181,7 @@ def main() -> int:
     if args.reference:
         print(f"ok: products with fixed inputs are those of {args.reference}")
     else:
-        print("not checked: the values themselves, which takes --reference")
+        print("not checked: whether the values are the right ones; --reference FILE checks that")
     if args.write_reference:
         save_file(products(path, talker), args.write_reference)
     return 0

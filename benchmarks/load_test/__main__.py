@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Measure and report; return 1 when a request failed."""
     if not args.rps and not args.concurrency:
-        raise UsageError("There is no load.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
+        raise UsageError("No load is given.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
     args.texts = list(PROMPTS)
     if args.prompts:
         lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()

@@ -174,7 +174,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         first = await client.speak(args.texts[0], time.perf_counter())
         if first.error:
             raise SetupError(
-                f"{args.url} does not speak: {first.error}",
+                f"{args.url} did not answer a request for speech: {first.error}",
                 hint="Start a server, or name it with --url.",
             )
         for mode, load in levels:

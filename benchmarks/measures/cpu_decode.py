@@ -200,7 +200,9 @@ class Made:
         result = self.decoder.step(range(num_streams), 1)
         spent = 1000 * (time.perf_counter() - started)
         if any(result.ended):
-            raise SystemExit("A stream ended; nothing was measured.")
+            raise SystemExit(
+                "A stream ended before the measured frame, so there is nothing to measure."
+            )
         return spent
 
     def _prefill(self, length: int, seed: int) -> Prefill:

@@ -86,7 +86,7 @@ def open_loop(args: argparse.Namespace) -> int:
     result file is written after each load.
     """
     if not args.rps and not args.listeners:
-        raise UsageError("There is no load.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
+        raise UsageError("No load is given.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
     name = args.model or "random-0.6b"
     loaded = endless(loading.load(loading.resolve(name)))
     rows = []

@@ -109,7 +109,9 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
         result = decoder.step([0], FRAMES_PER_STEP)
         times.append(1000 * (time.perf_counter() - started) / FRAMES_PER_STEP)
         if result.ended[0]:
-            raise SystemExit("The stream ended; nothing was measured.")
+            raise SystemExit(
+                "The stream ended before the measured frames, so there is nothing to measure."
+            )
     return times[2:]
 
 

@@ -194,7 +194,7 @@ def _fitting(path: Path, weights: Weights) -> Weights:
         if name in stored and stored[name].shape == value.shape
     }
     fresh = sorted(weights.keys() - found.keys())
-    print(f"{path}: {len(found)} tensors taken; fresh: {', '.join(fresh) or 'none'}")
+    print(f"{path}: {len(found)} tensors loaded; newly drawn: {', '.join(fresh) or 'none'}")
     return found
 
 

@@ -70,7 +70,7 @@ def main() -> int:
     seconds = time.monotonic() - started
     print(f"{args.out}: {len(jobs)} libraries, {megabytes:.1f} MB, {seconds:.0f} s")
     if megabytes > MOST_MB:
-        print(f"More than {MOST_MB} MB: leave some out (--only).", file=sys.stderr)
+        print(f"That is more than {MOST_MB} MB. Leave some out with --only.", file=sys.stderr)
         return 1
     return 0
 

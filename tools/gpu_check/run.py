@@ -101,7 +101,7 @@ def main() -> int:
     """Run the steps, write the result, print a summary."""
     args = parse_args()
     if not args.emulation and not has_gpu():
-        print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
+        print("No GPU here: nvidia-smi finds none. --emulation runs the steps on the CPU.")
         return NO_GPU
     # No figure of a toy is a figure of a GPU.
     size = "--emulation" if args.emulation else "--toy" if args.toy else None
@@ -111,7 +111,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     if found := carried.unpack(carried.CARRIED, compiling.build_cache()):
-        print(f"{found} libraries were carried here.", flush=True)
+        print(f"{found} compiled libraries came with the checkout.", flush=True)
     conditions = machine.Conditions(idle_seconds=0)  # time on a GPU is expensive
     budgets = SETS[args.set]
     result: dict[str, Any] = {

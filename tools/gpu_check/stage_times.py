@@ -240,7 +240,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
         found = [found]
     schemas = {each.get("schema") for each in found}
     if schemas != {SCHEMA}:
-        raise SystemExit(f"{path} has documents {schemas or 'none'}, not {SCHEMA}.")
+        raise SystemExit(
+            f"{path} has documents of {schemas or 'no schema'}; this program reads {SCHEMA}."
+        )
     return found
 
 
