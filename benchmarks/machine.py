@@ -65,7 +65,7 @@ class Conditions:
     """The conditions of a run: make one before the run, and take its facts when writing the result.
 
     Args:
-        idle_seconds: how long to wait at most for the load average to fall to what is not marked.
+        idle_seconds: longest wait for the load average to fall to a value that is not marked.
         root: folder that has `proc` and `sys`.
     """
 

@@ -43,7 +43,7 @@ class Heard:
         Args:
             rate: samples a second.
         Returns:
-            Milliseconds since the first byte of the body; `error` alone where it failed.
+            Milliseconds since the first byte of the body; of a failed request, only `error`.
         """
         if self.error:
             return {"error": self.error}

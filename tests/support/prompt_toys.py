@@ -1,6 +1,6 @@
 """Toys of every kind of checkpoint: the official wrapper and `PromptBuilder` on the same weights.
 
-The input of the official talker is caught where the official code calls it.
+An exception catches the official talker's input where the official code calls the talker.
 """
 
 import json

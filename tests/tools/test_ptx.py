@@ -1,8 +1,8 @@
 """The kernel as nvcc compiles it for a GPU, instruction by instruction on this CPU.
 
-tools/kernel_study/ptx does it. First the instructions themselves, then the machine's checks on
-faults planted in the kernel, then frames. `pytest -m slow -k ptx` runs every other test of the
-kernel on it as well.
+tools/kernel_study/ptx runs it. The tests begin with the instructions themselves, then plant faults
+in the kernel for the machine's checks, then run frames. `pytest -m slow -k ptx` runs every other
+test of the kernel on it as well.
 """
 
 import ctypes

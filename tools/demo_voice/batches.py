@@ -116,10 +116,10 @@ class Packer:
     Args:
         config: ids and number of codes.
         role_ids: as in `lay_out`.
-        pool: what to draw from.
+        pool: the utterances to draw from.
         num_rows, row_length: shape of a batch; longer utterances are left out.
         num_frames: frames of a batch that the code predictor learns from.
-        full_share, auto_share, speaker_share: of the utterances, those laid out so.
+        full_share, auto_share, speaker_share: shares of the utterances that are laid out so.
         spoil: least and greatest share of the frames of an utterance that are spoilt in what the
             talker hears of itself, so that it learns to go on after its own mistakes.
         seed: same seed, same batches.

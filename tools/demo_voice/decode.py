@@ -1,7 +1,7 @@
 """The training network decodes many sentences at once, greedily, to show how training goes.
 
-No cache: short sentences on a small network do not need one. What is published is measured with
-the engine (evaluate.py).
+It has no cache, because short sentences on a small network do not need one. Published figures are
+measured with the engine (evaluate.py).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """espeak-ng is the speaker to learn from: it gives samples, and when each phoneme and word begins.
 
-Debian: apt-get install espeak-ng. The program is GPL; it is called as a library here, and nothing
-of it ships. What it speaks is data.
+On Debian, `apt-get install espeak-ng` installs it. The program is under the GPL; this module calls
+it as a library, and no part of it ships. Its speech is data.
 """
 
 import ctypes

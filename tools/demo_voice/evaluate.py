@@ -2,8 +2,9 @@
 
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
-Figures: words said right (word_accuracy.py), sentences that end by themselves, length beside the
-reference's, and, of some of them, what an offline recogniser hears. Sampling is the checkpoint's.
+The figures are words said right (word_accuracy.py), sentences that end by themselves, length beside
+the reference's, and, for some of them, the words that an offline recogniser hears. Sampling is the
+checkpoint's.
 """
 
 import argparse
@@ -65,7 +66,7 @@ class Reader:
     Args:
         model: folder or name of a checkpoint.
         backend: "torch" or "emulation".
-        max_frames: of the longest sentence.
+        max_frames: the most frames of a sentence.
     """
 
     def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):

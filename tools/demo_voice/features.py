@@ -3,7 +3,7 @@
 A frame is 80 ms, eight subframes of 10 ms. A subframe holds the spectral envelope (log energy in 48
 bands) and how voiced four bands are. Each phoneme is stretched to a whole number of frames, so that
 the same sound gives about the same frame wherever it occurs: that makes the codes learnable. Sound
-is made with a pulse every 10 ms, one a subframe, and noise where a band is unvoiced.
+consists of a pulse every 10 ms, one a subframe, and of noise where a band is unvoiced.
 """
 
 import itertools
@@ -147,7 +147,8 @@ def _power(spectrum: np.ndarray) -> np.ndarray:
 def _place_phonemes(phonemes: list[Phoneme], num_samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where in the sound each subframe lies, and each frame's word.
 
-    Pauses behind the last sound are dropped.
+    Returns [num_frames * SUBFRAMES] places and [num_frames] words; pauses after the last sound are
+    dropped.
     """
     places: list[np.ndarray] = []
     words: list[int] = []

@@ -28,10 +28,10 @@ def package(
     """Write a checkpoint folder; return its size in bytes.
 
     Args:
-        folder: where; weights that are not given stay as they are there.
+        folder: the folder to write; weights that are not given stay as they are there.
         talker: names without "talker."; stored in bfloat16, as released models are.
         vocoder: names without "decoder."; stored in float16, and widened when it is loaded. The
-            codec encoder is left out: text to speech never listens.
+            codec encoder is left out, because text to speech never listens.
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Every dimension of the demonstration voice: its config files, in the official layout.
 
-All other modules read the parsed configs, so another size of voice is a change here alone.
+All other modules read the parsed configs, so another size of voice needs a change only here.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """An offline recogniser: pocketsphinx, whose wheel carries a model of US English.
 
 It is an old recogniser and the voice is synthetic, so it mishears much even where the sound is
-right; figures are to be compared with each other only. Asked which of some sentences was said, it
-is dependable.
+right; its figures should only be compared with each other. It is dependable when it has to choose
+which of some sentences was said.
 """
 
 import re

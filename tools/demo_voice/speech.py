@@ -34,8 +34,8 @@ def schedule(frames: Frames, text: str, token_at: Callable[[int], int]) -> list[
     the text does.
 
     Args:
-        token_at: index of the token with which the first so many characters are there; past the
-            end of the text, of the token behind the last.
+        token_at: index of the token with which the first so many characters have arrived; past the
+            end of the text, that of the token after the last.
     Returns:
         Indices into `frames`, or SILENCE.
     """

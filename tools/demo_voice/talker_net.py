@@ -1,9 +1,9 @@
 """Talker and code predictor for training: one static shape, every position at once.
 
-The same parameters under the same names as the official classes, as a dict. Utterances lie packed
-in rows with a block-causal mask, so nothing is padded and `torch.compile` compiles once.
+The parameters are those of the official classes, under their names, in a dict. Utterances lie
+packed in rows with a block-causal mask, so nothing is padded and `torch.compile` compiles once.
 
-Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py; the tests hold it against the plain decoder.
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py; the tests compare it with the plain decoder.
 """
 
 import torch

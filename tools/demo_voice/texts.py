@@ -3,8 +3,8 @@
 python -m tools.demo_voice.texts --output DATA     writes train.tsv, development.tsv and test.tsv
 
 Sentences come from the grammar beside this file, alone and as paragraphs, and from words drawn at
-random, so that every word of the list is learned outside its usual company too. No text for
-training has a sentence of the other two sets in it, nor one that is nearly the same.
+random, so that every word of the list is learned among unusual neighbours too. No text for
+training contains a sentence of the other two sets, or one that is nearly the same.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A tiny byte-level BPE in the Qwen2 file format: bytes, words' first letters, common pairs.
 
-Few merges on purpose: a voice this small learns to spell, and a token stays about one sound.
+Merges are few on purpose: a voice this small learns to spell, and a token stays about one sound.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Train talker and code predictor on shards.
 
 python -m tools.demo_voice.train_talker --data DATA/train --test DATA/development --output talker.pt
-python -m tools.demo_voice.train_talker ... --resume           go on with --output
+python -m tools.demo_voice.train_talker ... --resume           continue the run of --output
 python -m tools.demo_voice.train_talker ... --init FOLDER      start from a checkpoint folder
 
-An interrupted run that is resumed ends with the weights of one that was not.
+A resumed run ends with the same weights as an uninterrupted one.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train the vocoder, an instance of the official decoder class, on codes and their frames' sound.
 
 python -m tools.demo_voice.train_vocoder --texts DATA/train.tsv --output vocoder.pt
-python -m tools.demo_voice.train_vocoder ... --resume            go on with --output
+python -m tools.demo_voice.train_vocoder ... --resume            continue the run of --output
 python -m tools.demo_voice.train_vocoder ... --init FOLDER       start from a checkpoint folder
 """
 

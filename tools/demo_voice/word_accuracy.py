@@ -1,8 +1,9 @@
 """Decide from codes alone, without a recogniser, whether every word was said.
 
 The frames that were drawn are aligned with the reference's (dynamic time warping over the codes'
-latents, which are spectra). A word is right if most of its frames were met closely. It does not
-see the vocoder, and it is strict: the same word at another speed is right, other sounds are not.
+latents, which are spectra). A word is right if most of its frames were met closely. The
+measure does not see the vocoder, and it is strict: the same word at another speed is right, other
+sounds are not.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ def words_right(
         reference: [num_reference, num_codes].
         words: [num_reference], which word each reference frame belongs to, or SILENCE.
     Returns:
-        Right words, words.
+        The number of right words, and of all words.
     """
     spoken = sorted(set(words.tolist()) - {SILENCE})
     if not len(codes):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Run a command as if this machine had a GPU: run.py COMMAND [ARGUMENT ...]
 
-Needs PyTorch's CUDA build (what `pip install torch` gives on most machines), its Python first on
-the PATH, nm and a C++ compiler. runtime.cpp takes the place of the CUDA runtime; tensors on "cuda"
-lie in host memory, the CPU does the operations on them, and the frame kernel is its emulation. So
-all of the project's code that only a GPU executes is executed: uploads, downloads, graphs,
-captures. It proves nothing about speed, nor about PyTorch's own kernels.
+This needs PyTorch's CUDA build (which `pip install torch` installs on most machines), its Python
+first on the PATH, nm and a C++ compiler. runtime.cpp takes the place of the CUDA runtime; tensors
+on "cuda" lie in host memory, the CPU does the operations on them, and the frame kernel is its
+emulation. So all of the project's code that only a GPU executes is executed: uploads, downloads,
+graphs, captures. It proves nothing about speed, nor about PyTorch's own kernels.
 """
 
 import hashlib

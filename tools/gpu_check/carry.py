@@ -3,9 +3,9 @@
 
     python tools/gpu_check/carry.py --arch sm_90a
 
-A GPU's minutes are for its own work, and `gpu_check.sh` takes a minute or two of them to compile
-what it needs. It unpacks build/carried first: a library is found by its sources, its options and
-the version of nvcc, which must be that of the other machine. Needs nvcc, and no GPU.
+Compiling takes `gpu_check.sh` a minute or two, which a machine with a GPU should spend on its own
+work. So it unpacks build/carried first. A library's key is made of its sources, its options and the
+version of nvcc, which must be the same on both machines. This needs nvcc and no GPU.
 """
 
 import argparse

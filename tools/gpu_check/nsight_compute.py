@@ -23,8 +23,7 @@ def find() -> str | None:
 
 
 def profile_command(program: str, kernel: str, report: Path, watched: Sequence[str]) -> list[str]:
-    """Return the command that profiles one launch of `kernel` in `watched`, with counters by source
-    line.
+    """Return the command that profiles a launch of `kernel` in `watched`, by line of source.
 
     Clocks are left alone: the duration of a launch under ncu is not a result.
     """

@@ -22,8 +22,8 @@ class Context:
 
     Args:
         emulation: on the CPU, at toy size.
-        deadline: when the step should finish early, by time.monotonic().
-        output: the result's file.
+        deadline: the time.monotonic() at which the step should finish early.
+        output: the file of the result.
         toy: sizes that a CPU manages in seconds; without `emulation` it is for tools/fake_gpu.
     """
 

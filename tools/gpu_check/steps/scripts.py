@@ -1,5 +1,4 @@
-"""Steps that run one of the repository's scripts in a process of its own: what users and listeners
-see.
+"""Steps that run one of the repository's scripts in a process of its own, as a user does.
 
 A step of benchmarks/measure.py returns `rows`, which benchmarks/pages.py turns into
 docs/performance.md.
