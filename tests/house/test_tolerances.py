@@ -119,7 +119,7 @@ def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Of variables."""
+    """Return the names of the variables in an expression."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 

@@ -81,8 +81,7 @@ def stages(num_streams: int) -> list[str]:
 
 
 def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list[Interval]:
-    """The stages of the second frame of `num_streams` streams, or of a prompt of so many
-    positions."""
+    """Return the stages of the second frame of some streams, or of a prompt of some positions."""
     generator = torch.Generator().manual_seed(0)
     weights = {
         name.removeprefix(TALKER_PREFIX): 0.03 * torch.randn(shape, generator=generator)

@@ -40,15 +40,15 @@ def build(
     change: tuple[str, str] | None = None,
     count: bool = False,
 ) -> Path:
-    """As `kernel.build.build` for the GPU of `target`.
+    """Build the library of `kernel.build.build` from the PTX for the GPU of `target`.
 
     Args:
-        program: a source that includes the kernels; the result is then no library but this.
-        sanitize: flags for what stands for the GPU's own code.
-        change: (pattern, replacement) of all such texts in few_step_kernel: a planted fault.
-        count: tally what is executed (`translate`).
+        program: a source that includes the kernels; the result is then this program.
+        sanitize: flags for the code that replaces the GPU's own.
+        change: (pattern, replacement) for all such texts in few_step_kernel: a planted fault.
+        count: count the executed instructions (`translate`).
     Raises:
-        RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
+        RuntimeError: a compiler failed, with the end of its output; or `change` found nothing.
     """
     nvcc = kernel_build.find_nvcc()
     defines = [

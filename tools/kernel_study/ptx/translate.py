@@ -26,7 +26,7 @@ def translate(ptx: str, count: bool = False) -> str:
     """Return the kernels of a PTX file as C++ functions of the same names and arguments.
 
     Args:
-        count: tally what every thread executes (`Tally` of machine.h).
+        count: count what every thread executes (`Tally` of machine.h).
     Raises:
         ValueError: a kernel, symbol or instruction of a form that is not known.
     """
@@ -53,7 +53,7 @@ class _Kernel:
         self.named: set[str] = set()  # registers that are declared one by one
 
     def cpp(self, count: bool) -> str:
-        """The function."""
+        """Return the C++ function."""
         out = [self.struct, f'extern "C" void {self.name}(Bytes_{self.name} params) {{']
         if count:
             out.append("Tally& tally = tally_of_thread();")
