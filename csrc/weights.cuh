@@ -112,7 +112,7 @@ struct Forecast {
 // What a warp keeps in shared memory of its stream between two matrices.
 struct WeightStreamState {
   TileGrid forecast[2];     // this block's shares of what follows the matrix that is or was read
-  const void* expected[2];  // the first bytes of these matrices
+  const void* expected[2];  // the addresses of these matrices
   WeightCursor cursor;      // lane 0's: the first tile that is not in the ring
   int cursor_in;            // the index in `forecast` of its matrix
   int head;                 // the slot of the oldest tile, counted as in WeightStream

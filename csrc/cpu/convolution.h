@@ -25,8 +25,8 @@ constexpr int kSumTerms = 64;
 constexpr int kPanelRows = 96;
 constexpr int kPanelTiles = 96;
 constexpr size_t kPointBytes = size_t{384} << 10;  // points that one worker keeps
-// Every worker reads all of weights up to this size, for its own rows; of larger weights, one
-// worker reads each block.
+// Every worker reads a matrix of up to this size, for its own rows; each block of a larger one is
+// read by one worker.
 constexpr size_t kSharedBytes = size_t{3} << 20;
 
 inline int padded(int channels) {
