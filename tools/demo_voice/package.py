@@ -84,12 +84,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--talker",
         type=Path,
-        help="state file of tools.demo_voice.train_talker; without it the talker stays",
+        help="state file of tools.demo_voice.train_talker; without it, the folder's talker stays",
     )
     parser.add_argument(
         "--vocoder",
         type=Path,
-        help="state file of tools.demo_voice.train_vocoder; without it the vocoder stays",
+        help="state file of tools.demo_voice.train_vocoder; without it, the folder's vocoder stays",
     )
     parser.add_argument("--output", type=Path, required=True, help="checkpoint folder to write")
     return parser.parse_args()

@@ -100,7 +100,7 @@ def assemble(
     is_library: bool = True,
     count: bool = False,
 ) -> Path:
-    """PTX and the host code that launches it, in one file; kept for as long as nothing changes.
+    """Link PTX and the host code that launches it into one file, which is kept until they change.
 
     Args:
         key: of the PTX.
