@@ -98,7 +98,7 @@ def model_config() -> dict[str, Any]:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": TOY,
         "tts_model_type": "custom_voice",
-        "normalize": True,  # the voice has learned no digits
+        "normalize": True,  # it has learned no digits
         "im_start_token_id": _TEXT_IDS["<|im_start|>"],
         "im_end_token_id": _TEXT_IDS["<|im_end|>"],
         "tts_pad_token_id": _TEXT_IDS["<tts_pad>"],
