@@ -24,6 +24,7 @@ PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers
 HEADS = ("codec_head.", "code_predictor.lm_head.")
 LARGEST = 127  # symmetric: -128 is not used
 GROUP = 64  # columns that share a scale
+BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,9 @@ class Int8Matrix:
         The largest magnitude that shares a scale keeps its value. The scales of groups are bf16
         numbers: two bytes beside 64, and every product with an int8 is exact in float32.
         """
-        weight, shape = weight.float(), weight.shape
-        if in_groups:
-            weight = F.pad(weight, (0, -shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-        scales = weight.abs().amax(dim=-1).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST
-        if in_groups:
-            scales = scales.bfloat16().float().clamp(min=torch.finfo(torch.bfloat16).tiny)
-        values = (weight / scales[..., None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
-        if in_groups:
-            values = values.flatten(1)[:, : shape[1]].contiguous()
-        return Int8Matrix(values, scales)
+        rows = max(1, BLOCK // weight.shape[1])
+        blocks = weight.split(rows)
+        return Int8Matrix.cat([_nearest(block, in_groups=in_groups) for block in blocks])
 
     @staticmethod
     def cat(parts: list[Int8Matrix]) -> Int8Matrix:
@@ -86,6 +80,20 @@ class Int8Matrix:
             rows = x.reshape(-1, x.shape[-1])
             return torch._weight_int8pack_mm(rows, self.values, self.scales).view(*x.shape[:-1], -1)
         return F.linear(x, self.values.to(x.dtype)) * self.scales
+
+
+def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
+    """Return what `Int8Matrix.of` returns, for some of its rows."""
+    weight, shape = weight.float(), weight.shape
+    if in_groups:
+        weight = F.pad(weight, (0, -shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    scales = weight.abs().amax(dim=-1).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST
+    if in_groups:
+        scales = scales.bfloat16().float().clamp(min=torch.finfo(torch.bfloat16).tiny)
+    values = (weight / scales[..., None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    if in_groups:
+        values = values.flatten(1)[:, : shape[1]].contiguous()
+    return Int8Matrix(values, scales)
 
 
 Matrix: TypeAlias = Tensor | Int8Matrix

@@ -16,8 +16,11 @@ logger = logging.getLogger(__name__)
 # core's caches, and the threads lose more time by waiting for each other than a second core saves
 # (docs/performance.md has measurements of both cases).
 BYTES_PER_THREAD = 256 * 2**20
-# The native decoder's second thread halves the time of a frame of 5 million weights (0.6 ms).
-WEIGHTS_PER_NATIVE_THREAD = 2**22
+# On an idle machine, the native decoder's second thread makes a speech of demo-voice, 5 million
+# weights a frame, 1.7 times as fast (0.6 instead of 1.0 ms a frame, vocoder included). Beside two
+# busy programs it makes it 3.5 times as slow: a lost core costs a scheduler's slice, several
+# frames. A frame of the 0.6B model lasts longer than slices do, and gains either way.
+WEIGHTS_PER_NATIVE_THREAD = 2**24
 
 
 def available_cores(root: Path = Path("/")) -> int:

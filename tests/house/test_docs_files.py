@@ -1,4 +1,4 @@
-"""The documents: every file of this repository that one names is there."""
+"""Every file of this repository that a document names exists."""
 
 import re
 from pathlib import Path
@@ -8,21 +8,22 @@ from commands import ROOT
 
 # Files of other projects, which docs/coming-from.md names beside the command to type instead.
 ELSEWHERE = {"tools/compare_codec_tokens.py", "tts_long_audio_test.py"}
-PAGES = ["README.md", "CHANGELOG.md", "benchmarks/LOG.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/LOG.md"]
 PAGES += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))]
 FOLDERS = "docs|csrc|benchmarks|tests|tools|deploy|examples|qwen_megakernel|results"
 PATH = re.compile(rf"`(?:python )?((?:{FOLDERS})/[\w./*-]*)(?=[`: ])")
 SCRIPT = re.compile(r"`([\w-]+\.(?:py|sh|cpp|cuh?|h))(?=[` ])")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 
 def text_of(page: str) -> str:
-    """A page; of the changelog only the unreleased part, because releases name their own files."""
+    """Return a page; of the changelog the unreleased part, for releases name their own files."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.split(r"\n## \[(?!Unreleased)", text)[0] if page == "CHANGELOG.md" else text
 
 
 def missing(text: str, root: Path = ROOT) -> set[str]:
-    """The files that a text names and that do not exist; "NAME" and "*" stand for any name."""
+    """Return the missing files that a text names; "NAME" and "*" stand for any name."""
     paths = {name: re.sub("^results/", "benchmarks/results/", name) for name in PATH.findall(text)}
     gone = {name for name, path in paths.items() if "NAME" not in name and not any(root.glob(path))}
     for name in SCRIPT.findall(text):
@@ -32,12 +33,20 @@ def missing(text: str, root: Path = ROOT) -> set[str]:
     return gone - ELSEWHERE
 
 
+def dead_links(text: str, folder: Path) -> list[str]:
+    """The files that Markdown links of a page in this folder lead to and that do not exist."""
+    return [name for name in LINK.findall(text) if not (folder / name).exists()]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_a_page_names_is_there(page):
-    assert not missing(text_of(page))
+    text = text_of(page)
+    assert not missing(text) and not dead_links(text, (ROOT / page).parent)
 
 
 def test_what_is_gone_is_found():
     text = "`tools/gone.py --json F`, `python tools/gone_too.py`, `results/no_*.json`, `gone.py`, "
     text += "`tools/gpu_check.sh`, `results/decode_cpu_*.json`, `results/gpu_NAME/x`, `batch.toml`"
     assert missing(text) == {"tools/gone.py", "tools/gone_too.py", "results/no_*.json", "gone.py"}
+    links = "[a](voices.md), [b](gone.md#part), [c](../README.md) and [d](https://example.org/x.md)"
+    assert dead_links(links, ROOT / "docs") == ["gone.md"]

@@ -1,4 +1,4 @@
-"""The calculated frame time: it follows the kernel's stages, and the page quotes it as it is."""
+"""The calculated frame time follows the kernel's stages, and the pages quote it as it is."""
 
 import re
 from dataclasses import fields, replace
