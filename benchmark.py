@@ -1,7 +1,7 @@
-"""All-in-one benchmark: python benchmark.py --runs 5
+"""Measure speed and latency of the engine: python benchmark.py --runs 5
 
-Prints machine, backend and figures; --json and --plot keep them. Exit code 1 when --max-ttfc-ms or
---max-rtf is given and missed.
+It prints machine, backend and figures; --json and --plot keep them. The exit code is 1 when
+--max-ttfc-ms or --max-rtf is given and missed.
 """
 
 import argparse
@@ -22,18 +22,24 @@ def main(args: argparse.Namespace) -> int:
         for name, limit in (("first_chunk_ms", args.max_ttfc_ms), ("rtf", args.max_rtf))
         if limit is not None and found["summary"][name]["p50"] > limit
     ]
-    return common.tell_missed(missed)
+    return common.report_missed(missed)
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
     common.add_result_option(parser)
     parser.add_argument(
-        "--max-ttfc-ms", type=options.positive, help="limit for first_chunk_ms, p50"
+        "--max-ttfc-ms",
+        type=options.positive,
+        help="exit with 1 if the median of first_chunk_ms is above this",
     )
-    parser.add_argument("--max-rtf", type=options.positive, help="limit for rtf, p50")
+    parser.add_argument(
+        "--max-rtf",
+        type=options.positive,
+        help="exit with 1 if the median real-time factor is above this",
+    )
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
 """Speak through a Pipecat pipeline: python demo_pipeline.py --text "Hello." --output out.wav
 
-Text source -> MegakernelTTSService -> file (and loudspeaker with --play). Every chunk is timed as
-it arrives, and the file is whole whenever the demo ends, also by Ctrl-C.
+Text source -> MegakernelTTSService -> file (and loudspeaker with --play). The demo times every
+chunk when it arrives. The file is complete however the demo ends, by Ctrl-C too.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from qwen_megakernel.installing import install_command
 if TYPE_CHECKING:
     from qwen_megakernel import TTSEngine
 
-# How fast --token feeds words: a fast LLM.
+# --token feeds words at this speed, which is that of a fast LLM.
 WORDS_PER_S = 50
 CLIENT_BUFFERS_MS = (0, 100)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Speak, write the file, report."""
+    """Speak, write the file, and report."""
     _need_packages(args)
     text = options.read_speech(args.text, args.output, args.dump_codes)
     with (
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
-        finally:  # also of what was spoken until Ctrl-C
+        finally:  # this keeps the codes of what was spoken until Ctrl-C, too
             if args.dump_codes and heard.codes:
                 codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
@@ -86,7 +86,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             if isinstance(frame, TTSAudioRawFrame):
                 heard.take(np.frombuffer(frame.audio, "<i2"))
             elif isinstance(frame, TTSStoppedFrame):
-                # Not before: a pipeline that has its EndFrame no longer listens to Ctrl-C.
+                # Only now: a pipeline that has its EndFrame no longer listens to Ctrl-C.
                 await worker.queue_frame(EndFrame())
             await self.push_frame(frame, direction)
 
@@ -131,7 +131,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await asyncio.sleep(1 / WORDS_PER_S)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
-    runner = WorkerRunner(handle_sigint=False)  # ours: it would leave a second Ctrl-C to Python
+    runner = WorkerRunner(handle_sigint=False)  # its handler would leave a second Ctrl-C to Python
     await runner.add_workers(worker)
     loop = asyncio.get_running_loop()
 
@@ -144,7 +144,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
 
 @dataclass
 class Heard:
-    """What has come out of the pipeline, and when."""
+    """Everything that has left the pipeline, and when."""
 
     sample_rate: int
     file: WavWriter
@@ -159,18 +159,18 @@ class Heard:
     started: float = 0.0
 
     def start(self) -> None:
-        """The text is about to be sent: time zero."""
+        """Start the clock, when the text is about to be sent."""
         self.started = time.perf_counter()
 
     def take(self, samples: np.ndarray) -> None:
-        """A chunk has arrived. Behind an error there is only the silence that stands for speech."""
+        """Take a chunk. After an error only the silence that replaces speech arrives."""
         if self.errors:
             return
         self.times_ms.append(1000 * (time.perf_counter() - self.started))
         self.chunks.append(samples)
         try:
             self.file.write(samples)
-        except OutputError as error:  # a pipeline would log it and go on
+        except OutputError as error:  # a pipeline would log the error and go on
             self.errors.append(error)
             return
         self.speaker.play(samples)
@@ -223,7 +223,7 @@ def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict
 
 
 def print_summary(facts: dict[str, Any], output: str) -> None:
-    """Print the same for a person, on stderr; --json's facts are what stdout is for."""
+    """Print the figures as sentences on stderr, because --json prints its facts on stdout."""
     reasons = ", ".join(dict.fromkeys(facts["finish_reasons"]))
     seeds = ", ".join(map(str, facts["seeds"]))
     print(
@@ -291,7 +291,7 @@ class Speaker:
 
 
 def _need_packages(args: argparse.Namespace) -> None:
-    """Refuse before the model is loaded; quieten Pipecat before it greets."""
+    """Refuse before the model is loaded; silence Pipecat's logger before it prints its greeting."""
     try:
         from loguru import logger
 
@@ -309,7 +309,7 @@ def _need_packages(args: argparse.Namespace) -> None:
             raise MissingPackageError(
                 f"--play needs sounddevice ({error}).", hint=install_command("play")
             ) from error
-        except OSError as error:  # the package is there, the library that it loads is not
+        except OSError as error:  # the package is installed, but the library that it loads is not
             raise MissingPackageError(
                 f"--play needs the system's PortAudio library ({error}).",
                 hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
@@ -317,14 +317,26 @@ def _need_packages(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", required=True, help="what to say; - reads standard input")
-    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
-    parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")
-    parser.add_argument("--play", action="store_true", help="on the loudspeaker, too")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, one row a frame")
+    parser.add_argument(
+        "--text", required=True, help="text to speak; - reads it from standard input"
+    )
+    parser.add_argument(
+        "-o", "--output", default="out.wav", help="file to write: wav, flac, ogg or mp3"
+    )
+    parser.add_argument(
+        "--token", action="store_true", help="feed the text word by word, as an LLM would"
+    )
+    parser.add_argument(
+        "--play", action="store_true", help="play the speech on the loudspeaker, too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as JSON on standard output"
+    )
+    parser.add_argument(
+        "--dump-codes", metavar="FILE", help="file to write the codes to, one row per frame"
+    )
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

@@ -1,4 +1,6 @@
-"""Packaging. `csrc/` lives beside the package and ships inside: it is compiled at first use."""
+"""Build the package. `csrc/` lies beside the package and ships inside it: it is compiled at first
+use.
+"""
 
 import re
 from pathlib import Path
@@ -15,7 +17,7 @@ KERNEL_SOURCES = sorted(
 
 
 def constant(module: str, name: str) -> str:
-    """A string constant of the package, which cannot be imported before it is installed."""
+    """Return a string constant of the package, which cannot be imported before it is installed."""
     source = (ROOT / "qwen_megakernel" / f"{module}.py").read_text(encoding="utf-8")
     return re.search(rf'^{name} = "(.*)"', source, re.MULTILINE).group(1)
 
@@ -24,9 +26,9 @@ REPOSITORY_URL = constant("installing", "REPOSITORY_URL")
 
 SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
-RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # what hears the demonstration voice
+RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # these hear the demonstration voice
 WYOMING = ["wyoming>=1.7"]
-SHEEN = ["snac==1.2.1"]  # of 2024, without a release since
+SHEEN = ["snac==1.2.1"]  # the release of 2024; there is none since
 PLOTS = ["matplotlib"]
 COREML = ["coremltools>=9,<10"]
 BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/load_test
@@ -36,23 +38,23 @@ RAY = ["ray[serve]>=2.60", *SERVER]
 class BuildWithKernel(build_py):
     """Copies the kernel's sources into the package that is built.
 
-    They are no packages with folders of their own (`package_dir`): with those, an editable install
-    would be a finder of modules, at length warned of, where a path to this folder does.
+    The sources are not packages with folders of their own (`package_dir`): with those, an editable
+    install would be a finder of modules, with long warnings, where a path to this folder is enough.
     """
 
     def run(self) -> None:
-        """Build; an editable install reads the sources where they lie."""
+        """Build; an editable install reads the sources in place."""
         super().run()
         for source, target in ({} if self.editable_mode else self._targets()).items():
             self.mkpath(str(Path(target).parent))
             self.copy_file(source, target)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution holds."""
+        """Return the files of a source distribution."""
         return [*super().get_source_files(), *KERNEL_SOURCES]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """What `run` writes."""
+        """Return the files that `run` writes."""
         return [*super().get_outputs(include_bytecode), *self._targets().values()]
 
     def _targets(self) -> dict[str, str]:
@@ -68,7 +70,7 @@ setup(
     license_expression="Apache-2.0",
     project_urls={"Source": REPOSITORY_URL} if REPOSITORY_URL else {},
     keywords=["text-to-speech", "speech synthesis", "Qwen3-TTS", "streaming", "CUDA", "Pipecat"],
-    classifiers=[  # none for the licence: they exclude `license_expression`
+    classifiers=[  # no classifier for the licence: it would exclude `license_expression`
         "Development Status :: 3 - Alpha",
         "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",

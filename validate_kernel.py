@@ -1,12 +1,13 @@
-"""Validate the decoders: the plain one against the official package, the others against the plain.
+"""Compare the decoders: the plain one with the official package, all others with the plain one.
 
 python validate_kernel.py --model tiny-random
 
 The others are the kernel and the CUDA-graph path; without a GPU the kernel runs by emulation and
-the graphs' functions directly. Without the official package a recording of it serves
-(--reference FILE, made by --save-reference), or the kernel alone is compared. Without a GPU it
-takes up to two minutes on two cores; --full compares more. The last line is the verdict. Exit code
-0: all within tolerance; 1: something differs; 77: nothing could be compared on this machine.
+the graphs' functions are called directly. Without the official package a recording of it serves
+(--reference FILE, made by --save-reference), or only the kernel is compared. Without a GPU this
+takes up to two minutes on two cores; --full compares more. The last line is the verdict. The exit
+code is 0 if all is within tolerance, 1 if something differs, 77 if this machine can compare
+nothing.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import torch
 
@@ -36,7 +37,7 @@ EMULATED_STEPS = 30  # the emulation draws some two frames a second
 
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
-    """A decoder with one slot."""
+    """Return a decoder with one slot."""
     sizes = DecoderSizes(
         num_slots=1, max_positions=1024, max_text_rows=256, device=backend.device, dtype=dtype
     )
@@ -44,14 +45,14 @@ def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
 
 
 def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Checkpoint:
-    """The checkpoint with 8-bit layers, for all decoders to be compared; None: as it is."""
+    """Return the checkpoint with 8-bit layers, for all compared decoders; None: as it is."""
     if weights is None:
         return loaded
     return replace(loaded, talker=int8.quantize(loaded.talker, weights))
 
 
 def fast_backends(requested: str) -> list[Backend]:
-    """What is compared with the plain decoder; for "auto" all that this machine can run."""
+    """Return the backends to compare with the plain decoder; for "auto", all that can run here."""
     if requested == "torch":
         return []
     if requested != "auto":
@@ -61,7 +62,7 @@ def fast_backends(requested: str) -> list[Backend]:
 
 
 def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: str) -> Report:
-    """The plain decoder in float32 against the official package, or a recording of it.
+    """Compare the plain decoder in float32 with the official package, or with a recording of it.
 
     Raises:
         MissingPackageError: there is neither.
@@ -85,7 +86,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
 def validate_fast(
     loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> Report:
-    """The kernel, its emulation or the graphs against the plain decoder in the same precision.
+    """Compare a kernel, its emulation or the graphs with the plain decoder in the same precision.
 
     Args:
         loaded: from `with_weights`; `args.weights` only names it.
@@ -97,15 +98,15 @@ def validate_fast(
     if tolerance is None:
         tolerance = compare.tolerance_of(backend.name, exact=exact)
     num_seeds = min(args.steps, compare.MAX_SEEDS)
-    fast = decoder(loaded, backend, dtype)  # which may compile: no part of the estimate
-    # The plain decoder draws the frames and is then led along them.
+    fast = decoder(loaded, backend, dtype)  # this may compile, which is no part of the estimate
+    # The plain decoder draws the frames; the other one is forced along them.
     with progress.bar(f"frames for {title}", 2 * args.steps, quiet=args.quiet) as on_frames:
         drawing = progress.WatchedDecoder(plain, on_frames)
         cases = greedy_cases.plain_cases(loaded, drawing, args.steps)
     with progress.bar(title, 2 * args.steps + num_seeds, quiet=args.quiet) as on_frames:
         fast = progress.WatchedDecoder(fast, on_frames)
         rows = []
-        if backend.name in ("kernel", "emulation"):  # others have no way into their stacks
+        if backend.name in ("kernel", "emulation"):  # other backends give no access to their stacks
             hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
             rows += compare.compare_layers(fast, plain, cases[0], hidden)
         rows += compare.compare_forced(fast, cases, tolerance)
@@ -115,7 +116,7 @@ def validate_fast(
 
 
 def title_of(backend: Backend, dtype: torch.dtype, args: argparse.Namespace) -> str:
-    """What a table of `validate_fast` compares."""
+    """Return the title of a table of `validate_fast`."""
     name = str(dtype).removeprefix("torch.") + (f", {args.weights}" if args.weights else "")
     return f"{backend.name} against plain decoder, {name}"
 
@@ -136,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
         print(report, flush=True)
         reports.append(report)
 
-    # The official package has no int8: there only our decoders are compared with each other.
+    # The official package has no int8, so int8 decoders are compared with each other only.
     if not args.weights:
         source = f"recording {args.reference}" if args.reference else "official package"
         try:
@@ -147,10 +148,10 @@ def main(args: argparse.Namespace) -> int:
     names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
     for backend in fast_backends(args.backend):
         try:
-            # The CPU decoder computes in float32 whatever it is given.
+            # The CPU decoder computes in float32 whatever dtype it is given.
             for name in ("float32",) if backend.name == "cpu" else names:
                 add(validate_fast(loaded, backend, getattr(torch, name), args))
-        except SetupError as error:  # no compiler for the emulation, say
+        except SetupError as error:  # for example, no compiler for the emulation
             if args.backend != "auto":
                 raise
             print(f"{error}\n", file=sys.stderr)
@@ -162,9 +163,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
+    parser.add_argument(
+        "--model", default="tiny-random", help="model to load: hub id, folder or built-in name"
+    )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--steps",
@@ -175,17 +178,39 @@ def parse_args() -> argparse.Namespace:
     amount.add_argument(
         "--full", action="store_true", help=f"compare {FULL_STEPS} frames, emulated or not"
     )
-    backends = [name for name in BACKENDS if name != "coreml"]  # takes no bfloat16
+    backends = [name for name in BACKENDS if name != "coreml"]  # it takes no bfloat16
     parser.add_argument(
-        "--backend", default="auto", choices=backends, help="torch: only the plain one"
+        "--backend",
+        default="auto",
+        choices=backends,
+        help="backend to compare with the plain decoder (default: all that this machine can run); "
+        "torch: compare the plain decoder only",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
-    parser.add_argument("--weights", choices=WEIGHTS, help="8-bit layers in all decoders")
-    parser.add_argument("--tolerance", type=float, help="for logits, instead of the derived ones")
-    parser.add_argument("--reference", metavar="FILE", help="a recording of the official package")
-    parser.add_argument("--save-reference", metavar="FILE", help="keep this run as a recording")
-    parser.add_argument("--quiet", action="store_true", help="errors only")
-    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="number format to compare in (default: both)",
+    )
+    parser.add_argument(
+        "--weights", choices=WEIGHTS, help="compare with 8-bit layers in all decoders"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="largest difference of logits to accept, instead of the derived ones",
+    )
+    parser.add_argument(
+        "--reference", metavar="FILE", help="recording to use in place of the official package"
+    )
+    parser.add_argument(
+        "--save-reference",
+        metavar="FILE",
+        help="file to keep this run of the official package in, as a recording",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    parser.add_argument(
+        "--debug", action="store_true", help="log everything, and show Python tracebacks of errors"
+    )
     return parser.parse_args()
 
 

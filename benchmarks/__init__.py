@@ -1,3 +1,5 @@
-"""Benchmarks: `measure.py` measures this project, `load_test` any speech server, `pages.py` writes
-what the documents say of the results; `roofline.py` calculates what nothing can go below.
+"""Benchmarks of this project and of other speech servers.
+
+`measure.py` measures this project and `load_test` any speech server; `roofline.py` calculates lower
+limits, and `pages.py` writes the documentation's tables from the results.
 """

@@ -1,8 +1,9 @@
-"""What every benchmark shares: one run, its figures, the result file, the table, the plot.
+"""Functions that every benchmark shares: one run, its figures, the result file, the table, the
+plot.
 
 A result file is one JSON object (`SCHEMA`): what ran, where, from which commit, by which command,
 every run's figures and their mean, p50 and p95. Numbers in the documentation come from such files.
-A command that writes one runs in `run`, which looks at the machine before.
+A command that writes one runs in `run`, which observes the machine beforehand.
 """
 
 import argparse
@@ -36,42 +37,51 @@ if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
     from qwen_megakernel import TTSEngine
     from qwen_megakernel.records import Files
 
-Options = Callable[[argparse.ArgumentParser], Any]  # adds some to a command line
+Options = Callable[[argparse.ArgumentParser], Any]  # adds options to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
 
 SCHEMA = 2  # 1 did not record instruction sets, load before the run, stolen time and bandwidth
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
 CLIENT_BUFFER_MS = 100
 
-# name -> (unit, what it is). Times count from the call of `stream`.
+# name -> (unit, meaning). Times count from the call of `stream`.
 METRICS = {
-    "first_frame_ms": ("ms", "first codec frame known (published as TTFC by megakernel ports)"),
-    "first_chunk_ms": ("ms", "first audio samples leave (what users call TTFC)"),
-    "first_audible_ms": ("ms", "first samples leave, plus the silence they open with"),
-    "leading_silence_ms": ("ms", "silence the speech opens with"),
-    "rtf": ("", "compute time / audio time, whole utterance"),
-    "frames_per_s": ("frames/s", "codec frames a second while decoding"),
-    "codes_per_s": ("codes/s", "codes a second while decoding"),
-    "decode_ms_per_frame": ("ms", "talker, code predictor and sampling"),
-    "vocoder_ms_per_frame": ("ms", "codec frames to samples"),
-    "overhead_ms_per_frame": ("ms", "all that is neither decoder nor vocoder"),
+    "first_frame_ms": (
+        "ms",
+        "time until the first codec frame exists (some projects publish this as TTFC)",
+    ),
+    "first_chunk_ms": ("ms", "time until the first audio samples leave (TTFC)"),
+    "first_audible_ms": (
+        "ms",
+        "time until the first samples leave, plus the silence at their start",
+    ),
+    "leading_silence_ms": ("ms", "silence at the start of the speech"),
+    "rtf": ("", "computing time divided by the speech's duration"),
+    "frames_per_s": ("frames/s", "codec frames per second of decoding"),
+    "codes_per_s": ("codes/s", "codes per second of decoding"),
+    "decode_ms_per_frame": ("ms", "talker, code predictor and sampling, per frame"),
+    "vocoder_ms_per_frame": ("ms", "codec frames to samples, per frame"),
+    "overhead_ms_per_frame": ("ms", "everything besides decoder and vocoder, per frame"),
     "max_gap_ms": ("ms", "longest wait between two chunks"),
-    "underruns": ("", "times a player without buffer runs dry"),
-    f"underruns_{CLIENT_BUFFER_MS}ms": ("", f"the same with {CLIENT_BUFFER_MS} ms buffered"),
-    "total_ms": ("ms", "request to last chunk"),
-    "audio_s": ("s", "length of the speech"),
+    "underruns": ("", "interruptions of a player without a buffer"),
+    f"underruns_{CLIENT_BUFFER_MS}ms": (
+        "",
+        f"interruptions of a player that buffers {CLIENT_BUFFER_MS} ms",
+    ),
+    "total_ms": ("ms", "time from the request to the last chunk"),
+    "audio_s": ("s", "duration of the speech"),
 }
 
 
 def add_result_option(parser: argparse.ArgumentParser) -> None:
-    """--json FILE, which `write_json` takes, and --idle, which `run` takes."""
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    """Add --json FILE, for `write_json`, and --idle, for `run`."""
+    parser.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
     parser.add_argument(
         "--idle",
         metavar="SECONDS",
         type=options.at_least(0),
         default=machine.IDLE_SECONDS,
-        help="with --json: wait so long at most, before the run, for the load average to fall",
+        help="with --json: longest wait, before the run, for the load average to fall",
     )
 
 
@@ -79,7 +89,7 @@ _conditions: machine.Conditions | None = None  # of the run whose result is writ
 
 
 def run(main: Measurement, args: argparse.Namespace) -> int:
-    """`options.run` of a command; one that writes a result file is observed from here on."""
+    """Do `options.run` of a command, observing the machine if it writes a result file."""
 
     def observed(args: argparse.Namespace) -> int:
         if args.json:
@@ -90,24 +100,24 @@ def run(main: Measurement, args: argparse.Namespace) -> int:
 
 
 def observe(idle_seconds: float = machine.IDLE_SECONDS) -> None:
-    """Look at the machine before a run whose result file `write_json` will write."""
+    """Observe the machine before a run whose result file `write_json` will write."""
     global _conditions
     _conditions = machine.Conditions(idle_seconds)
 
 
 def add_plain_options(parser: argparse.ArgumentParser) -> None:
-    """--debug, for a measurement that loads no model."""
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    """Add --debug, for a measurement that loads no model."""
+    parser.add_argument("--debug", action="store_true", help="show Python tracebacks of errors")
     parser.set_defaults(quiet=True)
 
 
 def option(name: str, **settings: Any) -> Options:
-    """An option as `add_argument` takes it, for `takes`."""
+    """Return an option for `takes`, from the arguments of `add_argument`."""
     return lambda parser: parser.add_argument(name, **settings)
 
 
 def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
-    """An option that is a whole number from `least` on, for `takes`."""
+    """Return an option for `takes` that is a whole number from `least` on."""
     return option(name, type=options.at_least(least), default=default, help=meaning)
 
 
@@ -122,21 +132,23 @@ def takes(*added: Options) -> Callable[[Measurement], Measurement]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
-    """--text, --runs, --warmup, --plot, lengths of chunks, which engine to load, how it speaks."""
-    parser.add_argument("--text", default=TEXT, help="what to say")
-    count("--runs", runs, "runs that are counted")(parser)
-    count("--warmup", warmup, "runs before, which are not counted", least=0)(parser)
+    """Add --text, --runs, --warmup, --plot, chunk lengths, and the options of engine and speech."""
+    parser.add_argument("--text", default=TEXT, help="text to speak")
+    count("--runs", runs, "number of runs whose figures count")(parser)
+    count("--warmup", warmup, "number of runs before them, whose figures do not count", least=0)(
+        parser
+    )
     parser.add_argument(
         "--plot",
         metavar="FILE",
         type=options.plot_file,
-        help="draw the runs (needs the [plots] extra)",
+        help="picture of the runs to write (needs the [plots] extra)",
     )
     parser.add_argument(
-        "--first-chunk-frames", type=int, default=1, help="codec frames of the first chunk"
+        "--first-chunk-frames", type=int, default=1, help="codec frames in the first chunk of audio"
     )
     parser.add_argument(
-        "--chunk-frames", type=int, default=10, help="codec frames of a chunk at most"
+        "--chunk-frames", type=int, default=10, help="most codec frames in a chunk of audio"
     )
     options.add_model_options(parser)
     options.add_speech_options(parser)
@@ -151,7 +163,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """`run(0)`, `run(1)`, ...: first --warmup times, which do not count, then --runs times."""
+    """Call run(0), run(1), ...: first --warmup times without keeping results, then --runs times."""
     for index in range(args.warmup):
         run(index)
     return [run(index) for index in range(args.runs)]
@@ -161,14 +173,14 @@ def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> li
 def timed_engine(
     args: argparse.Namespace, **engine_options: Any
 ) -> Iterator[tuple["TTSEngine", float]]:
-    """The engine of the command line, and the seconds it took to load."""
+    """Load the engine of the command line; yield it and the seconds that loading took."""
     started = time.perf_counter()
     with options.engine_from_args(args, **engine_options) as tts:
         yield tts, time.perf_counter() - started
 
 
 def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str, Any]:
-    """Speak once, reading chunks as they come. Run i takes seed --seed + i, so runs differ."""
+    """Speak once, reading chunks as they come. Run i has the seed --seed + i, so runs differ."""
     speech_options = options.speech_options(args, tts)
     speech_options["seed"] = (args.seed or 0) + index
     stream = tts.stream(
@@ -213,7 +225,7 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
 def result(
     tts: "TTSEngine", runs: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """A result object from runs that have the figures of `METRICS`, or some of them."""
+    """Return a result object of runs that have the figures of `METRICS`, or some of them."""
     names = [name for name in METRICS if name in runs[0]]
     return engine_header(tts) | {
         "settings": settings,
@@ -224,28 +236,28 @@ def result(
 
 
 def header() -> dict[str, Any]:
-    """How any result object begins: when, from which commit, by which command, on what machine."""
+    """Return a result object's beginning: time, commit, command and machine."""
     from qwen_megakernel.cli.doctor import report
 
-    told = report()
+    found = report()
     return {
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "machine": machine.facts()
-        | {key: told[key] for key in ("gpu", "platform", "python")}
-        | {"torch": told["packages"]["torch"]},
+        | {key: found[key] for key in ("gpu", "platform", "python")}
+        | {"torch": found["packages"]["torch"]},
     }
 
 
 def model_header(files: "Files", **facts: Any) -> dict[str, Any]:
-    """`header`, the model and whether its weights are random, and other facts of what ran."""
+    """Return `header`, the model, whether its weights are random, and other facts of the run."""
     return header() | {"model": files.name, "is_synthetic": files.is_synthetic} | facts
 
 
 def engine_header(tts: "TTSEngine") -> dict[str, Any]:
-    """`model_header` with what decodes, where, in what precision, and with how many threads."""
+    """Return `model_header` with backend, device, precision and number of threads."""
     threads = {"threads": tts.num_threads} if tts.device.type == "cpu" else {}
     return model_header(
         tts.files, backend=tts.backend, device=str(tts.device), dtype=tts.dtype_name, **threads
@@ -253,20 +265,21 @@ def engine_header(tts: "TTSEngine") -> dict[str, Any]:
 
 
 def native_set(backend: str) -> dict[str, str]:
-    """What the native code of the CPU decoder was compiled for; {} for other backends."""
+    """Return the instruction set of the CPU decoder's native code; {} for other backends."""
     return {"instruction_set": cpu_library.choose_set()} if backend == "cpu" else {}
 
 
 def name_of(dtype: "torch.dtype") -> str:
-    """ "float32" or "bfloat16"."""
+    """Return "float32" or "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def commit() -> str:
-    """The commit of this checkout, as tools/gpu_check.sh was told or as git knows it; "-dirty" when
-    tracked files differ from it."""
-    if told := os.environ.get("QWEN_MEGAKERNEL_COMMIT"):
-        return told
+    """Return the commit of this checkout, from tools/gpu_check.sh or from git; "-dirty" when
+    tracked files differ from it.
+    """
+    if given := os.environ.get("QWEN_MEGAKERNEL_COMMIT"):
+        return given
     folder = Path(__file__).parent
     try:
         done = subprocess.run(
@@ -282,8 +295,9 @@ def commit() -> str:
 
 
 def peak_memory_mb() -> dict[str, float]:
-    """Largest resident size of this process; on a GPU the most memory that tensors took, and what
-    is taken of the device now: graphs, code and other processes too."""
+    """Return this process's largest resident size. On a GPU also the most memory that tensors took,
+    and the device's memory in use now, with graphs, code and other processes.
+    """
     scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
     peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}
     import torch
@@ -296,14 +310,14 @@ def peak_memory_mb() -> dict[str, float]:
 
 
 def spread(values: list[float], percentiles: Sequence[int] = (50, 95)) -> dict[str, float]:
-    """Mean and percentiles (nearest rank), as `mean`, `p50`, `p95`."""
+    """Return mean and percentiles (nearest rank), as `mean`, `p50`, `p95`."""
     ordered = sorted(values)
     nearest = {p: ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in percentiles}
     return {"mean": float(np.mean(values))} | {f"p{p}": float(nearest[p]) for p in percentiles}
 
 
 def summarize(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """`spread` of each figure, its largest value, and how many there are."""
+    """Return `spread` of each figure, its largest value, and the number of values."""
     return {
         name: spread(each) | {"max": max(each), "count": len(each)} for name, each in values.items()
     }
@@ -316,20 +330,20 @@ def hold_against(
     meanings: dict[str, str],
     values: dict[str, list[float]],
 ) -> int:
-    """Report figures that have limits and write the result file.
+    """Print figures that have limits, and write the result file.
 
     Args:
-        limits: figure -> the most of its p95, or (which of its numbers, the most).
-        settings: the arguments that the result file keeps.
-        meanings: figure -> what it is.
+        limits: figure -> the limit of its p95, or (which of its numbers, the limit).
+        settings: the arguments to keep in the result file.
+        meanings: figure -> its meaning.
         values: figure -> its values.
     Returns:
-        The exit code: 1 when a limit is missed.
+        The exit code: 1 when a figure is above its limit.
     """
     summary = summarize(values)
     for name, figures in summary.items():
-        told = "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
-        print(f"{name:28}{told} {meanings[name]}")
+        cells = "".join(f"{key} {figures[key]:7.3f}  " for key in ("p50", "p95", "max"))
+        print(f"{name:28}{cells} {meanings[name]}")
     kept = {name: getattr(args, name) for name in settings}
     found = {"settings": kept, "limits": limits, "summary": summary}
     write_json(args.json, header() | found)
@@ -338,11 +352,11 @@ def hold_against(
         key, most = limit if isinstance(limit, tuple) else ("p95", limit)
         if summary[name][key] > most:
             missed.append(f"{name}: {key} is above {most}")
-    return tell_missed(missed)
+    return report_missed(missed)
 
 
-def tell_missed(missed: list[str]) -> int:
-    """Say which limits were missed; the exit code: 1 when there is one."""
+def report_missed(missed: list[str]) -> int:
+    """Report the limits that were missed; return the exit code, which is 1 if there are any."""
     for line in missed:
         print(line, file=sys.stderr)
     return 1 if missed else 0
@@ -361,7 +375,7 @@ def write_json(path: str | None, found: dict[str, Any]) -> None:
 
 
 def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
-    """The summary as a person reads it."""
+    """Print the summary as a table."""
     where = found["machine"]
     gpu = where["gpu"]["name"] if where["gpu"] else "no GPU"
     print(f"{where['processor']}, {where['cores']} cores, {gpu}; torch {where['torch']}")
@@ -380,7 +394,7 @@ def print_table(found: dict[str, Any], names: list[str] | None = None) -> None:
 
 
 def load_pyplot() -> ModuleType:
-    """matplotlib.pyplot for files, without a screen.
+    """Return matplotlib.pyplot, which draws to files, without a screen.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -398,7 +412,7 @@ def load_pyplot() -> ModuleType:
 
 
 def plot(path: str | None, found: dict[str, Any], names: list[str]) -> None:
-    """One panel for each figure, one bar for each run; None draws nothing."""
+    """Draw a panel for each figure with a bar for each run; None draws nothing."""
     if path is None:
         return
     pyplot = load_pyplot()

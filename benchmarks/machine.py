@@ -1,6 +1,6 @@
 """The machine of a result file: its CPU, and what else kept it busy before and during the run.
 
-Everything is read from files of Linux; where there is none, a fact is None: not recorded.
+The facts come from files of Linux; where a file is missing, the fact is None: not recorded.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path("/")
-# Name in result files -> what /proc/cpuinfo calls it.
+# Name in result files -> name in /proc/cpuinfo.
 INSTRUCTION_SETS = {
     "avx2": "avx2",
     "avx512f": "avx512f",
@@ -22,15 +22,15 @@ INSTRUCTION_SETS = {
     "amx": "amx_tile",
     "neon": "asimd",
 }
-# Above one of these a figure is marked on the pages.
+# The pages mark a figure measured above one of these.
 MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE = 0.5, 0.05
-IDLE_SECONDS = 60  # in which a load average of 1.3 falls to 0.5
+IDLE_SECONDS = 60  # a load average of 1.3 falls to 0.5 in this time
 READ_BYTES = 512 * 2**20  # more than caches hold
 NUM_READS, READ_SECONDS = 9, 1.5
 
 
 def facts(root: Path = HERE) -> dict[str, Any]:
-    """The CPU, its instruction sets, the cores that this process may use, and all that run."""
+    """Return the CPU, its instruction sets, and the cores: this process's and the machine's."""
     from qwen_megakernel.cli import doctor
     from qwen_megakernel.native import cpu_threads
 
@@ -43,29 +43,29 @@ def facts(root: Path = HERE) -> dict[str, Any]:
 
 
 def instruction_sets(root: Path = HERE) -> list[str] | None:
-    """Those of `INSTRUCTION_SETS` that the CPU has."""
+    """Return those of `INSTRUCTION_SETS` that the CPU has."""
     lines = _read(root / "proc/cpuinfo").splitlines()
     flags = [line.split() for line in lines if line.startswith(("flags", "Features"))]
     return [name for name, flag in INSTRUCTION_SETS.items() if flag in flags[0]] if flags else None
 
 
 def online_cores(root: Path = HERE) -> int | None:
-    """Cores of the whole machine, which its load average is about, in a container too."""
+    """Return the cores of the whole machine, which its load average counts, in a container too."""
     lines = _read(root / "proc/cpuinfo").splitlines()
     return sum(line.startswith("processor") for line in lines) or None
 
 
 def load_average(root: Path = HERE) -> float | None:
-    """The load average of the last minute."""
+    """Return the load average of the last minute."""
     words = _read(root / "proc/loadavg").split()
     return float(words[0]) if words else None
 
 
 class Conditions:
-    """What a run is measured under: made before it, asked for when its result is written.
+    """The conditions of a run: make one before the run, and take its facts when writing the result.
 
     Args:
-        idle_seconds: how long to wait at most for the load average to fall to what is not marked.
+        idle_seconds: longest wait for the load average to fall to a value that is not marked.
         root: folder that has `proc` and `sys`.
     """
 
@@ -82,8 +82,9 @@ class Conditions:
         self._stolen, self._wanted = _ticks(root) or (0, 0)
 
     def facts(self) -> dict[str, float | None]:
-        """The load average before the run, the share of the CPU time that a host withheld since,
-        and the speed at which all cores read memory together."""
+        """Return the load average before the run, the share of the CPU time that the host withheld
+        since, and the speed at which all cores read memory together.
+        """
         found = _ticks(self._root)
         stolen = None
         if found:
@@ -96,7 +97,7 @@ class Conditions:
 
 
 def read_bandwidth(num_threads: int) -> float | None:
-    """GB/s at which threads read memory together; None: there was no room, or no time.
+    """Return GB/s at which threads read memory together; None without enough room or time.
 
     It is measured in a process of its own, whose buffer is not counted as the run's memory.
     """
@@ -109,7 +110,7 @@ def read_bandwidth(num_threads: int) -> float | None:
 
 
 def _read_bandwidth(num_threads: int) -> float:
-    """The median of some readings of all of a buffer by numpy.
+    """Return the median of several readings of all of a buffer by numpy.
 
     The largest of 64-bit integers costs less arithmetic than a sum: it comes within some percent of
     the best that native code reads on two cores with AVX-512, and needs no compiler.
@@ -126,7 +127,7 @@ def _read_bandwidth(num_threads: int) -> float:
 
 
 def _ticks(root: Path) -> tuple[int, int] | None:
-    """CPU time since boot: stolen, and all that was wanted, which is neither idle nor waiting."""
+    """Return CPU time since boot: stolen, and wanted, which is all but idle and waiting."""
     words = _read(root / "proc/stat").splitlines()[:1]
     if not words:
         return None
@@ -135,7 +136,7 @@ def _ticks(root: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> str:
-    """A file's text, "" where there is none."""
+    """Return a file's text, "" where there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

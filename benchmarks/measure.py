@@ -1,7 +1,7 @@
 """Every measurement in one program: python benchmarks/measure.py NAME [options].
 
-A measurement is a function of a module in measures/, which is imported when it is asked for: a
-machine with a GPU lacks what the measurements of servers need.
+A measurement is a function of a module in measures/. That module is imported only when the command
+line names the measurement, because a machine with a GPU lacks what measurements of servers need.
 """
 
 import argparse
@@ -41,24 +41,24 @@ MEASUREMENTS = {
 }
 
 
-EXTRAS = ("bench", "pipecat", "server")  # of the measurements that need more than ours
+EXTRAS = ("bench", "pipecat", "server")  # measurements that need more than the package import these
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the command line names."""
+    """Run the measurement that the command line names."""
     options.wait_passively()
     with options.needed(*EXTRAS, by="This measurement"):
         return run(parser(argv), argv)
 
 
 def script(name: str) -> int:
-    """The measurement `name` as a script of its own, which has no NAME on its command line."""
+    """Run the measurement `name` as a script of its own, without NAME on its command line."""
     options.wait_passively()
     return run(_complete(options.Parser(description=MEASUREMENTS[name][1]), name))
 
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """The command line, with the options of the measurement that `argv` begins with."""
+    """Return the parser, with the options of the measurement that `argv` begins with."""
     words = sys.argv[1:] if argv is None else argv
     root = options.Parser(prog="measure.py", description=__doc__.splitlines()[0])
     names = root.add_subparsers(metavar="NAME", required=True)
@@ -76,7 +76,7 @@ def run(command: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> 
 
 
 def _complete(command: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
-    """`command` with the options of a measurement and the one that all have, --json."""
+    """Add to `command` the options of a measurement, and --json, which all have; return it."""
     module, function = MEASUREMENTS[name][0].split(".")
     measurement = getattr(import_module(f"benchmarks.measures.{module}"), function)
     for add in (*measurement.options, common.add_result_option):

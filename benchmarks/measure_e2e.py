@@ -1,4 +1,4 @@
-"""Everything between a text and its last sample: all figures of all runs; `measure.py e2e`."""
+"""Measure everything between a text and its last sample; the same as `measure.py e2e`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Real-time factor of whole utterances, streamed; `measure.py rtf`."""
+"""Measure the real-time factor of whole utterances, streamed; the same as `measure.py rtf`."""
 
 import sys
 from pathlib import Path

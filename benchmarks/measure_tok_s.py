@@ -1,4 +1,4 @@
-"""Decoding speed: frames and codes a second, milliseconds a frame; `measure.py tok-s`."""
+"""Measure decoding speed in frames and codes per second; the same as `measure.py tok-s`."""
 
 import sys
 from pathlib import Path

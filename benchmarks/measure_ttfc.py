@@ -1,4 +1,4 @@
-"""Time to first codec frame, to first samples, and to first audible sample; `measure.py ttfc`."""
+"""Measure the time to the first codec frame and first samples; the same as `measure.py ttfc`."""
 
 import sys
 from pathlib import Path

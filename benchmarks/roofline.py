@@ -1,4 +1,4 @@
-"""What a frame, a prompt and a first sound must cost at least, from the model's config.
+"""Calculate what a frame, a prompt and a first sound must cost at least, from the model's config.
 
 python benchmarks/roofline.py                        both released sizes on every known GPU
 python benchmarks/roofline.py --bandwidth 4300       at a measured GB/s
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
@@ -67,7 +67,7 @@ WIDTHS = {
 
 
 def weight_bytes(config: ModelConfig, precision: str) -> int:
-    """Bytes of weights a frame reads.
+    """Return the bytes of weights that a frame reads.
 
     Args:
         precision: one of `WIDTHS`; the scales of int8 rows, one in a thousand, are not counted.
@@ -77,20 +77,21 @@ def weight_bytes(config: ModelConfig, precision: str) -> int:
 
 
 def cache_bytes(config: ModelConfig, itemsize: int, streams: int, position: float) -> float:
-    """Keys and values of the talker that a frame of `streams` streams at `position` reads."""
+    """Return the bytes of talker keys and values that a frame of `streams` at `position` reads."""
     stack = config.talker.stack
     return 2 * stack.num_layers * stack.kv_size * position * streams * itemsize
 
 
 def frame_bytes(config: ModelConfig, itemsize: int, streams: int, position: float) -> float:
-    """Weights and cache of one frame, all in numbers of `itemsize` bytes."""
+    """Return the bytes of weights and cache of one frame, all in numbers of `itemsize` bytes."""
     weights = frame_weights(config).total * itemsize
     return weights + cache_bytes(config, itemsize, streams, position)
 
 
 def frame_barriers(config: ModelConfig, *, streams: int) -> int:
-    """Grid barriers of the kernel's frame, csrc/README.md: five stages a layer, four a layer of the
-    predictor where one stream decodes alone."""
+    """Return the grid barriers of the kernel's frame (csrc/README.md): five stages a layer, four a
+    layer of the predictor where one stream decodes alone.
+    """
     passes = config.talker.num_code_groups - 1
     predictor_stages = 4 if streams == 1 else 5
     of_predictor = predictor_stages * config.predictor.stack.num_layers + 2
@@ -98,25 +99,25 @@ def frame_barriers(config: ModelConfig, *, streams: int) -> int:
 
 
 def milliseconds(num_bytes: float, gb_per_s: float) -> float:
-    """Time to read `num_bytes`."""
+    """Return the time to read `num_bytes`."""
     return num_bytes / gb_per_s / 1e6
 
 
 def prompt_floor_ms(config: ModelConfig, positions: int, gpu: Gpu) -> float:
-    """Weights once, or two operations for each weight and position."""
+    """Return the time to read the weights once, or to do two operations per weight and position."""
     weights = layer_weights(config.talker.stack)
     arithmetic = 2 * weights * positions / gpu.tflops / 1e9
     return max(milliseconds(2 * weights, gpu.gb_per_s), arithmetic)
 
 
 def first_frame_bytes(config: ModelConfig) -> int:
-    """What the first codes read after the prompt: a frame without the talker's step, in bf16."""
+    """Return the bytes of a prompt's first codes: a frame without the talker's step, in bf16."""
     w = frame_weights(config)
     return 2 * (w.total - w.talker)
 
 
 def vocoder_weights(codec: CodecConfig) -> int:
-    """Weights of the vocoder that a chunk reads, whatever its length: all but the codebooks."""
+    """Return the vocoder's weights that a chunk of any length reads: all but the codebooks."""
     return sum(
         prod(shape)
         for name, shape in codec_tensors(codec).items()
@@ -127,9 +128,16 @@ def vocoder_weights(codec: CodecConfig) -> int:
 def main() -> None:
     """Print the table."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", help="a built-in name (default: both sizes)")
     parser.add_argument(
-        "--bandwidth", type=options.positive, metavar="GB/S", help="of another machine"
+        "--model",
+        action="append",
+        help="built-in name of the model whose shapes to take (default: both sizes)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=options.positive,
+        metavar="GB/S",
+        help="memory bandwidth of another machine than the known GPUs",
     )
     args = parser.parse_args()
     models = {name: name for name in args.model} if args.model else RELEASED

@@ -1,32 +1,32 @@
 // Grouped-query attention of a weight pass, with the append to the KV cache.
 //
-// The work is cut into items (row, key/value head, split of the context), dealt to the blocks. How
-// the context is split depends on its length alone, so the result has the same bits on every grid.
-// Positions that this very pass adds are not read from the cache, where another block may be
-// writing them, but computed again from qkv: a pass may hold some positions of one sequence and
-// needs no extra barrier for that. Of many, prompt_attention.cuh makes less work.
+// The blocks take items (row, key/value head, split of the context) in turn. How a context is split
+// depends on its length alone, so the result has the same bits on every grid. A block does not read
+// from the cache what this pass adds, because another block may be writing it, but computes it
+// again from qkv: so a pass may hold several positions of a sequence without another barrier. For
+// prompts, which have many, prompt_attention.cuh does less work.
 #pragma once
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
 
 namespace qwen_tts {
 
-constexpr int kSplitBits = 6;  // 64 positions per item, until there would be more than kMaxSplits
+constexpr int kSplitBits = 6;  // 64 positions a split, unless that makes more than kMaxSplits
 constexpr int kMaxSplits = 64;
 
-// Context per item of one row, as a power of two.
+// The number of positions in one item of a row, as a power of two.
 __device__ __forceinline__ int split_bits(int num_positions) {
   int bits = kSplitBits;
   while (kMaxSplits << bits < num_positions) ++bits;
   return bits;
 }
 
-// What one warp makes of the positions that it sees: values weighted with exp(score - maximum) for
-// all query heads that share them. Positions come some at once, so that their scores are added over
-// the warp together and the running maximum moves once for all.
+// What one warp has gathered from the positions it has seen: the values, weighted with exp(score -
+// maximum), for all query heads that share them. The warp adds several positions at once, so that
+// one reduction serves all their scores and the running maximum moves once.
 template <class Dims>
 class WarpAttention {
-  __device__ static constexpr int padded_heads() {  // to a power of two
+  __device__ static constexpr int padded_heads() {  // rounded up to a power of two
     int heads = 1;
     while (heads < Dims::kHeadsPerKv) heads *= 2;
     return heads;
@@ -34,15 +34,15 @@ class WarpAttention {
 
  public:
   static constexpr int kLaneDims = HeadLanes<Dims::kHeadDim>::kLaneDims;
-  static constexpr int kLanesOfHead = kWarpSize / padded_heads();  // they keep its maximum, total
+  static constexpr int kLanesOfHead = kWarpSize / padded_heads();  // they keep its maximum and sum
   static_assert(kLanesOfHead >= 1);
-  static constexpr int kAtOnce = kLanesOfHead < 4 ? kLanesOfHead : 4;  // positions
+  static constexpr int kAtOnce = kLanesOfHead < 4 ? kLanesOfHead : 4;  // positions in one add()
 
   float query[Dims::kHeadsPerKv][kLaneDims] = {}, mixed[Dims::kHeadsPerKv][kLaneDims] = {};
   float maximum = -INFINITY;  // of the scores of head lane / kLanesOfHead
-  float total = 0;            // of its weights: the sum over these lanes
+  float total = 0;            // of its weights; the head's total is the sum over its lanes
 
-  // Positions [0, count) of keys and values, at least one; what lies behind them is finite.
+  // Adds positions [0, count), of which there is at least one; the ones behind are finite numbers.
   template <int kPositions>
   __device__ __forceinline__ void add(const float (&keys)[kPositions][kLaneDims],
                                       const float (&values)[kPositions][kLaneDims], int count) {
@@ -83,7 +83,7 @@ class WarpAttention {
     }
   }
 
-  // The whole total of head lane / kLanesOfHead.
+  // The total of head lane / kLanesOfHead, summed over its lanes.
   __device__ __forceinline__ float whole_total() const {
     float sum = total;
 #pragma unroll
@@ -101,16 +101,16 @@ struct AttentionSmem {
   float fresh_values[kMaxRows][Dims::kHeadDim];
   float maximum[kNumWarps][Dims::kHeadsPerKv];                // of the scores that a warp saw
   float total[kNumWarps][Dims::kHeadsPerKv];                  // of exp(score - maximum)
-  float mixed[kNumWarps][Dims::kHeadsPerKv][Dims::kHeadDim];  // values weighted with the same
+  float mixed[kNumWarps][Dims::kHeadsPerKv][Dims::kHeadDim];  // values, weighted with the same
   int is_last;
 };
 
 template <class Dims>
 class Attention {
  public:
-  // From workspace.qkv [num_rows, Dims::kQkvSize] to workspace.attention [num_rows, Dims::kQSize].
+  // Reads workspace.qkv [num_rows, kQkvSize], writes workspace.attention [num_rows, kQSize].
   //   head_norms  [2, kHeadDim] RMSNorm weights of q and of k
-  // What can be had again from these is not kept: a frame has no register to spare here.
+  // It stores nothing that it can compute again: a frame has no register to spare here.
   __device__ Attention(const Stack& stack, int layer, const Weight* head_norms, const Pass& pass,
                        const Workspace& workspace, AttentionSmem<Dims>& smem)
       : stack_(stack),
@@ -120,11 +120,11 @@ class Attention {
         workspace_(workspace),
         smem_(smem) {}
 
-  // As ShortAttention: never.
+  // The counterpart of ShortAttention::everywhere().
   static __device__ constexpr bool everywhere() { return false; }
 
-  // Asks for the cached positions that this block will read, which the weights of a frame have
-  // pushed out of L2. Needs nothing that the pass writes.
+  // Prefetches the cached positions that this block will read: the weights of a frame have pushed
+  // them out of L2. It needs nothing that the pass writes.
   __device__ void prefetch_cache() const {
     constexpr int kLineElements = 128 / sizeof(Cache);
     for_each_item([&](int row, int head, int, int, int begin, int end) {
@@ -155,10 +155,10 @@ class Attention {
   static constexpr int kPartialSize = kHeadDim + 2;  // maximum, total, mixed
   static constexpr int kSegments = (kHeadDim + kWarpSize - 1) / kWarpSize;
 
-  // The items of this block: item(row, head, split, num_splits, first position, end of positions).
+  // Calls do_item(row, head, split, num_splits, first position, end) for the items of this block.
   template <class Item>
   __device__ void for_each_item(const Item& do_item) const {
-    int item = block_idx();  // of the row; they are dealt to the blocks in turn, over all rows
+    int item = block_idx();  // of the row; the blocks take the items of all rows in turn
     for (int row = 0; row < pass_.num_rows; ++row) {
       const int num_positions = pass_.rows[row].position + 1;
       const int bits = split_bits(num_positions);
@@ -174,8 +174,8 @@ class Attention {
     }
   }
 
-  // Positions [begin, end) of one row and one key/value head, all query heads that share it. Ends
-  // without a barrier: what the next item writes first, nobody reads any more.
+  // Positions [begin, end) of one row and one key/value head, for all query heads that share it. It
+  // ends without a barrier: no thread still reads what the next item writes first.
   __device__ __forceinline__ void attend(int row, int head, int split, int num_splits, int begin,
                                          int end) {
     const int first_row = pass_.rows[row].first_row;
@@ -197,8 +197,8 @@ class Attention {
     }
   }
 
-  // Normalised, rotated queries, and keys and values of the fresh positions in [first_fresh, end),
-  // rounded as the cache rounds them. The item that holds the row's own position appends it.
+  // Stores normalised, rotated queries; and the fresh keys and values of [first_fresh, end),
+  // rounded as in the cache. The item with the row's own position appends that to the cache.
   __device__ __forceinline__ void prepare(int row, int head, int first_fresh, int end) {
     const PassRow& own = pass_.rows[row];
     const int num_fresh = max(end - first_fresh, 0);
@@ -210,7 +210,7 @@ class Attention {
       const float* source =
           workspace_.qkv + static_cast<size_t>(source_row) * Dims::kQkvSize +
           (is_query ? (head * kHeadsPerKv + task) * kHeadDim : Dims::kQSize + head * kHeadDim);
-      // Asked for first: all that a head needs waits for L2 together.
+      // These loads come first, so that everything a head needs waits for L2 at once.
       const int element = opaque(lane_idx()) * kLaneDims;
       const bool has_value = !is_query && element < kHeadDim;
       float value[kLaneDims] = {};
@@ -235,7 +235,7 @@ class Attention {
     }
   }
 
-  // Part of a fresh key or value, as the cache rounds it.
+  // Stores part of a fresh key or value with the cache's rounding.
   template <int kCount>
   __device__ static void keep(float* fresh, Cache* cached, const float (&values)[kCount],
                               bool appends) {
@@ -246,12 +246,12 @@ class Attention {
     if (appends) store_elements(cached, rounded);
   }
 
-  // Each warp takes every kNumWarps-th position; softmax with a running maximum.
+  // Each warp takes every kNumWarps-th position; the softmax keeps a running maximum.
   __device__ __forceinline__ void mix(int slot, int head, int begin, int end, int first_fresh) {
     constexpr int kAtOnce = Warp::kAtOnce;  // cached positions that wait for L2 together
     const int lane = opaque(lane_idx());
     const bool active = lane * kLaneDims < kHeadDim;
-    const int element = active ? lane * kLaneDims : 0;  // the others see another's, for nobody
+    const int element = active ? lane * kLaneDims : 0;  // idle lanes read one too; unused
     Warp warp;
     if (active) {
 #pragma unroll
@@ -306,8 +306,8 @@ class Attention {
     return workspace_.attention_partials + (item + split) * kPartialSize;
   }
 
-  // Warps that saw no position have maximum -inf and weigh nothing. A warp here takes 32 elements
-  // of one head: lane w finds the weight of warp w, once for all of them.
+  // Warps that saw no position have maximum -inf and weigh nothing. Here a warp takes 32 elements
+  // of one head: lane w computes the weight of warp w once, for all of them.
   __device__ __forceinline__ void merge_warps(int row, int head, int split, int num_splits) {
     const int lane = opaque(lane_idx());
 #pragma unroll 1
@@ -320,7 +320,7 @@ class Attention {
       const float own_weight = expf(own_maximum - maximum);
       const float total = warp_sum(is_warp ? smem_.total[lane][g] * own_weight : 0.f);
       float mixed = 0;
-      const int element = min(i, kHeadDim - 1);  // beyond the head another's, for nobody
+      const int element = min(i, kHeadDim - 1);  // idle lanes read the last one; unused
 #pragma unroll 8
       for (int warp = 0; warp < kNumWarps; ++warp) {
         mixed += smem_.mixed[warp][g][element] * __shfl_sync(0xffffffffu, own_weight, warp);
@@ -339,8 +339,8 @@ class Attention {
     }
   }
 
-  // By the block that finished a head last; in the order of the splits, whoever computed them. As
-  // merge_warps: lane l finds the weights of splits l and l + 32.
+  // The block that finishes a head last calls this. It adds the splits in their order, whichever
+  // block computed each. Lane l computes the weights of splits l and l + 32.
   __device__ __forceinline__ void merge_splits(int row, int head, int num_splits) {
     static_assert(kMaxSplits <= 2 * kWarpSize);
     constexpr int kAtOnce = 8;  // elements that wait for L2 together, the first with the weights

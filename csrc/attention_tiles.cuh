@@ -1,14 +1,14 @@
-// Both products of attention on tensor cores, for eight queries and by one warp: keys are the
-// weights, queries and then probabilities are activations, split into hi + lo as in matvec.cuh.
-// Of lane 4g+t: query g.
+// Both products of attention on tensor cores, for eight queries, by one warp. Keys are the weights;
+// queries, and then probabilities, are the activations, split into hi + lo as in matvec.cuh. Lane
+// 4g+t works on query g.
 #pragma once
 #include "matvec.cuh"
 
 #if !WEIGHTS_F32
 namespace qwen_tts {
 
-// Of keys and values in shared memory, rows of whole tiles of columns. Vectors of 16 bytes lie in
-// another order in every row, so that those which a product reads at once are in different banks.
+// Row length of keys and values in shared memory, in whole tiles. Each row orders its 16-byte
+// vectors differently, so that the ones a product reads together lie in different banks.
 template <int kHeadDim>
 constexpr int kHeadRow = (kHeadDim + kTileCols - 1) / kTileCols * kTileCols;
 __device__ __forceinline__ int key_place(int position, int element) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ int value_place(int position, int element) {
   return element ^ position / 2 % 4 * 16;
 }
 
-// Part of a query, as store_activations leaves it.
+// Stores part of a query in the layout of store_activations.
 template <int kCount>
 __device__ __forceinline__ void store_query_words(float* words, const float (&query)[kCount]) {
 #pragma unroll
@@ -27,12 +27,12 @@ __device__ __forceinline__ void store_query_words(float* words, const float (&qu
   }
 }
 
-// Scaled scores as powers of two: scores[s] is of positions 2t, 2t + 1, 2t + 8, 2t + 9 of the s-th
+// Scaled scores as powers of two: scores[s] holds positions 2t, 2t + 1, 2t + 8, 2t + 9 of the s-th
 // sixteen positions.
 //   queries        [num_queries][row_stride(kHeadRow)] words
 //   keys           [16 kSteps][kHeadRow]
-//   num_positions  from which of them on nobody sees keys: no score is computed
-//   is_seen        (position) -> bool; if not, -inf
+//   num_positions  no query sees a key from here on: no score is computed
+//   is_seen        (position) -> bool; where false, the score is -inf
 template <int kHeadDim, int kSteps, class IsSeen>
 __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], const float* queries,
                                                 int num_queries, const bf16* keys,
@@ -46,7 +46,7 @@ __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], cons
 #pragma unroll
   for (int col = 0; col < kHeadDim; col += kTileCols) {
     ActivationColumns columns = load_columns(queries + col, lane, 0, num_queries, row_stride(kRow));
-    const auto exists = [&](int half) {  // do such columns of this lane?
+    const auto exists = [&](int half) {  // Does this lane have such columns?
       return kRow == kHeadDim || col + half * (kTileCols / 2) + 8 * t < kHeadDim;
     };
     if (!exists(0)) columns.left[0] = columns.left[1] = uint4{};
@@ -74,9 +74,9 @@ __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], cons
   }
 }
 
-// Sums of weighted values of sixteen positions, 64 elements of each: tile j of the product has
+// Sums of weighted values of sixteen positions, 64 elements of each. Tile j of the product holds
 // element 8 column + j in each of its 8 columns.
-//   values   [16][row] from these elements on
+//   values   [16][row], from the first of these elements on
 //   weights  of the lane's four positions
 template <int kRow>
 __device__ __forceinline__ void mix_positions(float (&sums)[8][4], const float (&weights)[4],
@@ -100,7 +100,7 @@ __device__ __forceinline__ void mix_positions(float (&sums)[8][4], const float (
   add(6, a.w, b.w, c.w, d.w);
 }
 
-// The lane's elements of these sums, which are 16t .. 16t + 15 of the 64, times `scale`.
+// Stores this lane's elements of these sums, 16t .. 16t + 15 of the 64, times `scale`.
 //   store  (element, float4)
 template <class Store>
 __device__ __forceinline__ void store_mixed(const float (&sums)[8][4], float scale,

@@ -1,34 +1,33 @@
 // GridBarrier: the only way in which blocks wait for each other.
 //
-// Promise. Everything written by any thread of any block before sync() is visible to every thread
+// Promise. Everything that any thread of any block wrote before sync() is visible to every thread
 // of every block after it. The order in which blocks arrive does not matter. No wait is endless:
-// when a block does not arrive within the time limit, or somebody reported an error, every block's
-// sync() returns false, the blocks leave through their ordinary ends, and the host finds the error
-// in the control block with the stage and layer that were waited for. The last block to leave
+// when a block does not arrive within the time limit, or a block has reported an error, sync()
+// returns false in every block, the blocks leave through their ordinary ends, and the host finds
+// the error in the control block, with the stage and layer of the wait. The last block to leave
 // clears the counters, so every launch starts from zero without a memset; after an error the host
-// clears the control block before it is used again.
+// clears the control block before using it again.
 //
-// One counter that only grows within a launch: no sense flag and no reset that an early block could
-// overtake. Its uppermost bit says that somebody reported an error, so whoever sees that all have
-// arrived sees that too, and does not ask for another word: that would be a second way to L2 at
-// every barrier. The control block belongs to one launch: one that fails leaves the next, which is
-// enqueued behind it already, alone.
+// One counter that only grows within a launch: there is no sense flag and no reset that an early
+// block could overtake. Its uppermost bit reports an error, so a block that sees all arrivals sees
+// the error too and need not read another word, which would be a second way to L2 at every barrier.
+// A control block belongs to one launch: a launch that fails leaves the next one, which is already
+// enqueued behind it, alone.
 #pragma once
 #include "stage_times.cuh"
 
 namespace qwen_tts {
 
-// Control::error: who waited for what. `layer` is the group for the stages of a predictor head.
+// Control::error: which wait failed and why. `layer` is the group in stages of a predictor head.
 __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage, int layer) {
   return static_cast<unsigned>(status) << 24 | static_cast<unsigned>(stage) << 16 |
          (static_cast<unsigned>(layer) & 0xffffu);
 }
 
-// What a block's barrier keeps in shared memory, and nobody else touches.
+// What a block's barrier keeps in shared memory. Only GridBarrier uses it.
 struct BarrierSmem {
-  uint64_t
-      timeout_ns;   // the waiter's, as the next: in registers they would be kept through a frame
-  unsigned target;  // arrivals of this launch when everybody is at the barrier
+  uint64_t timeout_ns;  // kWaiter alone uses these two; registers would hold them all frame long
+  unsigned target;      // arrivals of this launch once every block has reached the barrier
   int verdict;
 };
 
@@ -42,9 +41,9 @@ class GridBarrier {
     }
   }
 
-  // All threads of all blocks. False: leave, without another sync().
-  //   meanwhile  what to do while the other blocks arrive, which do not see it: it must not need
-  //              what they write
+  // All threads of all blocks call this. Where it returns false the caller leaves without another
+  // sync(). `meanwhile` is work to do while the other blocks arrive: they do not see its results,
+  // and it must not need theirs.
   template <class Meanwhile>
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
@@ -76,7 +75,7 @@ class GridBarrier {
     }
   }
 
-  // Once, by all threads, after the last sync() whatever it returned.
+  // All threads call this once, after the last sync(), whatever that returned.
   __device__ void leave() {
     __syncthreads();
     if (thread_idx() != 0 || load_relaxed(&control_->error)) return;
@@ -87,8 +86,8 @@ class GridBarrier {
   }
 
  private:
-  // The thread that arrives for its block and polls: of the last warp, to which the least falls of
-  // what there is to do meanwhile. Loops over few things end with the first warps.
+  // The thread that arrives for its block and polls. It belongs to the last warp, which has the
+  // least to do meanwhile: loops over few items end with the first warps.
   static constexpr int kWaiter = kNumThreads - kWarpSize;
 
   __device__ bool wait(Stage stage, int layer) {

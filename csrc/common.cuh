@@ -1,7 +1,7 @@
-// Small things every stage uses: who am I, conversions, order-preserving keys.
+// Small helpers of every stage: indices, conversions, order-preserving keys.
 //
-// Registers: 128 per thread at 512 threads. Loops marked "unroll 1" or "unroll 4" in the stages are
-// not worth the registers that ptxas would spend on them; without the marks the frame spills.
+// Registers: 128 per thread at 512 threads. The stages mark loops "unroll 1" or "unroll 4" that are
+// not worth the registers ptxas would spend on them; without the marks the frame spills.
 #pragma once
 #include "dims.cuh"
 
@@ -30,21 +30,21 @@ __device__ __forceinline__ float upper_bf16(unsigned pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
-// Two activations as two registers of bf16 pairs, hi (x) and what it leaves (y).
+// Splits two activations into two registers of bf16 pairs: hi (x) and the remainder lo (y).
 __device__ __forceinline__ uint2 split_bf16(float low, float high) {
   const unsigned hi = pack_bf16(low, high);
   return make_uint2(hi, pack_bf16(low - lower_bf16(hi), high - upper_bf16(hi)));
 }
 
-// Four int8 weights of one register (packing.py) as bf16 pairs, in units of 2^-6. Seven bits of
-// magnitude and a sign are a subnormal bf16, 2^-133 of the integer, and a product with 2^127 is
-// exact: five instructions for four weights.
+// Widens the four int8 weights of one register (packing.py) to bf16 pairs, in units of 2^-6. Seven
+// bits of magnitude and a sign are a subnormal bf16, 2^-133 of the integer, and a product with
+// 2^127 is exact: five instructions for four weights.
 __device__ __forceinline__ uint2 widen_int8(unsigned four) {
   const auto widen = [](unsigned pair) { return multiply_bf16x2(pair & 0x807f807fu, 0x7f007f00u); };
   return make_uint2(widen(four), widen(four << 8 | four >> 24));
 }
 
-// Floats as unsigned integers of the same order; NaN sorts above +infinity or below -infinity.
+// Maps floats to unsigned integers of the same order; NaN sorts above +infinity or below -infinity.
 __device__ __forceinline__ unsigned order_key(float value) {
   const unsigned bits = __float_as_uint(value);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -53,14 +53,14 @@ __device__ __forceinline__ float from_order_key(unsigned key) {
   return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-// Over the four lanes 4g .. 4g+3.
+// The maximum over the four lanes 4g .. 4g+3.
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Activations that other blocks wrote earlier in this launch: read from L2, where the grid barrier
-// made them visible. Never through the read-only path.
+// Loads activations that other blocks wrote earlier in this launch, from L2, where the grid barrier
+// made them visible. These never take the read-only path.
 __device__ __forceinline__ float load_activation(const float* address) { return __ldcg(address); }
 __device__ __forceinline__ float4 load_activation4(const float* address) {
   return __ldcg(reinterpret_cast<const float4*>(address));
@@ -85,7 +85,7 @@ struct VectorOf<16> {
   using Type = uint4;
 };
 
-// kCount elements that lie side by side, a power of two of them, from L2 (as above) as f32.
+// Loads kCount adjacent elements, a power of two of them, from L2 (as above) as f32.
 template <int kCount, class T>
 __device__ __forceinline__ void load_elements(float (&out)[kCount], const T* address) {
   constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_elements(float (&out)[kCount], const T* add
     for (int i = 0; i < kPerVector; ++i) out[first + i] = to_float(values[i]);
   }
 }
-// The other way round, rounded to T.
+// Stores kCount adjacent f32 elements, rounded to T.
 template <int kCount, class T>
 __device__ __forceinline__ void store_elements(T* address, const float (&values)[kCount]) {
   constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_elements(T* address, const float (&values)
   }
 }
 
-// Sums over the warp of kCount values, a power of two of them: lane l gets that of value
-// l / (32 / kCount). A third of the shuffles that warp_sum() would take for each.
+// Sums kCount values, a power of two of them, over the warp: lane l gets the sum of value l / (32 /
+// kCount). That takes a third of the shuffles of one warp_sum() each.
 template <int kCount>
 __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
   static_assert(kCount >= 1 && kCount <= kWarpSize && (kCount & (kCount - 1)) == 0);
@@ -139,8 +139,8 @@ __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
 
 // One row of a weight pass: a position of one sequence.
 struct PassRow {
-  int slot;               // whose KV cache
-  int position;           // in that cache, and of rope unless rope_positions say otherwise
+  int slot;               // which slot's KV cache
+  int position;           // in that cache; also of rope, unless rope_positions differ
   int first_row;          // first row of the pass that belongs to the same sequence; positions of a
                           // sequence are consecutive rows
   int rope_positions[3];  // time, height, width
@@ -154,12 +154,12 @@ struct PassRow {
 struct Pass {
   PassRow rows[kMaxRows];
   int num_rows;
-  int sequence_rows;  // of each sequence: all have as many, one after another
+  int sequence_rows;  // of each sequence: all have equally many, one sequence after another
 };
 
 __device__ __forceinline__ int block_idx() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int num_blocks() { return static_cast<int>(gridDim.x); }
-// Whose block does what only one of a row's blocks has to do?
+// Is this the block that does the work which only one block of a row has to do?
 __device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
 
 struct BlockRange {
@@ -167,24 +167,24 @@ struct BlockRange {
 };
 
 // Blocks that multiply the same rows, each by its share of every matrix. The streams of a frame are
-// rows of one team, the whole grid; a prompt has more rows than one team can take at once.
+// the rows of one team, which is the whole grid; a prompt has more rows than one team can take.
 struct Team {
-  int block;  // which of its blocks this is
+  int block;  // the index of this block in the team
   int num_blocks;
   unsigned inverse;  // 2^32 / num_blocks, rounded up
 
-  // Team `number` of `num_teams`. Neighbours are of different teams and read the same weights.
+  // Team `number` of `num_teams`. Neighbours are in different teams and read the same weights.
   __device__ static Team of(int number, int num_teams) {
     const int size = (static_cast<int>(gridDim.x) - number + num_teams - 1) / num_teams;
     return {block_idx() / num_teams, size, 0xffffffffu / size + 1};
   }
   __device__ static Team whole_grid() { return of(0, 1); }
 
-  // The run of items [begin, end) that this block owns of `num_items`: rows / 8, and blocks are
-  // SMs. Without the division, which is twenty instructions: n / num_blocks is the upper half of
-  // n * inverse, as long as n * num_blocks < 2^32.
+  // The items [begin, end) of `num_items` that this block owns: items are rows / 8, blocks are SMs.
+  // A division would take twenty instructions; instead, n / num_blocks is the upper half of n *
+  // inverse, as long as n * num_blocks < 2^32.
   __device__ BlockRange share(int num_items) const {
-    const auto first_of = [&](int i) {  // the last one apart: there is no inverse of one block
+    const auto first_of = [&](int i) {  // the last end apart: one block has no inverse
       return i == num_blocks ? num_items : static_cast<int>(__umulhi(num_items * i, inverse));
     };
     return {first_of(block), first_of(block + 1)};

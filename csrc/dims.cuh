@@ -1,35 +1,35 @@
-// Dimensions of the model this library is compiled for. decoders/kernel/build.py writes every -D
-// from the checkpoint's config.json; nothing here has a default that a checkpoint also holds.
+// Dimensions of the model that this library is compiled for. decoders/kernel/build.py writes every
+// -D from the checkpoint's config.json; this file has no default for anything a checkpoint holds.
 #pragma once
 #include "port.cuh"
 
 namespace qwen_tts {
 
-#if WEIGHTS_F32  // exact mode: codes equal a float32 reference
+#if WEIGHTS_F32  // exact mode: codes equal those of a float32 reference
 using Weight = float;
 #else
 using Weight = bf16;
 #endif
-using Cache = Weight;  // keys and values
+using Cache = Weight;  // the element type of keys and values
 
 // Packed weights (packing.py): tiles of 8 output rows x 64 columns, stored one after another along
-// the columns. A tile is 16 bytes for each lane of a warp, and as much again until it is complete:
-// once for int8, twice for bf16, four times for f32. Lane 4g+t has weights of row g.
+// the columns. A lane of a warp has 16 bytes of a tile at a time, as often as the tile needs: once
+// for int8, twice for bf16, four times for f32. Lane 4g+t has weights of row g.
 constexpr int kTileRows = 8;
 constexpr int kTileCols = 64;
 
-// Stacks whose layers are int8, with an f32 scale for each output row. Heads, the projection,
+// Which stacks have int8 layers, with an f32 scale for each output row. Heads, the projection,
 // embeddings, norms and biases stay Weight.
 constexpr bool kAnyInt8 = TALKER_INT8 || PREDICTOR_INT8;
 
 constexpr int kMaxRows = 16;  // rows (streams or prompt positions) that a block multiplies at once
-constexpr int kFewRows = 8;   // one product of tensor cores; launches of so few are a kernel's own
+constexpr int kFewRows = 8;   // one tensor-core product; launches with so few have their own kernel
 constexpr int kMaxForwardRows = 128;  // prompt positions of one weight pass, shared by teams
 constexpr int kNumThreads = NUM_THREADS;
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads % kWarpSize == 0 && kNumWarps >= 2 && kNumWarps <= 32);
 
-// One stack of decoder layers, the talker's or the code predictor's.
+// One stack of decoder layers: the talker's or the code predictor's.
 template <int kHidden_, int kIntermediate_, int kNumHeads_, int kNumKvHeads_, int kHeadDim_,
           bool kQkvBias_, bool kQkNorm_, bool kInt8_, int kMaxPositions_ = 0>
 struct StackDims {
@@ -42,9 +42,9 @@ struct StackDims {
   static constexpr int kKvSize = kNumKvHeads * kHeadDim;
   static constexpr int kQkvSize = kQSize + 2 * kKvSize;
   static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
-  static constexpr bool kQkvBias = kQkvBias_;           // Qwen2 adds one to q, k and v
+  static constexpr bool kQkvBias = kQkvBias_;           // Qwen2 adds a bias to q, k and v
   static constexpr bool kQkNorm = kQkNorm_;             // Qwen3 normalises the heads of q and k
-  static constexpr bool kInt8 = kInt8_;                 // the layers' matrices
+  static constexpr bool kInt8 = kInt8_;                 // of the layers' matrices
   static constexpr int kMaxPositions = kMaxPositions_;  // 0: as many as its cache holds
   static_assert(kHidden % 32 == 0 && kIntermediate % 32 == 0 && kQSize % 32 == 0,
                 "whole sectors of activations");

@@ -1,5 +1,5 @@
-// Frames of one to four streams: few_step_kernel. Its passes have at most eight rows, which are one
-// product of tensor cores where step_kernel's are two. Sums are the same, bit for bit.
+// Frames of one to four streams: few_step_kernel. Its passes have at most eight rows, which take
+// one tensor-core product where step_kernel takes two. Sums have the same bits in both.
 #include "frame.cuh"
 #include "launch.cuh"
 

@@ -1,7 +1,7 @@
-// Rows through one stack without drawing anything: the prompt (prefill), or one position at a time.
+// Runs rows through one stack without drawing codes: a prompt (prefill), or one position at a time.
 //
-// A block multiplies 16 rows at most, so the rows of a prompt are dealt to teams of blocks
-// (common.cuh). They meet at the same barriers; only attention looks across them.
+// A block multiplies 16 rows at most, so teams of blocks (common.cuh) share the rows of a prompt.
+// The teams meet at the same barriers; only attention looks at rows of other teams.
 #pragma once
 #include "frame.cuh"
 
@@ -9,7 +9,7 @@ namespace qwen_tts {
 
 constexpr int kMostTeams = kMaxForwardRows / kMaxRows;
 
-// One position of the talker is attended to as in a frame, by many blocks; many are a prompt.
+// Many blocks attend to one position of the talker, as in a frame; several positions are a prompt.
 class ForwardAttention {
  public:
   __device__ ForwardAttention(const ForwardParams& p, int layer, const Weight* head_norms,
@@ -38,7 +38,7 @@ class ForwardAttention {
   PromptAttention<Talker> prompt_;
 };
 
-// As PassActivations, of this block's team.
+// The counterpart of PassActivations for the rows of this block's team.
 template <class Dims>
 struct TeamActivations {
   static constexpr int kMostRows = kMaxRows;
@@ -54,7 +54,7 @@ struct TeamActivations {
   __device__ float* at(float* rows, size_t stride) const { return rows + first_row * stride; }
 };
 
-// The rows of the next pass, and of `team`. By one thread.
+// Plans the rows of the next pass, and those of `team` in it. One thread calls this.
 __device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, BlockSmem& smem) {
   ForwardPlan& plan = smem.forward;
   const int pass = plan.pass++;
@@ -67,10 +67,10 @@ __device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, Bloc
   smem.pass.num_rows = smem.pass.sequence_rows = plan.team_count;
 }
 
-// Embeds, runs and normalises p.num_rows consecutive positions, as many in a weight pass as the
-// teams have rows, in each pass about as many. A token id of -1 is the sentinel for "take the
-// prepared embedding". All threads of all blocks.
-//   attention_of  as decoder_layers() wants it
+// Embeds, runs and normalises p.num_rows consecutive positions. A weight pass takes as many as the
+// teams have rows, and all passes take about equally many. A token id of -1 means "take the
+// prepared embedding". `attention_of` is an argument of decoder_layers(). All threads of all blocks
+// call this.
 template <class Dims, class AttentionOf>
 __device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack& stack,
                                              const void* table, const AttentionOf& attention_of,
@@ -129,7 +129,7 @@ __device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack
         normalise_to(c.slots.hidden + static_cast<size_t>(p.slot) * kHidden);
       }
     }
-    // No grid barrier: the next rows overwrite x, but each row in the block that has just read it.
+    // No grid barrier: the block that overwrites a row of x is the one that has just read it.
     more = plan.begin + plan.count < p.num_rows;
     __syncthreads();  // the plan has been read
   }

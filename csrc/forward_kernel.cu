@@ -1,5 +1,5 @@
 // Prompt rows: forward_kernel and its launcher.
-// A team's block has many tiles, and would read rows that do not fit again for every few of them.
+// A team's block has many tiles; rows that do not fit would be read again for every few of them.
 #undef CHUNK_COLS
 #define CHUNK_COLS FORWARD_CHUNK_COLS
 #include "forward.cuh"
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     };
     forward_rows<Talker>(p, p.model.talker, p.model.frame_table, attention_of, context);
   }
-  copy_async_wait<0>();  // weights that nobody will read
+  copy_async_wait<0>();  // weights that no product will read
   context.barrier.leave();
 }
 

@@ -1,25 +1,25 @@
-// Frames of speech. A frame is one code for each codebook, 80 ms:
+// Frames of speech. A frame is one code for each codebook, 80 ms of audio:
 //
-//   talker step       on the embedding of the previous frame plus one row of text. A stream's first
-//                     frame has none: its hidden state is what the prompt left.
-//   codec head        hidden -> logits of code 0; draw it. EOS ends the stream and is no frame.
+//   talker step       reads the embedding of the previous frame plus one row of text. A stream's
+//                     first frame skips it: the prompt has left its hidden state.
+//   codec head        hidden -> logits of code 0; draws it. EOS ends the stream without a frame.
 //   code predictor    a small stack with a fresh KV cache per frame. Positions 0 and 1 are the
 //                     hidden state and code 0; every further position is the code drawn before.
 //                     Position g gives the logits of code g.
 //
-// Row r of a pass belongs to the r-th stream that still decodes. What only one row needs (drawing,
-// preparing the next input) is done by block r % num_blocks().
+// Row r of a pass belongs to the r-th stream that still decodes. Block r % num_blocks() does the
+// work that only row r needs: drawing, and preparing the next input.
 #pragma once
 #include "layer.cuh"
 
 namespace qwen_tts {
 
-// Row of frame_table and predictor_table that holds `code` of codebook `group`.
+// The row of frame_table and predictor_table that holds `code` of codebook `group`.
 __device__ __forceinline__ size_t table_row(int group, int code) {
   return group == 0 ? code : kTalkerVocab + size_t{kPredictorVocab} * (group - 1) + code;
 }
 
-// x[i] = table[row][i], by one block. Rows come from memory: all of one at once.
+// x[i] = table[row][i], by one block. Rows come from memory: all loads of one start at once.
 template <int kHidden>
 __device__ void copy_embedding(float* x, const void* table, size_t row) {
   const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
@@ -31,7 +31,7 @@ __device__ void copy_embedding(float* x, const void* table, size_t row) {
   }
 }
 
-// to[i] = from[i], by one block; both global and 16-byte aligned.
+// to[i] = from[i], by one block; both are global and 16-byte aligned.
 template <int kSize>
 __device__ void copy_row(float* to, const float* from) {
 #pragma unroll 1
@@ -40,15 +40,15 @@ __device__ void copy_row(float* to, const float* from) {
   }
 }
 
-//   kMostRows  of a pass: positions 0 and 1 of the predictor are two of a stream
+//   kMostRows  rows of a pass; positions 0 and 1 of the predictor are two rows per stream
 template <int kMostRows>
 class FrameLoop {
  public:
   __device__ FrameLoop(const StepParams& params, Context& context)
       : p_(params), c_(context), weight_stream_(context.smem.rings) {}
 
-  // All threads of all blocks. Inlined whatever the compiler thinks of its size: as a call it would
-  // have a stack frame.
+  // All threads of all blocks call this. It is always inlined, whatever the compiler thinks of its
+  // size: as a call it would need a stack frame.
   __device__ __forceinline__ void run() {
     if (thread_idx() < p_.num_streams) c_.smem.streams[thread_idx()] = thread_idx();
     if (thread_idx() == 0) {
@@ -69,7 +69,7 @@ class FrameLoop {
   }
 
  private:
-  __device__ int frame() const { return c_.smem.frame; }        // of this launch
+  __device__ int frame() const { return c_.smem.frame; }        // counted within this launch
   __device__ int num_rows() const { return c_.smem.num_rows; }  // streams that still decode
   __device__ const Stream& stream(int row) const { return p_.streams[c_.smem.streams[row]]; }
   __device__ int frame_of(int row) const { return stream(row).frame + frame(); }
@@ -79,8 +79,8 @@ class FrameLoop {
   __device__ float* hidden(int row) const {
     return c_.slots.hidden + static_cast<size_t>(stream(row).slot) * Talker::kHidden;
   }
-  // Where a row's logits of one code lie: in the same place for every code, unless a test keeps
-  // them.
+  // Where the logits of a row and one code lie: in the same place for every code, unless a test
+  // keeps them all.
   __device__ float* logits(int row, int group) const {
     const size_t step = static_cast<size_t>(frame()) * kNumCodeGroups + group;
     return c_.workspace.logits + step * p_.logits_step + c_.smem.streams[row] * kMaxVocab;
@@ -90,15 +90,15 @@ class FrameLoop {
     return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame();
   }
 
-  // Of rows whose residual begins at `x`.
+  // The activations of the rows whose residual begins at `x`.
   __device__ PassActivations<kMostRows> activations(float* x) const { return {x, c_.workspace}; }
 
-  // The previous frame through the talker, for every stream that has one; then everybody's hidden
-  // state to workspace.hidden.
+  // Runs the previous frame of every stream that has one through the talker; then writes the hidden
+  // states of all streams to workspace.hidden.
   __device__ __forceinline__ bool talker_step() {
-    // One thread looks for all whether the host has cancelled the launch. The word comes from the
-    // host's memory: it is asked for here, and heeded while the grid waits. Blocks may leave at
-    // that barrier or at the next; until then nothing is written that anybody keeps.
+    // One thread reads, for all, whether the host has cancelled the launch. The word lies in the
+    // host's memory: the read starts here, and the grid obeys it at its next wait. Blocks may leave
+    // at that barrier or at the next one; until then they write nothing that a caller keeps.
     const unsigned cancelled =
         block_idx() == 0 && thread_idx() == 0 ? load_from_host(c_.workspace.cancel) : 0;
     const auto heed_cancel = [&] {
@@ -123,7 +123,7 @@ class FrameLoop {
         return false;
       }
     } else {
-      heed_cancel();  // nothing to hide it behind
+      heed_cancel();  // there is no wait to hide it behind
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
@@ -151,7 +151,7 @@ class FrameLoop {
       if (thread_idx() == 0) {
         const Stream& s = stream(row);
         c_.smem.talker_row[row] = steps ? num_steps : -1;
-        // A stream that began this launch with frame 0 made no step then.
+        // A stream that began this launch with frame 0 took no step for it.
         const int position = s.position + frame() - (s.frame == 0);
         if (steps) {
           c_.smem.pass.rows[num_steps] = {
@@ -168,7 +168,7 @@ class FrameLoop {
     return num_steps;
   }
 
-  // E(previous frame) + text, the input of the talker step of `row`. One block.
+  // x = E(previous frame) + text, the input of the talker step of `row`. One block calls this.
   __device__ void frame_embedding(int row) {
     const int text_row = frame_of(row) - 1;
     const SlotBuffers& slots = c_.slots;
@@ -181,7 +181,7 @@ class FrameLoop {
     const Weight* table = static_cast<const Weight*>(c_.model.frame_table);
     float* x = c_.workspace.x + static_cast<size_t>(c_.smem.talker_row[row]) * Talker::kHidden;
     int* table_rows = c_.smem.stage.table_rows;
-    __syncthreads();  // those of the row before have been read
+    __syncthreads();  // the block has read those of the row before
     for (int group = thread_idx(); group < kNumCodeGroups; group += kNumThreads) {
       table_rows[group] = static_cast<int>(table_row(group, __ldcg(codes(row) + group)));
     }
@@ -189,7 +189,7 @@ class FrameLoop {
 #pragma unroll 1
     for (int i = 2 * opaque(thread_idx()); i < Talker::kHidden; i += 2 * kNumThreads) {
       float sums[2] = {}, addends[2];
-#pragma unroll  // rows come from memory: all at once
+#pragma unroll  // rows come from memory: all loads at once
       for (int group = 0; group < kNumCodeGroups; ++group) {
         load_elements(addends,
                       table + static_cast<size_t>(table_rows[group]) * Talker::kHidden + i);
@@ -226,7 +226,7 @@ class FrameLoop {
     if constexpr (kHasProjection) {
       const float* bias = c_.model.projection_bias;
       weight_stream_.open(tile_grid(projection()), layer_start<Predictor>(c_.model.predictor, 0));
-      __syncthreads();  // the codec head's use of smem is over
+      __syncthreads();  // the codec head no longer uses smem
       matvec(
           weight_stream_, projection(), rows,
           [&](int row, int i, float2 sum) {
@@ -266,10 +266,10 @@ class FrameLoop {
 
   __device__ void open_predictor() { open_layer<Predictor>(weight_stream_, c_.model.predictor, 0); }
 
-  // Predictor positions up to `group`, and the logits of that code.
+  // Runs the predictor on the positions up to `group`, and computes the logits of that code.
   __device__ __forceinline__ bool predictor_step(int group) {
     const Stack& predictor = c_.model.predictor;
-    // Functions: what they give is not to lie in registers through the layers.
+    // These are functions, so that their results do not occupy registers through the layers.
     const auto head = [&] {
       using Head = PackedMatrix<kPredictorVocab, Predictor::kHidden>;
       return Head{static_cast<const unsigned char*>(c_.model.lm_heads) +
@@ -280,7 +280,7 @@ class FrameLoop {
     const auto after_head = [&] {
       return frame_ends ? layer_start<Talker>(c_.model.talker, 0) : again();
     };
-    const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 comes along with position 1
+    const int rows_per_stream = group == 1 ? 2 : 1;  // position 0 shares a pass with position 1
     const int pass_rows = num_rows() * rows_per_stream;
     for (int first = 0; first < pass_rows; first += kMostRows) {
       const int count = min(kMostRows, pass_rows - first);
@@ -360,14 +360,14 @@ class FrameLoop {
                               static_cast<uint32_t>(frame_of(row)), static_cast<uint32_t>(group)};
     prepare_draw(vocab_of(group), sampling(row, group), address, c_.smem.stage.sampling);
   }
-  // Of the first row this block owns, while the grid waits for the logits.
+  // Prepares the draw of this block's first row while the grid waits for the logits.
   __device__ void prepare_first_draw(int group) {
     if (block_idx() < num_rows()) prepare_draw_of(block_idx(), group);
   }
 
-  // Draws and publishes one code; returns the one to go on with, which teacher forcing replaces.
+  // Draws and publishes one code; returns the code to go on with, which teacher forcing replaces.
   __device__ int draw(int row, int group, const TokenRules& rules) {
-    if (row >= num_blocks()) {  // not the first one
+    if (row >= num_blocks()) {  // a further row: it is not prepared yet
       prepare_draw_of(row, group);
       __syncthreads();
     }
@@ -396,7 +396,7 @@ class FrameLoop {
     return true;
   }
 
-  // Closes the gaps that ended streams leave. Ends with everybody seeing the new rows and number.
+  // Closes the gaps that ended streams leave. On return every thread sees the new rows and count.
   __device__ void end_frame() {
     if (thread_idx() == 0) {
       int num_left = 0;
@@ -411,15 +411,15 @@ class FrameLoop {
 
   const StepParams& p_;
   Context& c_;
-  WeightStream<kRingSlots> weight_stream_;  // open at what comes first behind each barrier
+  WeightStream<kRingSlots> weight_stream_;  // opened before the matrix behind each barrier
 };
 
-// All frames of a launch whose passes have at most kMostRows rows. All threads of all blocks.
+// Decodes all frames of a launch of at most kMostRows rows. All threads of all blocks call this.
 template <int kMostRows>
 __device__ __forceinline__ void run_step(const StepParams& p) {
   Context context(p.model, p.slots, p.workspace, p.timeout_ns, dynamic_smem());
   FrameLoop<kMostRows>(p, context).run();
-  copy_async_wait<0>();  // weights that nobody will read
+  copy_async_wait<0>();  // weights that no product will read
   context.barrier.leave();
 }
 

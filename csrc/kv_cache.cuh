@@ -1,4 +1,4 @@
-// Where keys and values of one layer lie.
+// Where the keys and values of one layer lie.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"

@@ -1,5 +1,5 @@
-// Host side of the kernels: how large a grid may be, and its start. Each kernel is a source file
-// of its own, so that two cores compile them together.
+// Host side of the kernels: the largest grid, and its start. Each kernel has its own source file,
+// so that several cores compile them together.
 #pragma once
 #include "layer.cuh"
 
@@ -7,9 +7,9 @@ namespace qwen_tts {
 
 constexpr size_t kSmemBytes = sizeof(BlockSmem);
 
-// How many blocks of a kernel can be resident at once on the current device: a grid barrier needs
-// all of them. Also lets the kernel have its shared memory there. Once for each device, before the
-// first launch: a launch asks nothing.
+// Finds how many blocks of a kernel can be resident at once on the current device: a grid barrier
+// needs all of them. It also grants the kernel its shared memory there. Call it once for each
+// device, before the first launch; a launch then queries nothing.
 template <class Params>
 cudaError_t max_blocks(void (*kernel)(Params), int* num_blocks) {
   int device = 0, num_sms = 0, per_sm = 0;
@@ -26,11 +26,11 @@ cudaError_t max_blocks(void (*kernel)(Params), int* num_blocks) {
 
 template <class Params>
 int launch(void (*kernel)(Params), const Params& params, int num_blocks, void* stream) {
-  // A grid that cannot be resident is refused by the driver, not started and left to hang.
+  // The driver refuses a grid that cannot be resident, instead of starting it and letting it hang.
   return launch_cooperative(kernel, num_blocks, kNumThreads, kSmemBytes, stream, params);
 }
 
-// Blocks of each kernel that can be resident at once.
+// How many blocks of each kernel can be resident at once.
 cudaError_t max_step_blocks(int* num_blocks);
 cudaError_t max_few_step_blocks(int* num_blocks);
 cudaError_t max_forward_blocks(int* num_blocks);

@@ -1,4 +1,4 @@
-// A stack of Qwen3 decoder layers as the list of its stages; one template for talker and predictor.
+// A stack of Qwen3 decoder layers, stage by stage; one template for talker and predictor.
 #pragma once
 #include "attention.cuh"
 #include "barrier.cuh"
@@ -9,15 +9,15 @@
 
 namespace qwen_tts {
 
-// A slot of the weight rings, which get what the stages leave of SMEM_BYTES, the most that a block
-// may have.
+// A slot of the weight rings. The rings get what the stages leave of SMEM_BYTES, the most that a
+// block may have.
 constexpr int kSlotBytes =
     kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 
-constexpr int kOtherBytes = 2048;  // of BlockSmem, besides the stage and the slots
+constexpr int kOtherBytes = 2048;  // other members of BlockSmem than the stage and the rings
 
-// The predictor's attention is short where its keys and values fit shared memory beside a small
-// ring, and its rows where o_proj looks for them.
+// The predictor uses short attention where its keys and values fit shared memory beside a small
+// ring, and where its rows fit the place in which o_proj looks for them.
 constexpr bool kPredictorIsShort =
     kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
     kRowsEverywhere * row_stride(kOProjCols<Predictor>) <= kMaxRows * row_stride(kChunkCols) &&
@@ -38,7 +38,7 @@ union StageSmem {
   PromptContext<Talker> prompt_attention;
   SamplingSmem sampling;
   NormSmem norm;
-  int table_rows[kNumCodeGroups];  // that make up a frame's embedding
+  int table_rows[kNumCodeGroups];  // of a frame's embedding
 };
 
 constexpr int kReservedBytes = static_cast<int>(sizeof(StageSmem)) + kOtherBytes;
@@ -46,12 +46,12 @@ static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit 
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
 constexpr int kRingSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;
 
-// Which rows of a launch a pass has, and which of these this block's team (forward.cuh).
+// The rows of a launch that a pass has, and those that this block's team takes (forward.cuh).
 struct ForwardPlan {
   int num_teams, num_passes;
-  int pass;                    // the next one
-  int begin, count;            // of the pass
-  int team_begin, team_count;  // in the pass
+  int pass;                    // the index of the next pass
+  int begin, count;            // of the pass, within the launch
+  int team_begin, team_count;  // of the team, within the pass
   PromptRows prompt;           // the rows of the pass
 };
 
@@ -63,16 +63,16 @@ struct BlockSmem {
   StageSmem stage;
   WeightRings<kRingSlots> rings;
   Pass pass;
-  int frame;                 // of this launch
+  int frame;                 // counted within this launch
   int num_rows;              // streams that still decode
-  int streams[kMaxRows];     // which they are, by row
-  int talker_row[kMaxRows];  // row of such a stream in the talker's pass, -1: not in it
+  int streams[kMaxRows];     // their numbers, by row
+  int talker_row[kMaxRows];  // a stream's row in the talker's pass; -1: none
   BarrierSmem barrier;
   ForwardPlan forward;
 };
 static_assert(sizeof(BlockSmem) <= SMEM_BYTES);
 
-// What every stage needs to know.
+// What every stage has access to.
 struct Context {
   const Model& model;
   const SlotBuffers& slots;
@@ -91,7 +91,7 @@ struct Context {
   }
 };
 
-// One layer's weights, one after another in this order.
+// The weights of one layer, one after another in this order.
 template <class Dims>
 class LayerWeights {
  public:
@@ -102,7 +102,7 @@ class LayerWeights {
   using GateUp = Matrix<2 * Dims::kIntermediate, Dims::kHidden>;  // rows gate 0, up 0, gate 1, ...
   using Down = Matrix<Dims::kHidden, Dims::kIntermediate>;
   static constexpr size_t kMatrixBytes = Qkv::kBytes + O::kBytes + GateUp::kBytes + Down::kBytes;
-  // f32, of the rows of all matrices, in their order
+  // f32, of the rows of all matrices, in the order of the matrices
   static constexpr size_t kScaleBytes =
       Dims::kInt8 ? sizeof(float) * (Qkv::kOut + O::kOut + GateUp::kOut + Down::kOut) : 0;
   static constexpr size_t kNorms = 2 * Dims::kHidden + (Dims::kQkNorm ? 2 * Dims::kHeadDim : 0);
@@ -113,7 +113,7 @@ class LayerWeights {
   __device__ LayerWeights(const Stack& stack, int layer)
       : first_(static_cast<const unsigned char*>(stack.layers) + layer * kBytes) {}
 
-  // Functions, not members: eight addresses kept in registers through a layer are too many.
+  // These are functions: members would keep eight addresses in registers through a layer.
   __device__ Qkv qkv_proj() const { return {first_, scales()}; }
   __device__ O o_proj() const { return {first_ + Qkv::kBytes, scales() + Qkv::kOut}; }
   __device__ GateUp gate_up_proj() const {
@@ -129,9 +129,9 @@ class LayerWeights {
     return reinterpret_cast<const Weight*>(first_ + kMatrixBytes + kScaleBytes);
   }
   __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
-  // q, k; [2, kHeadDim], where the heads are normalised
+  // [2, kHeadDim]: of q, of k; only where the model normalises heads
   __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }
-  // [kQkvSize], where there is one
+  // [kQkvSize], where the model has one
   __device__ const Weight* qkv_bias() const { return input_norm() + kNorms; }
 
  private:
@@ -145,9 +145,9 @@ __device__ Forecast layer_start(const Stack& stack, int layer) {
   return {tile_grid(weights.qkv_proj()), tile_grid(weights.o_proj())};
 }
 
-// A layer's norm vectors to L2. They are not in the stream of weights, and a whole stage would wait
-// for memory where they are first read. One block asks for all, and not one that draws. The scales
-// in front of them are ten times as much: every block asks for some.
+// Prefetches a layer's norm vectors to L2. The weight stream does not carry them, and a whole stage
+// would wait for memory at their first use. One block does it, and not one that draws. The scales
+// in front of them are ten times as large: every block prefetches a part.
 template <class Dims>
 __device__ void prefetch_vectors(const Stack& stack, int layer) {
   constexpr int kLine = 128;
@@ -168,15 +168,15 @@ __device__ void prefetch_vectors(const Stack& stack, int layer) {
   prefetch(weights.input_norm(), Layer::kNorms * sizeof(Weight), thread, kNumThreads);
 }
 
-// What a layer reads besides its matrices, to L2.
-//   pass  this one or the one before
+// Prefetches to L2 what a layer reads besides its matrices. `pass` is this layer's pass or the one
+// before it.
 template <class Dims>
 __device__ void prefetch_layer(const Stack& stack, int layer, const Pass& pass) {
   prefetch_vectors<Dims>(stack, layer);
   if constexpr (kIsShort<Dims>) ShortAttention<Dims>::prefetch_to_l2(stack, layer, pass);
 }
 
-// The attention of a layer that decoder_layers() asks for: that of the rows of smem.pass.
+// Makes the attention of a layer for decoder_layers(): that of the rows of smem.pass.
 template <class Dims>
 struct PassAttention {
   const Stack& stack;
@@ -191,7 +191,7 @@ struct PassAttention {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// Opens the first matrix of a layer. That of layer 0 while the grid waits in front of a pass.
+// Opens the first matrix of a layer; for layer 0, while the grid waits in front of a pass.
 template <class Dims, class Stream>
 __device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& stack, int layer) {
   const LayerWeights<Dims> weights(stack, layer);
@@ -199,14 +199,14 @@ __device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& s
                      {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
 }
 
-// Where the rows of a pass lie that this block multiplies, global, visible to all blocks: x is
-// [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp
-// [.., kIntermediate]. Functions, for addresses are not to be kept in registers through the layers.
-//   kMostRows  of the pass
+// Where the rows lie that this block multiplies in a pass; global memory, visible to all blocks. x
+// is [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp [..,
+// kIntermediate]. They are functions, so that registers hold no addresses through the layers. A
+// pass has at most kMostRows rows.
 template <int kMostRows_>
 struct PassActivations {
   static constexpr int kMostRows = kMostRows_;
-  float* first;  // of x
+  float* first;  // the first row of x
   const Workspace& w;
 
   __device__ float* x() const { return first; }
@@ -215,17 +215,17 @@ struct PassActivations {
   __device__ float* mlp() const { return w.mlp; }
 };
 
-// x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of smem.pass.
-// A stage is what it computes, what the block prepares of the next one while the grid waits
-// (`before_` that one), and the barrier that it ends with.
-//   rows           as PassActivations
+// Computes x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of
+// smem.pass. A stage is a computation, what the block prepares of the next stage while the grid
+// waits (`before_` and its name), and a barrier.
+//   rows           a PassActivations, or a class with its members
 //   weight_stream  open at layer 0
-//   attention_of   (layer, head norms) -> the attention of all rows that the grid has, in the same
+//   attention_of   (layer, head norms) -> the attention of all rows of the grid, in the same
 //                  workspace
-//   after          () -> Forecast: what the block multiplies by after the last layer. A function,
-//                  because nobody should keep its addresses in registers through the layers
-//   before_after   () -> void: what to do while the grid waits behind the last layer
-// All threads of all blocks. False: the barrier failed, leave.
+//   after          () -> Forecast: what the block multiplies by after the last layer. It is a
+//                  function, so that its addresses do not stay in registers through the layers
+//   before_after   () -> void: what to do while the grid waits after the last layer
+// All threads of all blocks call this. False: the barrier failed, and the caller leaves.
 template <class Dims, class Activations, class Stream, class AttentionOf, class After,
           class BeforeAfter>
 __device__ __forceinline__ bool decoder_layers(const Activations& rows, const Stack& stack,
@@ -265,7 +265,7 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
     };
     const auto before_attention = [&] {
       attention.prefetch_cache();
-      if (kIsShort<Dims>) open_o_proj();  // there may be no barrier behind it
+      if (kIsShort<Dims>) open_o_proj();  // it may have no barrier behind it
     };
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 

@@ -1,9 +1,9 @@
-// One weight pass: y[row] = W x[row] for 1..16 rows, weights read once.
+// One weight pass: y[row] = W x[row] for 1..16 rows. It reads the weights once.
 //
 // In bf16 a tile of 8 weight rows is the B operand of a tensor-core product and the rows are A.
 // Activations are split into hi + lo bf16, which keeps 16 bits of mantissa: the residual error is
-// 2^-17 per factor, not 2^-9. The hi of eight rows are rows 0..7 of A and their lo rows 8..15; from
-// nine rows on there is a second product. In float32 the products are plain FMAs.
+// 2^-17 per factor instead of 2^-9. The hi of eight rows are rows 0..7 of A, their lo are rows
+// 8..15; nine rows and more take a second product. In float32 the products are plain FMAs.
 #pragma once
 #include <type_traits>
 
@@ -13,37 +13,37 @@
 namespace qwen_tts {
 
 constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
-constexpr int kPiecesAtOnce = 2;         // a warp waits for L2 once for so many segments
+constexpr int kPiecesAtOnce = 2;         // segments for which a warp waits for L2 once
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
 // Words from row to row of activations in shared memory. A tensor-core fragment reads 16 of every
-// 32 bytes of two rows at once: they lie in different banks.
+// 32 bytes of two rows at once; this distance puts them in different banks.
 __device__ __forceinline__ constexpr int row_stride(int num_cols) { return num_cols + 4; }
 
-// Where the partial sums of a row lie among those of a row tile: half a warp reads one row of four
-// tiles at once, and so they are in different banks.
+// Where the partial sums of a row lie within a row tile. Half a warp reads one row of four tiles at
+// once; this permutation puts them in different banks.
 __device__ __forceinline__ constexpr int partials_row(int tile, int row) { return row ^ tile; }
 static_assert((kMaxRows & (kMaxRows - 1)) == 0 && kRoundTiles <= kMaxRows);
 
 struct MatvecSmem {
-  // [rows][stride] f32, or bf16 as store_activations leaves them
+  // [rows][stride] f32, or bf16 in the layout of store_activations
   alignas(16) float activations[kMaxRows * row_stride(kChunkCols)];
   alignas(16) float partials[kNumWarps][kRoundTiles][kMaxRows][kTileRows];
   float sum_squares[kMaxRows][kMaxSegments];
   float norm_scale[kMaxRows];
 };
 
-// Where a pass reads its rows.
+// The rows that a pass reads.
 template <bool kNormed_, int kMostRows_ = kMaxRows>
 struct InputRows {
-  static constexpr bool kNormed = kNormed_;  // do they pass through RMSNorm on the way?
+  static constexpr bool kNormed = kNormed_;  // whether RMSNorm is applied to them
   static constexpr int kMostRows = kMostRows_;
   const float* x;                       // [num_rows], global, visible to this block
   size_t stride;                        // floats from row to row
   int num_rows;                         // 1 .. kMostRows
   const Weight* norm_weight = nullptr;  // [columns], if kNormed
   float norm_eps = 0;
-  bool loaded = false;  // they lie in shared memory, all columns, as load_rows leaves them
+  bool loaded = false;  // whether shared memory has all their columns, as load_rows leaves them
 };
 using Rows = InputRows<false>;
 using NormedRows = InputRows<true>;
@@ -57,9 +57,9 @@ __device__ __forceinline__ float4 load_weight_vector4(const bf16* address) {
                      upper_bf16(pairs.y));
 }
 
-// Four activations of one row to shared memory, in the form that the product wants: in bf16 what a
-// lane brings of row g of A, which is hi, and of row g + 8, which is lo, lies side by side, so that
-// one load of 16 bytes serves one product.
+// Stores four activations of one row to shared memory in the product's layout. In bf16, a lane
+// reads row g of A, which is hi, and row g + 8, which is lo, next to each other: one load of 16
+// bytes serves one product.
 __device__ __forceinline__ void store_activations(float* target, float4 v) {
 #if WEIGHTS_F32
   *reinterpret_cast<float4*>(target) = v;
@@ -69,9 +69,9 @@ __device__ __forceinline__ void store_activations(float* target, float4 v) {
 #endif
 }
 
-// Copies columns [begin, end) of every row to shared memory, times the norm weight, and keeps the
-// sum of squares of the columns. Columns that fill up tiles are zero. RMSNorm's scale is one factor
-// per row: it is applied to the sums at the end, and nobody waits for it here.
+// Copies columns [begin, end) of every row to shared memory, times the norm weight, and keeps each
+// row's sum of squares. Columns that fill up tiles are zero. RMSNorm's scale is one factor per row,
+// which is applied to the finished sums, so no thread waits for it here.
 template <class Matrix, class Input>
 __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
   constexpr int kAtOnce = 4;  // segments of a warp that wait for L2 together
@@ -85,14 +85,14 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
   struct Place {
     int row, segment;
   };
-  const auto carried = [&](Place place) {  // rather than a division
+  const auto carried = [&](Place place) {  // cheaper than a division
 #pragma unroll 1
     for (; place.segment >= num_segments; place.segment -= num_segments) ++place.row;
     return place;
   };
   float4 weight = zeros;
   int weight_segment = -1;
-  const auto load_weight = [&](int segment) {  // a warp's segments mostly lie one below the other
+  const auto load_weight = [&](int segment) {  // successive segments of a warp mostly share columns
     if (!Input::kNormed || segment == weight_segment) return;
     const int col = lane_col + segment * kSegment;
     weight = exists(col) ? load_weight_vector4(rows.norm_weight + col) : zeros;
@@ -130,8 +130,8 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
   }
 }
 
-// What one warp has added up of a round: the products of its columns with up to kRoundTiles row
-// tiles. store() leaves the sums in smem.partials[warp].
+// The sums of one warp in a round: the products of its columns with up to kRoundTiles row tiles.
+// store() leaves them in smem.partials[warp].
 #if WEIGHTS_F32
 
 template <int kMostRows>
@@ -146,8 +146,8 @@ class WarpSums {
     }
   }
 
-  // One column tile of every row tile; `activations` are those of its columns. Lane 4g+t multiplies
-  // sixteen of them with weights of row g, then the four lanes of g are summed.
+  // Adds one column tile of every row tile; `activations` are those of its columns. Lane 4g+t
+  // multiplies sixteen of them with weights of row g, then the four lanes of g add up.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
 #pragma unroll 1
@@ -173,7 +173,7 @@ class WarpSums {
     }
   }
 
-  __device__ void store() const {}  // they lie there already
+  __device__ void store() const {}  // the sums are there already
 
  private:
   __device__ static float4 four_of_tile(const LaneTile<4>& f32, int i) {
@@ -197,11 +197,11 @@ class WarpSums {
 
 // A lane's share of 64 columns of up to eight rows: four columns in each vector.
 struct ActivationColumns {
-  uint4 left[2], right[2];  // of the first 32 columns, of the others
+  uint4 left[2], right[2];  // of the first 32 columns, of the other 32
 };
-//   activations  of these columns, from shared memory
-//   num_rows     a lane whose row does not exist brings another's: what comes of it, nobody reads.
-//                For the emulation it is zero: then it is free.
+//   activations  of these columns, in shared memory
+//   num_rows     a lane beyond the last row reads row 0, and the sums of that are not used; under
+//                emulation it returns zeros, which cost nothing there.
 __device__ __forceinline__ ActivationColumns load_columns(const float* activations, int lane,
                                                           int first_row, int num_rows, int stride) {
   constexpr int kHalf = kTileCols / 2 / 4;
@@ -220,14 +220,14 @@ class WarpSums {
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
       : partials_(smem.partials[warp_idx()]), num_rows_(num_rows), num_tiles_(num_tiles) {}
 
-  // One column tile of every row tile, on tensor cores; `activations` are those of its columns.
-  // Lane 4g+t brings columns 8t .. 8t+7 of each half of a tile, of activation row g and of weight
-  // row g; it gets the sums of row g with weight rows 2t and 2t+1. A dot product does not care in
-  // which order its columns come, so both sides simply use the order of their 16-byte pieces.
+  // Adds one column tile of every row tile, on tensor cores; `activations` are those of its
+  // columns. Lane 4g+t reads columns 8t .. 8t+7 of each half of a tile, of activation row g and of
+  // weight row g; it gets the sums of row g with weight rows 2t and 2t+1. The order of columns does
+  // not matter to a dot product, so both sides use the order of their 16-byte pieces.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
     const auto columns_of = [&](int first_row) {
-      // The stages of a prompt have no registers for where a lane reads.
+      // A prompt's stages have no registers left for where a lane reads.
       const int lane = Stream::kTeams ? opaque(lane_idx()) : lane_idx();
       return load_columns(activations, lane, first_row, num_rows_, stride);
     };
@@ -250,7 +250,7 @@ class WarpSums {
 #pragma unroll
     for (int tile = 0; tile < kRoundTiles; ++tile) {
       if (tile < num_tiles_) {
-        const auto store_row = [&](int row, const float (&sums)[4]) {  // hi + lo
+        const auto store_row = [&](int row, const float (&sums)[4]) {  // adds hi and lo
           if (row < num_rows_) {
             *reinterpret_cast<float2*>(
                 &partials_[tile][partials_row(tile, row)][lane_idx() % 4 * 2]) =
@@ -266,10 +266,10 @@ class WarpSums {
   }
 
  private:
-  static constexpr int kTilesAtOnce = 2;  // products of one that do not wait for those of another
+  static constexpr int kTilesAtOnce = 2;  // products of one do not wait for the other's
   static_assert(kTilesAtOnce == 2 && kRoundTiles % kTilesAtOnce == 0);
 
-  // `kCount` row tiles from `tile` on, each added in the same order.
+  // Adds `kCount` row tiles from `tile` on, each in the same order of columns.
   template <class Matrix, int kCount, class Stream, class ColumnsOf>
   __device__ __forceinline__ void add_tiles(Stream& weights, int tile,
                                             const ActivationColumns& first,
@@ -289,7 +289,7 @@ class WarpSums {
     };
     add(sums_ + tile, first);
     if constexpr (kMostRows > kFewRows) {
-      // Read again for every tile: a frame has no registers for them.
+      // These are read again for every tile: a frame has no registers to keep them.
       if (num_rows_ > kFewRows) add(more_sums_ + tile, columns_of(kFewRows));
     }
   }
@@ -311,24 +311,24 @@ class WarpSums {
 
 #endif
 
-// The epilogue that adds the product to rows: x[row][i] += y[row][i].
+// The epilogue that adds the product to a residual: x[row][i] += y[row][i].
 struct AddTo {
   float* x;  // [num_rows, stride], global
   size_t stride;
 };
 
-// For every output row o of this block's share and every input row r:
-//   epilogue(r, o, (y[r][o], y[r][o + 1])) for even o, by one thread of the block; or AddTo.
-// All threads; nobody uses `smem` any more. No grid barrier inside: what the epilogue writes is
-// visible to other blocks, and `smem` is free again, after the caller's GridBarrier::sync().
-//   weights  a WeightStream that was opened for W and is closed now
+// Computes y = W x. For every output row o of this block's share and every input row r, one thread
+// calls epilogue(r, o, (y[r][o], y[r][o + 1])), for even o; or the epilogue is AddTo.
+// All threads call this, and none still uses `smem`. There is no grid barrier inside: other blocks
+// see what the epilogue writes, and `smem` is free, after the caller's GridBarrier::sync().
+//   weights  a WeightStream, opened for W and not yet closed
 //   matrix   W
 template <class Matrix, class Input, class Epilogue, class Stream>
 __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, const Input& rows,
                                        const Epilogue& epilogue, MatvecSmem& smem) {
   constexpr int kIn = Matrix::kIn, kPaddedIn = Matrix::kPaddedIn;
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
-  // Everything at once where the rows fit; else chunk by chunk, again for every round.
+  // Where all columns of the rows fit they are loaded once; else chunk by chunk, in every round.
   const bool resident = kPaddedIn <= kChunkCols ||
                         rows.num_rows * row_stride(kPaddedIn) <= kMaxRows * row_stride(kChunkCols);
   bool loaded = rows.loaded;
@@ -369,7 +369,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
     if (thread_idx() == 0) stamp(Stamp::kLastTile);
     sums.store();
     __syncthreads();  // partials and norm_scale are complete
-    // As many as if the round were full: a division by num_tiles takes longer than the sums.
+    // A full round's count: a division by num_tiles takes longer than the sums.
     constexpr unsigned kTilePairs = kTileRows / 2;
     const unsigned num_items = rows.num_rows * kRoundTiles * kTilePairs;
 #pragma unroll 1
@@ -381,11 +381,11 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
       const int out = (round + tile) * kTileRows + 2 * pair;
       constexpr bool kAdds = std::is_same_v<Epilogue, AddTo>;
       [[maybe_unused]] float2 old, *target, row_scale;
-      if constexpr (kAdds) {  // on its way while the parts are summed
+      if constexpr (kAdds) {  // this load runs while the parts are summed
         target = reinterpret_cast<float2*>(epilogue.x + row * epilogue.stride + out);
         old = __ldcg(target);
       }
-      if constexpr (Matrix::kInt8) {  // likewise
+      if constexpr (Matrix::kInt8) {  // so does this one
         row_scale = __ldg(reinterpret_cast<const float2*>(matrix.scales + out));
       }
       float2 sum = make_float2(0.f, 0.f);
@@ -408,7 +408,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
         epilogue(row, out, sum);
       }
     }
-    if (round + kRoundTiles < share.end) __syncthreads();  // partials have been read
+    if (round + kRoundTiles < share.end) __syncthreads();  // the block has read the partials
   }
   weights.close();
 }

@@ -9,9 +9,9 @@ struct NormSmem {
   float warp_sums[kNumWarps];
 };
 
-// out[i] = x[i] / rms(x) * weight[i] for i < kSize. All threads of one block.
-//   x, out  [kSize] f32, global, 16-byte aligned; x written before the last grid barrier
-//   weight  [kSize], global, aligned to four of them
+// out[i] = x[i] / rms(x) * weight[i] for i < kSize. All threads of one block call this.
+//   x, out  [kSize] f32, global, 16-byte aligned; x was written before the last grid barrier
+//   weight  [kSize], global, aligned to four elements
 template <int kSize>
 __device__ void rms_norm(float* out, const float* x, const Weight* weight, float eps,
                          NormSmem& smem) {
@@ -40,7 +40,7 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   __syncthreads();
 }
 
-// How a head is spread over a warp: lane l holds elements l * kLaneDims .., a power of two of them.
+// A head spread over a warp: lane l holds kLaneDims elements, a power of two, from l * kLaneDims.
 template <int kHeadDim>
 struct HeadLanes {
   static constexpr int kLaneDims = kHeadDim <= 32    ? 1
@@ -50,7 +50,7 @@ struct HeadLanes {
   static_assert(kHeadDim % kLaneDims == 0);
 };
 
-// Which of the three positions turns pair i: interleaved sections, time, height, width, time, ...
+// The axis whose position turns pair i. Sections are interleaved: time, height, width, time, ...
 // for as long as height and width have pairs left, then time. With three equal positions this is
 // plain RoPE, bit for bit. Source: QwenLM/Qwen3-TTS, apply_multimodal_rotary_pos_emb.
 __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
@@ -61,13 +61,13 @@ __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
   return pair < 3 * num_pairs ? axis : 0;
 }
 
-// One head of q or k on its way through RMSNorm, where the model has one, and the rotation of the
-// pairs (i, i + kHeadDim / 2). All lanes of one warp; a lane has pairs that lie side by side.
-//   kAxes  3: its axis tells which position turns a pair; 1: the first turns all
+// Takes one head of q or k through RMSNorm, where the model has one, and the rotation of the pairs
+// (i, i + kHeadDim / 2). All lanes of one warp call this; a lane has adjacent pairs. With kAxes 3,
+// the axis of a pair chooses the position that turns it; with kAxes 1 the first position turns all.
 template <int kHeadDim, bool kNorm, int kAxes>
 class RotatedHead {
  public:
-  // Asks for everything that is needed: loads of several heads wait for L2 together.
+  // Starts all loads at once, so that those of several heads wait for L2 together.
   //   head           [kHeadDim] f32, global, written before the last grid barrier
   //   weight         [kHeadDim], read only with kNorm
   //   rope_position  (axis) -> position
@@ -97,7 +97,7 @@ class RotatedHead {
     }
   }
 
-  // store(first, values) of elements that lie side by side, twice for every lane with pairs.
+  // Calls store(first, values) with adjacent elements, twice in every lane that has pairs.
   template <class Store>
   __device__ void finish(const Stack& stack, const Store& store) const {
     float scale = 1;

@@ -1,6 +1,6 @@
-// The only file in which the GPU and its emulation differ. Whatever needs PTX, a launch or shared
-// memory is a small function here with a twin for the host compiler; everything else in csrc/ is
-// the portable subset of CUDA C++ that README.md describes.
+// The only file in which the GPU and its emulation differ. Everything that needs PTX, a launch or
+// shared memory is a small function here, with a twin for the host compiler; all other files of
+// csrc/ use the portable subset of CUDA C++ that README.md describes.
 #pragma once
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -23,11 +23,11 @@ __device__ __forceinline__ unsigned char* dynamic_smem() {
   return dynamic_smem_bytes;
 }
 
-// ---- Words that blocks signal each other with. Acquire and release at GPU scope, never fences
-// around relaxed accesses: PTX for both, because CUDA C++ has no such loads and stores on plain
-// memory, and thread sanitizer understands the twins.
+// ---- Words with which blocks signal each other. They use acquire and release at GPU scope, never
+// fences around relaxed accesses. Both are PTX, because CUDA C++ has no such loads and stores on
+// plain memory; thread sanitizer understands their twins.
 
-// Adds without waiting for the old value: nobody waits for the round trip of an arrival.
+// Adds without waiting for the old value: no thread waits for the round trip of an arrival.
 __device__ __forceinline__ void add_release(unsigned* word, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
@@ -52,20 +52,20 @@ __device__ __forceinline__ unsigned load_relaxed(const unsigned* word) {
 __device__ __forceinline__ void store_release(unsigned* word, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
-// A flag that the host writes while the kernel runs: system scope.
+// Loads a flag that the host writes while the kernel runs: system scope.
 __device__ __forceinline__ unsigned load_from_host(const unsigned* word) {
   unsigned value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
-// Body of every spin loop.
+// The body of every spin loop.
 __device__ __forceinline__ void pause() { __nanosleep(20); }
 __device__ __forceinline__ uint64_t clock_ns() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
-// Of this SM alone: other SMs count from another start.
+// The clock of this SM alone: other SMs count from other starts.
 __device__ __forceinline__ uint64_t clock_cycles() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
@@ -73,9 +73,9 @@ __device__ __forceinline__ uint64_t clock_cycles() {
 }
 
 // ---- Copies
-// 16 bytes from global to shared memory without registers and without waiting; PTX because the
-// pipeline intrinsics cannot ask for the L2 prefetch, nor say what L2 should give up first.
-//   kEvictFirst  these bytes, before anything that was read without saying so
+// Copies 16 bytes from global to shared memory without registers and without waiting. It is PTX
+// because the pipeline intrinsics offer neither the L2 prefetch nor an eviction priority.
+//   kEvictFirst  L2 evicts these bytes before all that were read without this flag
 template <bool kEvictFirst = false>
 __device__ __forceinline__ void copy_async(void* smem, const void* global) {
   if constexpr (kEvictFirst) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copy_async(void* smem, const void* global) {
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
-// Copies come in groups; waiting leaves at most the youngest kGroupsLeft of this thread under way.
+// Copies come in groups; a wait leaves at most the youngest kGroupsLeft of this thread unfinished.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -104,8 +104,8 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
-// The same value, of which the compiler knows nothing: what is computed from it within a stage is
-// not kept in registers through all the others.
+// Returns its argument, but the compiler does not know that: so it does not keep what a stage
+// computes from the value in registers through all the other stages.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -129,17 +129,17 @@ __device__ __forceinline__ float warp_max(float value) {
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
   return __reduce_max_sync(0xffffffffu, value);
 }
-// Sum over the four lanes 4g .. 4g+3.
+// The sum over the four lanes 4g .. 4g+3.
 __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 // Is a product faster when rows of it are zero?
 constexpr bool kZerosAreFree = false;
-// d[16x8] += a[16x16] b[16x8], bf16 in, f32 accumulated. Lane 4g+t holds of a row g, columns
-// 2t,2t+1 (x) and 2t+8,2t+9 (z), and row g+8 likewise (y, w); of b column g, rows 2t,2t+1 (first)
-// and 2t+8,2t+9; and of d rows g and g+8, columns 2t and 2t+1. PTX: the wmma intrinsics hide this
-// layout, and the packed weights rely on it.
+// d[16x8] += a[16x16] b[16x8], bf16 in, f32 accumulated. Lane 4g+t holds row g of a, columns
+// 2t,2t+1 (x) and 2t+8,2t+9 (z), and the same of row g+8 (y, w); column g of b, rows 2t,2t+1
+// (first) and 2t+8,2t+9; and rows g and g+8 of d, columns 2t and 2t+1. It is PTX because the wmma
+// intrinsics hide this layout, on which the packed weights rely.
 __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, unsigned b_first,
                                     unsigned b_second) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -147,19 +147,19 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, unsigned b_fi
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b_first), "r"(b_second));
 }
-// The same for 32 columns of a and rows of b.
+// mma() for 32 columns of a and rows of b.
 __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_first, const uint4& a_second,
                                          const uint4& b) {
   mma(d, a_first, b.x, b.y);
   mma(d, a_second, b.z, b.w);
 }
 
-// Two values as bf16, to nearest, in one register; `low` in its lower half.
+// Rounds two values to the nearest bf16, in one register; `low` is its lower half.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const unsigned&>(pair);
 }
-// Products of two bf16 in a register each, subnormals as they are.
+// Multiplies the two bf16 of one register with those of the other; subnormals stay as they are.
 __device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
   const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
                                          reinterpret_cast<const __nv_bfloat162&>(b));

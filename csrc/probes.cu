@@ -1,5 +1,5 @@
-// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel; arguments are
-// the stage's own, in global memory. Test builds only.
+// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel whose
+// arguments are those of the stage, in global memory. Only test builds have them.
 #include "frame.cuh"
 
 namespace qwen_tts {
@@ -7,15 +7,15 @@ namespace {
 
 struct MatvecProbe {
   const void* packed;
-  const float* scales;  // null: the matrix is Weight, else int8
+  const float* scales;  // null: the matrix holds Weight, else int8
   const float* x;
   const void* norm_weight;
   float* y;
   int32_t num_rows;
-  int32_t num_passes;  // the matrix is read so often, its own successor in the stream
+  int32_t num_passes;  // how often the matrix is read, as its own successor in the stream
 };
 
-// Talker's down_proj (plain rows) or qkv_proj (normed rows), whatever the blocks own of it.
+// The talker's down_proj (plain rows) or qkv_proj (normed rows), all of what the blocks own.
 template <class Matrix, class Input>
 __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
@@ -27,7 +27,7 @@ __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   for (int pass = 0; pass < p.num_passes; ++pass) {
     stream.open(grid, {pass + 1 < p.num_passes ? grid : TileGrid{},
                        pass + 2 < p.num_passes ? grid : TileGrid{}});
-    __syncthreads();  // the pass before is done with smem
+    __syncthreads();  // the block has finished the pass before
     matvec(
         stream, matrix, rows,
         [&](int row, int i, float2 sum) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) matvec_kernel(MatvecProbe p) {
 struct NormRopeProbe {
   Stack stack;
   float* out;          // [num_heads, head_dim]
-  const float* heads;  // the same
+  const float* heads;  // [num_heads, head_dim]
   const void* weight;  // [head_dim]
   float* normed_row;   // [hidden]
   const float* row;
@@ -106,7 +106,7 @@ __device__ void plan(const AttentionProbe& p, BlockSmem& smem) {
   }
   if (thread_idx() == 0) {
     smem.pass.num_rows = smem.pass.sequence_rows = p.num_rows;
-    for (int i = p.num_rows - 1; i > 0; --i) {  // where the second one begins
+    for (int i = p.num_rows - 1; i > 0; --i) {  // where the second sequence begins
       if (p.first_rows[i] == i) smem.pass.sequence_rows = i;
     }
   }
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) attention_kernel(AttentionProb
       .run();
 }
 
-// No numbers, as floats and as bf16: nothing may be left over from the stage before.
+// Fills a stage with NaNs, as floats and as bf16: a stage may use nothing that another one left.
 __device__ void poison(StageSmem& stage) {
   unsigned* words = reinterpret_cast<unsigned*>(&stage);
   for (size_t i = thread_idx(); i < sizeof stage / sizeof(unsigned); i += kNumThreads) {
@@ -130,7 +130,7 @@ __device__ void poison(StageSmem& stage) {
   __syncthreads();
 }
 
-// The rows of a prompt that begins with the first of them.
+// The rows of a prompt, which begins with the first of them.
 __global__ void __launch_bounds__(kNumThreads, 1) prompt_attention_kernel(AttentionProbe p) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
   poison(smem.stage);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) prompt_attention_kernel(Attent
       .run();
 }
 
-// What every block has for itself, its last one puts into the workspace.
+// Every block computes this for itself; the last block copies its result to the workspace.
 __global__ void __launch_bounds__(kNumThreads, 1) short_attention_kernel(AttentionProbe p) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
   poison(smem.stage);
@@ -209,7 +209,7 @@ struct BarrierProbe {
   int32_t* errors;
   int32_t* synced;  // [num_blocks] barriers passed
   int32_t num_rounds;
-  int32_t absent_block;  // leaves in the middle without a word; -1: nobody
+  int32_t absent_block;  // this block leaves without reaching the barrier; -1: none
   int32_t reporting_block;
   int32_t pad;
   uint64_t timeout_ns;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) barrier_kernel(BarrierProbe p)
     board[block_idx() * kNumThreads + thread_idx()] = round;
     if (!barrier.sync(Stage::kOProj, round)) break;
     if (thread_idx() == 0) p.synced[block_idx()] = round + 1;
-    // Every thread looks at its namesakes in all blocks.
+    // Every thread reads what the threads of its number wrote in all blocks.
     for (int block = 0; block < num_blocks(); ++block) {
       if (__ldcg(&board[block * kNumThreads + thread_idx()]) != round) {
         atomicAdd(reinterpret_cast<unsigned*>(p.errors), 1u);

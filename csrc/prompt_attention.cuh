@@ -1,9 +1,9 @@
 // Grouped-query attention of a prompt, with the append to the KV cache: many rows of one sequence.
 //
-// The work is cut into items (some rows, key/value head), dealt to the blocks. All rows of an item
-// see keys and values in shared memory, a chunk of positions at a time. What the pass itself adds
-// is not read from the cache, where another block may be writing it, but computed again from qkv.
-// In which order a row sees positions depends on the positions alone: it gets the same bits however
+// The blocks take items (some rows, key/value head) in turn. All rows of an item read keys and
+// values in shared memory, a chunk of positions at a time. A block does not read from the cache
+// what this pass adds, because another block may be writing it, but computes it again from qkv. The
+// order in which a row sees positions depends on the positions alone: it has the same bits however
 // a prompt is cut into passes, and on every grid.
 #pragma once
 #include "prompt_context.cuh"
@@ -21,7 +21,7 @@ struct PromptRows {
 template <class Dims>
 class PromptAttention {
  public:
-  // As Attention; workspace.qkv and workspace.attention have prompt.num_rows rows.
+  // See Attention; workspace.qkv and workspace.attention have prompt.num_rows rows.
   __device__ PromptAttention(const Stack& stack, int layer, const Weight* head_norms,
                              const PromptRows& prompt, const Workspace& workspace,
                              PromptContext<Dims>& smem)
@@ -38,8 +38,8 @@ class PromptAttention {
 #pragma unroll 1
     for (int item = block_idx(); item < num_groups() * Dims::kNumKvHeads * kRounds;
          item += num_blocks()) {
-      if (item != block_idx()) __syncthreads();  // the item before has been read
-      // The last rows see most: nobody is to begin with them late.
+      if (item != block_idx()) __syncthreads();  // the block has read the item before
+      // The last rows see most positions: they come first, so that no block starts them late.
       const int group = num_groups() - 1 - item / kRounds / Dims::kNumKvHeads;
       attend(group * kRows, item / kRounds % Dims::kNumKvHeads, item % kRounds);
     }
@@ -53,8 +53,8 @@ class PromptAttention {
   static constexpr int kRounds = (Context::kTasks + kNumWarps - 1) / kNumWarps;
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
 
-  // Up to kRows rows from `first` on and one key/value head, all query heads that share it; of
-  // their tasks kNumWarps.
+  // Up to kRows rows from `first` on and one key/value head, for all query heads that share it. A
+  // round does kNumWarps of their tasks.
   __device__ __forceinline__ void attend(int first, int head, int round) {
     const int num_rows = min(kRows, prompt_.num_rows - first);
     const PromptItem rows{num_rows, prompt_.first_position + first + 1};
@@ -63,7 +63,7 @@ class PromptAttention {
     typename Context::Mixed mixed;
 #pragma unroll 1
     for (int begin = 0; begin < end; begin += kChunk) {
-      if (begin) __syncthreads();  // the chunk before has been read
+      if (begin) __syncthreads();  // the block has read the chunk before
       const int chunk_end = min(end, begin + kChunk);
       fetch(head, begin, min(chunk_end, prompt_.first_position));
       prepare(head, first, num_rows, begin, chunk_end, round == 0);
@@ -80,7 +80,7 @@ class PromptAttention {
     }
   }
 
-  // Cached positions [begin, end) to the chunk that starts at `begin`.
+  // Copies cached positions [begin, end) to the chunk that starts at `begin`.
   __device__ __forceinline__ void fetch(int head, int begin, int end) const {
     constexpr int kVectorCaches = sizeof(uint4) / sizeof(Cache);
     const size_t first = static_cast<size_t>(begin) * kHeadDim;
@@ -97,8 +97,8 @@ class PromptAttention {
     }
   }
 
-  // Values behind the chunk's last position, as far as a product has them: they are multiplied by
-  // nothing, and that may not be no number.
+  // Zeroes the values between the chunk's last position and the end of its product: they are
+  // multiplied by zero, and a NaN there would remain one.
   __device__ __forceinline__ void clear(int begin, int end) const {
     constexpr int kProduct = 16;
     const int first = end - begin, last = (first + kProduct - 1) / kProduct * kProduct;
@@ -110,9 +110,9 @@ class PromptAttention {
     }
   }
 
-  // Keys and values of the pass's positions in [begin, end), rounded as the cache rounds them, to
-  // the chunk that starts at `begin`; with the first chunk also the queries of the item's rows.
-  //   appends  the positions of these rows to the cache, too?
+  // Stores keys and values of the pass's positions in [begin, end), rounded as in the cache, to the
+  // chunk that starts at `begin`; with the first chunk also the queries of the item's rows.
+  // `appends` says whether it also appends the positions of these rows to the cache.
   __device__ __forceinline__ void prepare(int head, int first, int num_rows, int begin, int end,
                                           bool appends) {
     const int num_queries = begin == 0 ? num_rows * kHeadsPerKv : 0;
@@ -128,7 +128,7 @@ class PromptAttention {
       const float* source = workspace_.qkv + static_cast<size_t>(row) * Dims::kQkvSize +
                             (is_query ? (head * kHeadsPerKv + query_head) * kHeadDim
                                       : Dims::kQSize + head * kHeadDim);
-      // Asked for first: all that a head needs waits for L2 together.
+      // These loads come first, so that everything a head needs waits for L2 at once.
       const bool has_value = !is_query && lane_element < kHeadDim;
       float value[kLaneDims] = {};
       if (has_value) load_elements(value, source + Dims::kKvSize + lane_element);

@@ -1,5 +1,5 @@
-// Keys and values of a prompt in shared memory, a chunk of positions at a time, and softmax
-// attention on them by warps that keep a running maximum.
+// Keys and values of a prompt in shared memory, a chunk of positions at a time. Warps run softmax
+// attention on them and keep a running maximum.
 //
 // In bf16 a warp attends for eight queries at a time, on tensor cores (attention_tiles.cuh); in
 // float32 for one row.
@@ -9,12 +9,12 @@
 
 namespace qwen_tts {
 
-// Positions of a chunk: 16 KiB of keys and as much of values, in whole pairs of products.
+// Positions of a chunk: 16 KiB of keys and as many of values, in whole pairs of products.
 template <class Dims>
 constexpr int kPromptChunk =
     larger(16384 / (Dims::kHeadDim * static_cast<int>(sizeof(Cache))) / 32, 1) * 32;
 
-// Rows that see a chunk together.
+// Rows that read a chunk together.
 struct PromptItem {
   int num_rows;
   int first_end;  // the first row sees positions [0, first_end), each further row one more
@@ -30,33 +30,33 @@ class PromptContext {
 
  public:
   static constexpr int kChunk = kPromptChunk<Dims>;
-  static constexpr int kRows = kNumWarps;  // that see a chunk together
-  static constexpr int kTasks = kRows;     // for one warp each
+  static constexpr int kRows = kNumWarps;  // rows that read a chunk together
+  static constexpr int kTasks = kRows;     // one warp does one
 
   alignas(16) float queries[kRows][kHeadsPerKv][kHeadDim];
   alignas(16) float keys[kChunk][kHeadDim];
   alignas(16) float values[kChunk][kHeadDim];
 
-  // Where elements of a position of the chunk lie that are a vector, or a part of one.
+  // The address of an element of a position of the chunk; a vector, or a part of one, starts there.
   __device__ float* key(int position, int element) { return &keys[position][element]; }
   __device__ float* value(int position, int element) { return &values[position][element]; }
-  // Of a row, and of one of the heads that share the key.
+  // Stores part of a row's query, of one of the heads that share the key.
   template <int kCount>
   __device__ void store_query(int row, int head, int element, const float (&query)[kCount]) {
     store_elements(&queries[row][head][element], query);
   }
 
-  // What a warp has made of the chunks so far, for one task. Which that is, its caller says again
-  // and again: it is not to be kept in registers.
+  // What a warp has computed from the chunks so far, for one task. Its caller passes the task in
+  // every call, so that no register holds it.
   class Mixed {
    public:
-    // Positions [begin, end), which are a chunk. All lanes.
+    // Adds positions [begin, end), which are a chunk. All lanes call this.
     __device__ void add(const PromptContext& context, int task, const PromptItem& item, int begin,
                         int end) {
       if (task >= item.num_rows) return;
       const int lane = opaque(lane_idx());
       const bool active = lane * kLaneDims < kHeadDim;
-      const int element = active ? lane * kLaneDims : 0;  // the others see another's, for nobody
+      const int element = active ? lane * kLaneDims : 0;  // idle lanes read one too; unused
       if (begin == 0 && active) {
 #pragma unroll
         for (int g = 0; g < kHeadsPerKv; ++g) {
@@ -116,17 +116,17 @@ class PromptContext {
 
  public:
   static constexpr int kChunk = kPromptChunk<Dims>;
-  // Rows that see a chunk together: their queries, row by row, are enough for all warps.
+  // Rows that read a chunk together: so many that their queries, row by row, occupy all warps.
   static constexpr int kRows =
       larger(kMostQueries / kHeadsPerKv < 16 ? kMostQueries / kHeadsPerKv : 16, 1);
   static constexpr int kQueryTiles = (kRows * kHeadsPerKv + kQueries - 1) / kQueries;
-  static constexpr int kTasks = kQueryTiles * kParts;  // for one warp each
+  static constexpr int kTasks = kQueryTiles * kParts;  // one warp does one
 
-  alignas(16) float queries[kQueryTiles * kQueries][row_stride(kRow)];  // of bf16 pairs
+  alignas(16) float queries[kQueryTiles * kQueries][row_stride(kRow)];  // bf16 pairs
   alignas(16) bf16 keys[kChunk][kRow];
   alignas(16) bf16 values[kChunk][kRow];
 
-  // As in float32.
+  // The same as in float32.
   __device__ bf16* key(int position, int element) {
     return &keys[position][key_place(position, element)];
   }
@@ -138,13 +138,13 @@ class PromptContext {
     store_query_words(&queries[row * kHeadsPerKv + head][element], query);
   }
 
-  // As in float32; a task is a tile of queries and 64 elements of what they mix.
+  // The same as in float32; a task is a tile of queries and 64 elements of the values.
   class Mixed {
    public:
     __device__ void add(const PromptContext& context, int task, const PromptItem& item, int begin,
                         int end) {
       const int row = query_of(task) / kHeadsPerKv;
-      // Queries of rows that do not exist see position 0, for nobody.
+      // Queries of rows that do not exist read position 0; their results are not used.
       const int seen_end = row < item.num_rows ? item.first_end + row : 1;
       const int part = task % kParts;
 #pragma unroll 1
@@ -202,7 +202,7 @@ class PromptContext {
       return task / kParts * kQueries + opaque(lane_idx()) / 4;
     }
 
-    float maximum_ = -INFINITY, total_ = 0;  // of the lane's positions
+    float maximum_ = -INFINITY, total_ = 0;  // of the positions that this lane saw
     float sums_[8][4] = {};
   };
 };

@@ -1,19 +1,19 @@
 // One code from one row of logits, exactly as qwen_megakernel/decoders/sampling.py specifies it.
 //
-// Random numbers are addressed, not consumed: Philox4x32-10 with key = seed and counter =
-// (token / 4, frame, codebook, part), lane = token % 4. Gumbel-max needs no order over the tokens,
-// so any number of threads draws the same token.
+// Random numbers have addresses instead of an order: Philox4x32-10 with key = seed and counter =
+// (token / 4, frame, codebook, part), lane = token % 4. Gumbel-max needs no order over the tokens
+// either, so any number of threads draws the same token.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"
 
 namespace qwen_tts {
 
-// What is special about code 0: history, banned ids. Without it (`seen` null) nothing is.
+// What code 0 adds: history, banned ids. All others have `seen` null, and nothing of this applies.
 struct TokenRules {
-  const uint32_t* seen;  // [vocab / 32] bit set: drawn before in this part
+  const uint32_t* seen;  // [vocab / 32] bit set: the token was drawn earlier in this part
   float repetition_penalty;
-  int suppressed_from;  // these and higher ids are banned, `eos` excepted
+  int suppressed_from;  // these and higher ids are banned, except `eos`
   int eos;
   bool eos_banned;
 };
@@ -23,12 +23,12 @@ struct DrawAddress {
   uint32_t part, frame, codebook;
 };
 
-// A token and order_key of its score; of two with the same key the lower token is better.
+// A token and the order_key of its score; the lower token wins among equal keys.
 struct Candidate {
   unsigned key, token;
 };
 
-// The digit at which `k` are reached, counted from the highest one down.
+// The digit at which a count from the highest digit down reaches `k`.
 struct Digit {
   unsigned digit, num_above, num_equal;
 };
@@ -37,9 +37,9 @@ struct SamplingSmem {
   alignas(16) unsigned keys[kMaxVocab];  // order_key of each score
   alignas(16) float noise[kMaxVocab];
   float weights[kMaxVocab];                 // exp(score - best), for top-p
-  alignas(16) unsigned histograms[4][256];  // of the keys' bytes, the upper one first
+  alignas(16) unsigned histograms[4][256];  // of one byte of the keys each, the upper one first
   Digit digit;
-  Candidate bests[2][kNumWarps];  // of each warp: of all, of the drawn ones
+  Candidate bests[2][kNumWarps];  // of each warp: over all tokens, over the drawn ones
   float warp_sums[kNumWarps];
 };
 
@@ -65,8 +65,8 @@ __device__ __forceinline__ float gumbel_noise(uint32_t bits) {
   return -logf(-logf(u));
 }
 
-// What a draw needs besides its logits, to be done while they are computed. All threads of a block;
-// the caller owes a __syncthreads() before draw_token().
+// Prepares what a draw needs besides its logits, while those are computed. All threads of a block
+// call this; the caller owes a __syncthreads() before draw_token().
 __device__ inline void prepare_draw(int vocab, const SamplingParams& params, const DrawAddress& at,
                                     SamplingSmem& smem) {
   if (!params.do_sample) return;
@@ -84,12 +84,12 @@ __device__ inline void prepare_draw(int vocab, const SamplingParams& params, con
   }
 }
 
-// The best candidate of a warp, in all its lanes; then of the block, in all its threads.
+// The best candidate of a warp, in all its lanes; below, that of the block, in all its threads.
 __device__ __forceinline__ Candidate warp_best(const Candidate& mine) {
   const unsigned key = warp_max(mine.key);
   return {key, ~warp_max(mine.key == key ? ~mine.token : 0u)};
 }
-//   bests  [kNumWarps], shared, nobody else's since the last __syncthreads()
+//   bests  [kNumWarps], shared; no thread has used them since the last __syncthreads()
 __device__ __forceinline__ Candidate block_best(const Candidate& mine, Candidate* bests) {
   const Candidate of_warp = warp_best(mine);
   if (lane_idx() == 0) bests[warp_idx()] = of_warp;
@@ -97,7 +97,7 @@ __device__ __forceinline__ Candidate block_best(const Candidate& mine, Candidate
   return warp_best(bests[min(lane_idx(), kNumWarps - 1)]);
 }
 
-// All lanes of a warp.
+// Finds the digit. All lanes of a warp call this.
 //   histogram  [256], shared
 __device__ __forceinline__ Digit find_digit(const unsigned* histogram, unsigned k) {
   unsigned digit = 255 - 8 * opaque(lane_idx());  // the highest of this lane's eight
@@ -117,7 +117,7 @@ __device__ __forceinline__ Digit find_digit(const unsigned* histogram, unsigned 
     if (lane_idx() >= distance) up_to_here += other;
   }
   unsigned above = up_to_here - here, next = above;
-  const bool found = above < k && up_to_here >= k;  // in one lane
+  const bool found = above < k && up_to_here >= k;  // true in one lane
 #pragma unroll
   for (int i = 7; i > 0; --i) {
     next += counts[i];
@@ -127,7 +127,7 @@ __device__ __forceinline__ Digit find_digit(const unsigned* histogram, unsigned 
   return {both & 255, both >> 8, histogram[both & 255]};
 }
 
-// body(token, key) for this thread's tokens: four side by side, then further ones.
+// Calls body(token, key) for this thread's tokens, four adjacent ones at a time.
 template <class Body>
 __device__ __forceinline__ void for_my_tokens(int vocab, const SamplingSmem& smem,
                                               const Body& body) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ void for_my_tokens(int vocab, const SamplingSmem& sme
   }
 }
 
-// The k-th largest of keys[0 .. vocab), or as many of its upper bits as tell the k largest from the
-// others: radix select, 8 bits at a time. The first histogram is there.
+// The k-th largest of keys[0 .. vocab), or as many of its upper bits as separate the k largest from
+// the others: radix select, 8 bits at a time. The caller has filled the first histogram.
 __device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, SamplingSmem& smem) {
   unsigned prefix = 0;
 #pragma unroll 1
@@ -160,15 +160,15 @@ __device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, Sampl
     __syncthreads();
     prefix |= smem.digit.digit << shift;
     k -= smem.digit.num_above;
-    if (smem.digit.num_equal == k) break;  // all of them are among the k
+    if (smem.digit.num_equal == k) break;  // all tokens with this prefix are among the k
   }
   return prefix;
 }
 
-// Draws a token, in all threads of the block; -1 when the logits hold NaN or nothing finite. Comes
-// after prepare_draw() and a __syncthreads().
-//   logits  [vocab] f32, global, 16-byte aligned, written before the last grid barrier; vocab is a
-//           multiple of 8 and at most kMaxVocab
+// Draws a token; every thread of the block gets it: -1 when the logits hold NaN or no finite
+// number. The caller has called prepare_draw() and then __syncthreads(). `logits` [vocab] are f32,
+// global, 16-byte aligned and written before the last grid barrier; vocab is a multiple of 8 and at
+// most kMaxVocab.
 __device__ inline int draw_token(const float* logits, int vocab, const SamplingParams& params,
                                  const TokenRules& rules, SamplingSmem& smem) {
   const bool limited = params.do_sample && params.top_k > 0 && params.top_k < vocab;
@@ -190,14 +190,14 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
         if (banned && score == score) score = -INFINITY;
       }
       if (params.do_sample) score = score / params.temperature;
-      if (score != score) score = INFINITY;  // NaN: the largest, so that it is noticed
-      keys[j] = order_key(score + 0.0f);     // -0 is 0
+      if (score != score) score = INFINITY;  // NaN becomes the largest, so that the draw sees it
+      keys[j] = order_key(score + 0.0f);     // -0 becomes 0
       if (limited) atomicAdd(&smem.histograms[0][keys[j] >> 24], 1u);
       if (keys[j] > best.key) best = {keys[j], static_cast<unsigned>(i + j)};
     }
     *reinterpret_cast<uint4*>(&smem.keys[i]) = {keys[0], keys[1], keys[2], keys[3]};
   }
-  best = block_best(best, smem.bests[0]);  // and keys are complete
+  best = block_best(best, smem.bests[0]);  // after this, keys are complete too
   const unsigned nothing = order_key(-INFINITY);
   if (best.key <= nothing || best.key >= order_key(INFINITY)) return -1;
   if (!params.do_sample) return static_cast<int>(best.token);
@@ -230,7 +230,7 @@ __device__ inline int draw_token(const float* logits, int vocab, const SamplingP
   total = 0;
 #pragma unroll 4
   for (int warp = 0; warp < kNumWarps; ++warp) total += smem.warp_sums[warp];
-  // One warp per kept token weighs the strictly more probable ones.
+  // For each kept token, one warp adds up the weights of the strictly more probable ones.
 #pragma unroll 1
   for (int i = warp_idx(); i < vocab; i += kNumWarps) {
     const unsigned key = smem.keys[i];

@@ -1,9 +1,9 @@
-// Grouped-query attention over a short context, the code predictor's: the codes of one frame.
+// Grouped-query attention over a short context: the code predictor's, the codes of one frame.
 //
-// That is little work. Where the pass has one sequence only, every block does all of it for itself:
-// o_proj finds its rows in the block's own shared memory, and the grid need not meet in between.
-// Else it is cut into items (sequence, key/value head), dealt to the blocks. Bits are the same
-// either way.
+// That is little work. Where the pass has one sequence, every block does all of it: o_proj
+// finds its rows in the block's own shared memory, and the grid need not meet in between.
+// Otherwise the blocks take items (sequence, key/value head) in turn. Bits are the same either
+// way.
 #pragma once
 #include "kv_cache.cuh"
 #include "norm_rope.cuh"
@@ -11,15 +11,15 @@
 
 namespace qwen_tts {
 
-constexpr int kRowsEverywhere = 2;  // of a pass that every block attends for: positions 0 and 1
+constexpr int kRowsEverywhere = 2;  // of a pass that every block attends to: positions 0 and 1
 
-// Columns of attention as o_proj has them, whole tiles.
+// Columns of attention as o_proj reads them, in whole tiles.
 template <class Dims>
 constexpr int kOProjCols = PackedMatrix<Dims::kHidden, Dims::kQSize, Dims::kInt8>::kPaddedIn;
 
 template <class Dims>
 struct ShortAttentionSmem {
-  // What o_proj multiplies by, where MatvecSmem has it. The rest is free again by then.
+  // The input of o_proj, at its place in MatvecSmem. By then the rest is free again.
   alignas(16) float activations[kRowsEverywhere * row_stride(kOProjCols<Dims>)];
   ShortContext<Dims> context;
 };
@@ -27,7 +27,7 @@ struct ShortAttentionSmem {
 template <class Dims>
 class ShortAttention {
  public:
-  // As Attention.
+  // See Attention.
   __device__ ShortAttention(const Stack& stack, int layer, const Weight* head_norms,
                             const Pass& pass, const Workspace& workspace,
                             ShortAttentionSmem<Dims>& smem)
@@ -38,14 +38,14 @@ class ShortAttention {
         workspace_(workspace),
         smem_(smem) {}
 
-  // Does every block attend? Then the result is in shared memory, and not in the workspace.
+  // Does every block attend to all? Then the result is in shared memory, not in the workspace.
   __device__ bool everywhere() const {
     return pass_.sequence_rows == pass_.num_rows && pass_.num_rows <= kRowsEverywhere;
   }
 
-  // Asks for what is cached of a layer, which the weights of a frame have pushed out of L2: a layer
-  // ahead of prefetch_cache(), or the next pass's, which has one position more. Of a sequence one
-  // block asks, and not the one that draws.
+  // Prefetches the cache of a layer, which the weights of a frame have pushed out of L2: one layer
+  // ahead of prefetch_cache(), or for the next pass, which has one position more. One block does it
+  // for a sequence, and not the block that draws.
   __device__ static void prefetch_to_l2(const Stack& stack, int layer, const Pass& pass) {
     constexpr int kLineElements = 128 / sizeof(Cache);
     constexpr int kHeadLines = (Dims::kMaxPositions * kHeadDim + kLineElements - 1) / kLineElements;
@@ -63,14 +63,14 @@ class ShortAttention {
     }
   }
 
-  // Brings what is cached for the block's first item. Needs nothing that the pass writes.
+  // Copies the cache for the block's first item. It needs nothing that the pass writes.
   __device__ void prefetch_cache() const {
     const Item item(*this, first_item());
     if (item.first_row < pass_.num_rows) fetch(item);
   }
 
-  // All threads of all blocks, behind prefetch_cache(). From workspace.qkv to workspace.attention,
-  // as Attention does it; or, everywhere(), to smem.activations, complete when it returns.
+  // All threads of all blocks call this after prefetch_cache(). It reads workspace.qkv and writes
+  // workspace.attention, as Attention does; if everywhere(), smem.activations, complete on return.
   __device__ void run() const {
     const bool is_everywhere = everywhere();
     const int begin = first_item();
@@ -79,13 +79,13 @@ class ShortAttention {
       const Item item(*this, i);
       if (item.first_row >= pass_.num_rows) break;
       if (i != begin) {
-        __syncthreads();  // what the item before needed has been read
+        __syncthreads();  // the block has read what the item before needed
         fetch(item);
-        __syncthreads();  // prepare() writes where it left zeros
+        __syncthreads();  // prepare() writes where fetch() left zeros
       }
 #pragma unroll 1
       for (int row = item.first_row; row < item.end_row; ++row) {
-        if (row != item.first_row) __syncthreads();  // the queries before have been read
+        if (row != item.first_row) __syncthreads();  // the block has read the queries before
         prepare(item, row, !is_everywhere || block_idx() == num_blocks() - 1);
         __syncthreads();
         const auto store = [&](int head, int element, float4 v) {
@@ -109,9 +109,9 @@ class ShortAttention {
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
   using Context = ShortContext<Dims>;
 
-  // Key/value heads of a sequence that one block attends with: one, or everywhere() all.
+  // Key/value heads of a sequence that one block attends to: one; if everywhere(), all.
   struct Item {
-    int first_row, end_row;  // of the pass
+    int first_row, end_row;  // within the pass
     int first_head, num_heads;
 
     __device__ Item(const ShortAttention& a, int index) {
@@ -123,15 +123,15 @@ class ShortAttention {
   };
   __device__ int first_item() const { return everywhere() ? 0 : block_idx(); }
 
-  // Cached keys and values of a sequence to shared memory, zeros where nothing is cached: values
-  // are multiplied by nothing there, and that may not be no number. A thread brings the same vector
-  // of the same position, of some of the heads.
+  // Copies cached keys and values of a sequence to shared memory, and zeros where nothing is
+  // cached: values are multiplied by zero there, and a NaN would remain one. A thread copies the
+  // same vector of the same position for some of the heads.
   __device__ void fetch(const Item& item) const {
     constexpr int kVectorCaches = sizeof(uint4) / sizeof(Cache);
     constexpr int kVectors = kHeadDim / kVectorCaches;            // of a head and position
     constexpr int kHeadVectors = Context::kPositions * kVectors;  // of a head
     constexpr int kStep = kNumThreads > kHeadVectors ? kNumThreads / kHeadVectors : 1;
-    constexpr int kAtOnce = 4;  // loads of keys and as many of values wait for L2 together
+    constexpr int kAtOnce = 4;  // loads of keys, and as many of values, that wait for L2 together
     const PassRow& first = pass_.rows[item.first_row];
 #pragma unroll 1
     for (int i = opaque(thread_idx()); i < kStep * kHeadVectors; i += kNumThreads) {
@@ -164,7 +164,7 @@ class ShortAttention {
     }
   }
 
-  // Normalised, rotated queries of a row, and its keys and values, rounded as the cache has them.
+  // Stores normalised, rotated queries of a row, and its keys and values, rounded as in the cache.
   __device__ void prepare(const Item& item, int row, bool appends) const {
     const PassRow& own = pass_.rows[row];
     const float* qkv = workspace_.qkv + static_cast<size_t>(row) * kQkvSize;
@@ -198,7 +198,7 @@ class ShortAttention {
     }
   }
 
-  // Four elements of a row of the result.
+  // Stores four elements of a row of the result.
   __device__ void store(int row, int first, float4 v, bool is_everywhere) const {
     if (is_everywhere) {
       store_activations(smem_.activations + row * kStride + first, v);

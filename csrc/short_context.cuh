@@ -1,4 +1,4 @@
-// Keys and values of a short context in shared memory, and softmax attention on them by one warp.
+// Keys and values of a short context in shared memory; one warp runs softmax attention on them.
 //
 // In bf16 both products are tensor-core products (attention_tiles.cuh), in float32 plain FMAs.
 #pragma once
@@ -11,13 +11,13 @@ namespace qwen_tts {
 template <class Dims>
 struct ShortContext {
   static constexpr int kHeadDim = Dims::kHeadDim, kPositions = Dims::kMaxPositions;
-  static constexpr int kHeadTasks = Dims::kHeadsPerKv;  // of a key/value head, for one warp each
+  static constexpr int kHeadTasks = Dims::kHeadsPerKv;  // of a key/value head; one warp does one
 
   alignas(16) float queries[Dims::kNumHeads][kHeadDim];
   alignas(16) float keys[Dims::kNumKvHeads][kPositions][kHeadDim];
   alignas(16) float values[Dims::kNumKvHeads][kPositions][kHeadDim];
 
-  // Where elements of a position lie that are whole vectors, or a part of one, from `element` on.
+  // The address of an element of a position; whole vectors, or a part of one, start there.
   __device__ float* key(int head, int position, int element) {
     return &keys[head][position][element];
   }
@@ -29,12 +29,12 @@ struct ShortContext {
     store_elements(&queries[head][element], query);
   }
 
-  // Attention of query head `task` to positions [0, num_positions). All lanes of a warp.
+  // Attention of query head `task` to positions [0, num_positions). All lanes of a warp call this.
   //   store  (query head, element, float4)
   template <class Store>
   __device__ void attend(int task, int num_positions, const Store& store) const {
     const int lane = opaque(lane_idx()), kv_head = task / Dims::kHeadsPerKv;
-    float scores[kRounds];  // lane l: of position 4 round + l / 8
+    float scores[kRounds];  // in lane l: of position 4 round + l / 8
     score(scores, queries[task], keys[kv_head][0], num_positions, lane);
     float maximum = -INFINITY, total = 0;
 #pragma unroll
@@ -72,11 +72,11 @@ struct ShortContext {
   }
 
  private:
-  // A warp scores four positions at a time, eight lanes each.
+  // A warp scores four positions at a time, with eight lanes each.
   static constexpr int kScoreLanes = 8, kScoreRows = kWarpSize / kScoreLanes;
   static constexpr int kRounds = (kPositions + kScoreRows - 1) / kScoreRows;
 
-  // Scaled scores of all positions, -inf where there is none.
+  // Scaled scores of all positions, -inf where a position does not exist.
   __device__ static void score(float (&scores)[kRounds], const float* query, const float* keys,
                                int num_positions, int lane) {
     const float scale = rsqrtf(static_cast<float>(kHeadDim));
@@ -108,18 +108,18 @@ struct ShortContext {
   static constexpr int kHeadsPerKv = Dims::kHeadsPerKv;
   // A warp mixes the values of 64 elements for all query heads of one key/value head.
   static constexpr int kParts = (kHeadDim + kTileCols - 1) / kTileCols;
-  static constexpr int kHeadTasks = kParts;           // of a key/value head, for one warp each
+  static constexpr int kHeadTasks = kParts;           // of a key/value head; one warp does one
   static constexpr int kRow = kHeadRow<kHeadDim>;     // elements from position to position
   static constexpr int kQueryRow = row_stride(kRow);  // words from head to head
   static constexpr int kSteps =
       (Dims::kMaxPositions + 15) / 16;  // of 16 positions, one product each
   static constexpr int kPositions = 16 * kSteps;
 
-  alignas(16) float queries[Dims::kNumHeads][kQueryRow];  // as store_activations leaves them
+  alignas(16) float queries[Dims::kNumHeads][kQueryRow];  // in the layout of store_activations
   alignas(16) bf16 keys[Dims::kNumKvHeads][kPositions][kRow];
   alignas(16) bf16 values[Dims::kNumKvHeads][kPositions][kRow];
 
-  // Where elements of a position lie that are a vector, or a part of one, from `element` on.
+  // The address of an element of a position; a vector, or a part of one, starts there.
   __device__ bf16* key(int head, int position, int element) {
     return &keys[head][position][key_place(position, element)];
   }
@@ -130,9 +130,9 @@ struct ShortContext {
   __device__ void store_query(int head, int element, const float (&query)[kCount]) {
     store_query_words(&queries[head][element], query);
   }
-  // Attention of the query heads that share a key/value head to positions [0, num_positions), 64
-  // elements of the result. All lanes of a warp.
-  //   task   key/value head, which 64 elements
+  // Attention of the query heads that share a key/value head to positions [0, num_positions), for
+  // 64 elements of the result. All lanes of a warp call this. `task` chooses the key/value head and
+  // the 64 elements.
   //   store  (query head, element, float4)
   template <class Store>
   __device__ void attend(int task, int num_positions, const Store& store) const {

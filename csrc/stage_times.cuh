@@ -1,8 +1,8 @@
-// Where a launch's time goes: clock stamps of every block and stage, in a library that is built
-// with -DSTAGE_TIMES=1 (tools/gpu_check/stage_times.py). Every other build has none of it.
+// Where a launch spends its time: clock stamps of every block and stage, in a library that is built
+// with -DSTAGE_TIMES=1 (tools/gpu_check/stage_times.py). No other build has any of this.
 //
-// A stage of a block begins when the barrier before releases it, and passes these moments. Those of
-// a product are its warp 0's; of two products in one stage, the later one's.
+// A stage of a block begins when the barrier before it releases the block, and passes these
+// moments. The stamps of a product are its warp 0's; of two products in a stage, the later one's.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"
@@ -13,28 +13,28 @@ constexpr bool kStageTimes = STAGE_TIMES != 0;
 
 enum class Stamp {
   kRowsReady,  // the product's activations are in shared memory
-  kFirstTile,  // and its first tile of weights: later only where memory is behind
+  kFirstTile,  // so is its first tile of weights: later only if memory is behind
   kLastTile,   // its last tile has been multiplied
-  kArrived,    // at the barrier
-  kPrepared,   // what the block does while it waits is done
+  kArrived,    // the block has arrived at the barrier
+  kPrepared,   // it has done what it does while it waits
   kReleased,   // every block has arrived
 };
 
-// Of one block: BlockSmem begins with them.
+// The times of one block. BlockSmem begins with them.
 struct StageTimesSmem {
   StageRecord* header;  // the block's clocks
-  StageRecord* record;  // of the stage that runs; null: not asked for, or the records are full
+  StageRecord* record;  // of the running stage; null: not requested, or the records are full
 };
 
 __device__ __forceinline__ StageTimesSmem& stage_times() {
   return *reinterpret_cast<StageTimesSmem*>(dynamic_smem());
 }
 
-// What stamp() takes for now. A stamp that is taken before an arrival is stored behind it: the
-// arrival waits for what its thread has stored.
+// The present time, which stamp() takes by default. A stamp of the time before an arrival is stored
+// after it, because an arrival waits for the stores of its thread.
 __device__ __forceinline__ uint64_t stage_clock() { return kStageTimes ? clock_cycles() : 0; }
 
-// One thread of the block.
+// One thread of the block calls this.
 __device__ __forceinline__ void stamp(Stamp which, uint64_t cycles = stage_clock()) {
   if constexpr (kStageTimes) {
     StageRecord* record = stage_times().record;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void stamp(Stamp which, uint64_t cycles = stage_clock
   }
 }
 
-// Thread 0 at the start of a launch; the caller owes a __syncthreads() before the first stamp.
+// Thread 0 calls this at a launch's start; the caller owes a __syncthreads() before any stamp.
 //   records  [num_blocks, kMaxStageRecords], zeros; or null
 __device__ __forceinline__ void begin_stage_times(StageRecord* records) {
   if constexpr (kStageTimes) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void begin_stage_times(StageRecord* records) {
   }
 }
 
-// One thread when a stage is over; the caller owes a __syncthreads() before the next stamp.
+// One thread calls this after a stage; the caller owes a __syncthreads() before the next stamp.
 __device__ __forceinline__ void end_stage_times(Stage stage, int layer) {
   if constexpr (kStageTimes) {
     StageTimesSmem& times = stage_times();

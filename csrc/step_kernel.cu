@@ -1,4 +1,4 @@
-// Frames of speech: step_kernel, and the launcher that takes it or few_step_kernel.
+// Frames of speech: step_kernel, and the launcher that chooses between it and few_step_kernel.
 #include "frame.cuh"
 #include "launch.cuh"
 

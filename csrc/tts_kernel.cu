@@ -1,4 +1,4 @@
-// The C ABI beside the two launchers: what the library says of itself.
+// The C ABI except for the two launchers: the library's description of itself.
 #include "launch.cuh"
 #include "tts_kernel.h"
 

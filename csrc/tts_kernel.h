@@ -9,7 +9,7 @@
 
 namespace qwen_tts {
 
-// Where a launch is, in errors and in the stage table of README.md.
+// The place of a launch, for errors and the stage table of README.md.
 enum class Stage : uint32_t {
   kNone,
   kInput,
@@ -26,7 +26,7 @@ enum class Stage : uint32_t {
   kNumStages,
 };
 
-// Names for people, in the order of Stage.
+// Names of the stages for people, in the order of Stage.
 constexpr const char* kStageNames[] = {"none",       "input",         "qkv_proj",  "attention",
                                        "o_proj",     "gate_up_proj",  "down_proj", "final_norm",
                                        "codec_head", "sample_code_0", "lm_head",   "sample_code"};
@@ -34,28 +34,27 @@ constexpr const char* kStageNames[] = {"none",       "input",         "qkv_proj"
 enum class LaunchStatus : uint32_t {
   kOk,
   kTimeout,    // a block did not reach a grid barrier in time
-  kCancelled,  // the host asked for it: the frames before are whole, no further one was begun
+  kCancelled,  // by the host: finished frames are whole, and no further frame was begun
   kBadLogits,  // NaN, or nothing finite, in the logits
 };
 
-// Grid barrier and flags of one launch. Zero when it starts, and again when it has ended without an
-// error; after one the host clears it. A launch behind one that fails has another: it is not
-// touched.
+// Grid barrier and flags of one launch. All are zero when the launch starts, and again when it ends
+// without an error; after an error the host clears them. A launch enqueued behind one that fails
+// has a Control of its own, which stays untouched.
 struct Control {
   uint32_t arrived;  // blocks at a barrier, counted over the launch; bit 31: there is an error
-  uint32_t pad[31];  // the polled word has its cache line for itself
+  uint32_t pad[31];  // so that the polled word has a cache line of its own
   uint32_t left;     // blocks that finished the launch
-  uint32_t error;    // pack_error(), 0: none
+  uint32_t error;    // pack_error(); 0: no error
 };
 
-// One stage of one block, in a build with stamps (stage_times.cuh). The first record of a block is
-// its header: cycles and nanoseconds at the launch's start, and both at the end of its last stage.
+// One stage of one block, in a build with stamps (stage_times.cuh). A block's first record is its
+// header: cycles and nanoseconds at the start of the launch and at the end of its last stage.
 struct StageRecord {
-  uint64_t
-      stamps[6];  // cycles of the block's SM, in the order of Stamp; 0: there is no such moment
+  uint64_t stamps[6];  // cycles of the block's SM, in the order of Stamp; 0: the stage has none
   uint32_t stage, layer;
 };
-constexpr int kMaxStageRecords = 4096;  // of a block: four frames have some 2200 stages
+constexpr int kMaxStageRecords = 4096;  // of a block; four frames have some 2200 stages
 
 struct Stack {
   const void* layers;      // [num_layers, LayerWeights::kSize] Weight (layer.cuh)
@@ -79,15 +78,15 @@ struct Model {
   const void* lm_heads;          // [num_code_groups - 1] x [predictor vocab, hidden] packed
   const void* projection;        // [predictor hidden, talker hidden] packed, or null
   const float* projection_bias;  // [predictor hidden]
-  // Rows that make up E(frame): the talker's codec embedding, then one table for each further code.
+  // The rows that add up to E(frame): the talker's codec embedding, one table per further code.
   const void* frame_table;      // [talker vocab + (groups - 1) predictor vocab, talker hidden]
-  const void* predictor_table;  // the same rows as inputs of the predictor, [.., its hidden]
+  const void* predictor_table;  // the same rows as predictor inputs, [.., its hidden]
   int32_t codec_eos_id;
-  int32_t suppressed_from;  // ids from here on are never drawn, EOS excepted
+  int32_t suppressed_from;  // ids from here on are never drawn, except EOS
   int32_t min_frames;       // EOS is not drawn before
 };
 
-// What one stream leaves on the device between launches; index = slot.
+// What a stream keeps on the device between launches; index = slot.
 struct SlotBuffers {
   float* hidden;           // [num_slots, talker hidden], after the final norm, of the last position
   int32_t* codes;          // [num_slots, num_code_groups] of the last frame
@@ -97,8 +96,8 @@ struct SlotBuffers {
   int32_t max_text_rows;
 };
 
-// Contents do not outlive a launch. Of n rows: kMaxForwardRows of the talker in a prompt, else
-// kMaxRows; of x twice as many, for the predictor's positions 0 and 1.
+// The contents do not outlive a launch. n is kMaxForwardRows for the talker's prompts, else
+// kMaxRows; x has twice as many rows, for the predictor's positions 0 and 1.
 struct Workspace {
   float* x;                     // [n, max hidden] residual
   float* hidden;                // [kMaxRows, talker hidden] what the codec head reads
@@ -107,7 +106,7 @@ struct Workspace {
   float* mlp;                   // [n, max intermediate]
   float* logits;                // [kMaxRows, max vocab]
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
-  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], of one launch as `control` is
+  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], for one launch, like `control`
   Control* control;
   const uint32_t* cancel;    // host memory that the device can read; not 0: begin no further frame
   StageRecord* stage_times;  // [num_blocks, kMaxStageRecords], zeros, or null; only with stamps
@@ -124,9 +123,9 @@ struct SamplingParams {
 struct Stream {
   int32_t slot;
   int32_t position;       // where the next talker step writes keys and values
-  int32_t frame;          // the next one to draw, counted within the part
-  int32_t part;           // of a long text
-  int32_t num_text_rows;  // written so far
+  int32_t frame;          // the next frame to draw, counted within the part
+  int32_t part;           // index of the part of a long text
+  int32_t num_text_rows;  // number of text rows written so far
   uint32_t seed_low, seed_high;
   SamplingParams talker, predictor;
 };
@@ -151,8 +150,8 @@ struct ForwardParams {
   Model model;
   SlotBuffers slots;
   Workspace workspace;
-  int32_t use_predictor;  // which stack
-  int32_t num_layers;     // the first so many layers
+  int32_t use_predictor;  // 1: the predictor's stack, 0: the talker's
+  int32_t num_layers;     // run only the first so many layers
   int32_t slot;
   int32_t first_position;  // of row 0 in the KV cache
   int32_t num_rows;
@@ -165,7 +164,7 @@ struct ForwardParams {
 };
 
 struct Description {        // what this library was built for
-  int32_t struct_bytes[3];  // StepParams, ForwardParams, Control
+  int32_t struct_bytes[3];  // of StepParams, ForwardParams, Control
   int32_t max_rows;
   int32_t max_forward_rows;
   int32_t num_threads;
@@ -179,13 +178,13 @@ struct Description {        // what this library was built for
 }  // namespace qwen_tts
 
 extern "C" {
-// Returned codes are cudaError_t; 0 is success. Launches are asynchronous on `stream`.
+// Functions return a cudaError_t; 0 is success. Launches are asynchronous on `stream`.
 void qwen_tts_describe(qwen_tts::Description* description);
-// Blocks of either kernel that can be resident at once on the current device; 0 with an error code
-// otherwise. To be asked once for each device before anything is launched there: it also sets what
-// the launches need.
+// Sets how many blocks of either kernel can be resident at once on the current device, or 0 and an
+// error code. Call it once for each device before launching anything there: it also makes the
+// settings that the launches need.
 int qwen_tts_max_blocks(int32_t* num_blocks);
-// num_blocks: 1 to what qwen_tts_max_blocks() gave.
+// num_blocks: from 1 to the number that qwen_tts_max_blocks() set.
 int qwen_tts_step(const qwen_tts::StepParams* params, int32_t num_blocks, void* stream);
 int qwen_tts_forward(const qwen_tts::ForwardParams* params, int32_t num_blocks, void* stream);
 const char* qwen_tts_error_string(int error);

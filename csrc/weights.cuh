@@ -1,13 +1,13 @@
-// How a block walks through its share of a packed matrix, and how the bytes get there in time.
+// How a block walks through its share of a packed matrix, and how the bytes arrive in time.
 //
 // A block owns a contiguous run of 8-row tiles. Its warps share every row of tiles: warp w takes
-// the column tiles w, w + kNumWarps, ... Which warp adds which products therefore depends on the
-// matrix alone, never on the grid, and a sum has the same bits on every GPU of one build.
+// the column tiles w, w + kNumWarps, ... So the matrix alone decides which warp adds which
+// products, never the grid, and a sum has the same bits on every GPU of one build.
 //
-// Weights do not change during a launch, so they are fetched without regard to barriers: behind the
-// last tile of a matrix the stream goes on with the tiles of the next two, while the grid still
-// works and waits. Every lane copies exactly the bytes that it will use itself, so nobody has to
-// hand anything over.
+// Weights do not change during a launch, so fetching them ignores barriers: after the last tile of
+// a matrix the stream continues with the tiles of the next two, while the grid still works and
+// waits. Every lane copies exactly the bytes that it will use itself, so threads need not
+// synchronise to exchange them.
 #pragma once
 #include "common.cuh"
 
@@ -15,7 +15,7 @@ namespace qwen_tts {
 
 constexpr int kVectorsOfWeight = kTileRows * kTileCols * sizeof(Weight) / (16 * kWarpSize);
 constexpr int kRoundTiles = ROUND_TILES;  // row tiles between reductions
-constexpr int kChunkCols = CHUNK_COLS;    // of activations held at once
+constexpr int kChunkCols = CHUNK_COLS;    // columns of activations held at once
 static_assert(kChunkCols % (kTileCols * kNumWarps) == 0, "tiles of a chunk for every warp alike");
 
 // A packed matrix [kOut, kIn]; columns that fill up the last tile are zero.
@@ -30,7 +30,7 @@ struct PackedMatrix {
   static_assert(kOut % kTileRows == 0 && kIn % 4 == 0, "whole tiles, whole vectors of activations");
 
   const void* tiles;              // 16-byte aligned
-  const float* scales = nullptr;  // [kOut], if kInt8; of units of 2^-6 (widen_int8)
+  const float* scales = nullptr;  // [kOut], if kInt8; in units of 2^-6 (widen_int8)
 };
 
 template <int kVectors>
@@ -38,11 +38,11 @@ struct LaneTile {  // one lane's 16-byte pieces of a tile (packing.py)
   uint4 vector[kVectors];
 };
 
-// A packed matrix as the stream sees it, whole or the rows of tiles that one block owns.
+// A packed matrix as the stream sees it: all of it, or the rows of tiles that one block owns.
 struct alignas(16) TileGrid {
   const uint4* tiles = nullptr;
   int num_rows = 0;         // of tiles
-  int signed_num_cols = 0;  // of tiles; less than zero: of int8. A word for that is one too many
+  int signed_num_cols = 0;  // of tiles; negative: of int8, without another word
 
   __device__ bool is_int8() const { return kAnyInt8 && signed_num_cols < 0; }
   __device__ int num_cols() const { return is_int8() ? -signed_num_cols : signed_num_cols; }
@@ -64,14 +64,14 @@ __device__ TileGrid tile_grid(const Matrix& matrix) {
           Matrix::kInt8 ? -Matrix::kColTiles : Matrix::kColTiles};
 }
 
-// The tiles of a block's share that one warp reads, in the order in which it reads them: rounds of
-// kRoundTiles row tiles; within a round every kNumWarps-th column tile; within a column tile the
-// row tiles of the round, a run. matvec.cuh loops in this order. Every tile costs a step, so a step
-// inside a run is additions alone.
+// The tiles of a block's share that one warp reads, in this order: rounds of kRoundTiles row tiles;
+// within a round every kNumWarps-th column tile; within a column tile the row tiles of the round,
+// called a run. The loops of matvec.cuh have the same order. Every tile takes a step, so a step
+// inside a run consists of additions alone.
 struct WeightCursor {
   const uint4* address;  // of this lane's first piece of the current tile
-  int run_left;          // tiles of the run, with the current one; 0: everything is read
-  int rows_left;         // row tiles of the share from the run's first on
+  int run_left;          // tiles left in the run, with the current one; 0: all have been read
+  int rows_left;         // row tiles of the share from the first one of the run on
   int col;               // column tile of the run
   int signed_num_cols;   // of the share
 
@@ -84,7 +84,7 @@ struct WeightCursor {
     rows_left = col < share.num_cols() ? share.num_rows : 0;
     run_left = min(kRoundTiles, rows_left);
   }
-  // To the next tile. False at the end of a run, when next_run() is due.
+  // Steps to the next tile. False at the end of a run, when the caller owes next_run().
   __device__ bool advance() {
     address += grid().row_vectors();
     return --run_left != 0;
@@ -103,19 +103,19 @@ struct WeightCursor {
   }
 };
 
-// What this block will multiply by after the matrix at hand, in this order. Two matrices, because
-// one of them alone may be less than the ring holds, and memory would idle while the grid waits.
+// What this block will multiply by after the current matrix, in this order. It names two matrices,
+// because one alone may be smaller than the ring, and memory would idle while the grid waits.
 struct Forecast {
   TileGrid next, then;
 };
 
-// What a warp remembers of its stream between two matrices, in shared memory.
+// What a warp keeps in shared memory of its stream between two matrices.
 struct WeightStreamState {
   TileGrid forecast[2];     // this block's shares of what follows the matrix that is or was read
-  const void* expected[2];  // which matrices these are, by their first byte
+  const void* expected[2];  // the addresses of these matrices
   WeightCursor cursor;      // lane 0's: the first tile that is not in the ring
-  int cursor_in;            // which of the forecast it is a tile of
-  int head;                 // slot of the oldest tile, as WeightStream counts
+  int cursor_in;            // the index in `forecast` of its matrix
+  int head;                 // the slot of the oldest tile, counted as in WeightStream
   int num_tiles;            // in the ring
   Team team;                // whose share of a matrix this block reads
 };
@@ -127,23 +127,23 @@ struct WeightRings {
   WeightStreamState states[kNumWarps];
 };
 
-// A warp's stream of weights. Matrices are read one after another: open(), front() and pop() for
-// every tile, close(). Nothing of it waits for other blocks: open() is for the time in which they
-// are waited for.
-//   kTeams  false: the whole grid is one team, and its numbers are not read from shared memory
+// A warp's stream of weights. It reads matrices one after another: open(), then front() and pop()
+// for every tile, then close(). Nothing in it waits for other blocks: open() belongs in the time
+// during which the block waits for them.
+//   kTeams  false: the whole grid is one team, whose numbers need not be read from shared memory
 template <int kSlots, bool kTeams_ = false>
 class WeightStream {
  public:
   static constexpr bool kTeams = kTeams_;
-  // Of several teams all but one read a weight from L2.
+  // With several teams, all but one read a weight from L2.
   static constexpr bool kEvictFirst = !kTeams && WEIGHTS_EVICT_FIRST;
 
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
       : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
 
-  // grid      what will be read; tiles that were fetched of something else are dropped: a wrong
-  //           expectation costs time and nothing else
-  // forecast  what is expected to be read after it
+  // grid      what will be read. Tiles of anything else in the ring are dropped: a wrong forecast
+  //           costs time and nothing else
+  // forecast  what will probably be read after it
   __device__ void open(const TileGrid& grid, const Forecast& forecast) {
     const auto owned = [&](const TileGrid& whole) { return team().share(whole.num_rows); };
     cursor_ = state_.cursor;
@@ -153,7 +153,7 @@ class WeightStream {
     rows_ = owned(grid);
     const bool as_expected = state_.expected[0] == grid.tiles &&
                              (matrix_ == 0 || state_.expected[1] == forecast.next.tiles);
-    __syncwarp();  // everybody has read the state
+    __syncwarp();  // all lanes have read the state
     if (lane_idx() == 0) {
       state_.forecast[0] = forecast.next.rows(owned(forecast.next));
       state_.forecast[1] = forecast.then.rows(owned(forecast.then));
@@ -164,7 +164,7 @@ class WeightStream {
     if (as_expected) {
       cursor_.address += lane_idx();
     } else {
-      copy_async_wait<0>();  // or the dropped tiles may land on top of the new ones
+      copy_async_wait<0>();  // otherwise dropped tiles may land on top of new ones
       matrix_ = num_tiles_ = 0;
       cursor_.enter(grid.rows(rows_));
     }
@@ -176,17 +176,17 @@ class WeightStream {
     }
   }
 
-  // The block's row tiles of the matrix at hand.
+  // The block's row tiles of the current matrix.
   __device__ BlockRange rows() const { return rows_; }
 
-  // Every slot, with a tile or left empty, is one group of copies, in the order of the slots, and
-  // every pop() starts one more: behind the oldest `kCount` there are at least kSlots - kCount.
+  // Every slot, filled or left empty, is one group of copies, in the order of the slots, and every
+  // pop() starts one more: at least kSlots - kCount groups follow the oldest `kCount`.
   template <int kCount = 1>
   __device__ void wait_for_front() const {
     copy_async_wait<kSlots - kCount>();
   }
 
-  // This lane's weights of the warp's next tiles; as many pop() are due when they have been used.
+  // Reads this lane's weights of the warp's next tiles; the caller owes as many pop() after use.
   template <int kVectors, int kCount>
   __device__ void front(LaneTile<kVectors> (&tiles)[kCount]) {
     static_assert(kCount <= kSlots);
@@ -199,15 +199,15 @@ class WeightStream {
     }
   }
 
-  // Fills the slot of the tile again. While there is something to fetch, the ring is full: what
-  // comes last goes where the first was. A load from shared memory that nobody has waited for could
-  // meet the copy, hence "used".
+  // Fills the slot of the used tile again. While tiles remain to be fetched the ring is full: the
+  // last one goes where the first one was. The new copy could overtake a load from shared memory
+  // that is still under way, hence "used".
   __device__ void pop() {
     if (!fetch(head_)) --num_tiles_;
     head_ = slot_after(head_);
   }
 
-  // All lanes, when everything has been read. What follows is in the ring or on its way.
+  // All lanes call this when they have read everything. What follows is in the ring or on its way.
   __device__ void close() {
     if (lane_idx() == 0) {
       state_.cursor = cursor_;
@@ -224,14 +224,14 @@ class WeightStream {
     return {block_idx(), num_blocks(), state_.team.inverse};
   }
 
-  // Turns to the next matrix with tiles for this warp, as far as there is a forecast.
+  // Turns to the next matrix that has tiles for this warp, as far as the forecast goes.
   __device__ void leave_finished() {
 #pragma unroll 1
     while (matrix_ < 2 && !cursor_.inside()) cursor_.enter(state_.forecast[matrix_++]);
   }
 
-  // Starts copying the next tile into a free slot. False: there is no forecast, the slot stays
-  // empty.
+  // Starts copying the next tile into a free slot. False: the forecast has ended, and the slot
+  // stays empty.
   __device__ bool fetch(int slot) {
     const bool exists = cursor_.inside();
     if (exists) {
@@ -250,7 +250,7 @@ class WeightStream {
     return exists;
   }
 
-  // Slots are counted in vectors from the ring's first: an address is then one addition.
+  // Slots are counted in vectors from the ring's first, so an address is one addition.
   static constexpr int kSlotVectors = kVectorsOfWeight * kWarpSize, kEnd = kSlots * kSlotVectors;
   __device__ uint4& piece(int slot, int i) const { return tiles_[slot + i * kWarpSize]; }
   __device__ static int slot_after(int slot) {
@@ -261,8 +261,8 @@ class WeightStream {
   WeightStreamState& state_;
   BlockRange rows_;
   WeightCursor cursor_;
-  int matrix_;     // 0: the matrix at hand is being fetched; 1, 2: the first, the second forecast
-  int head_;       // slot of the oldest tile
+  int matrix_;     // 0: the current matrix is being fetched; 1, 2: the first, the second forecast
+  int head_;       // the slot of the oldest tile
   int num_tiles_;  // in the ring
 };
 

@@ -1,12 +1,13 @@
 #!/bin/sh
-# What a GPU can say about this checkout, a set of steps at a time (docs/gpu-setup.md has the plan):
+# Run every check of this checkout that needs a GPU, one set of steps at a time (the plan is in
+# docs/gpu-setup.md):
 #
 #   tools/gpu_check.sh [--set first|why|changed|listeners|reliability|more] [--seconds N] [--name NAME]
 #                      [--out FOLDER] [--commit COMMIT] [--emulation | --toy]
 #
-# Needs nvcc and a Python with torch, numpy, safetensors, tokenizers and huggingface_hub; nothing of
-# ours is installed. Exit code 0: no step failed (what was refused, skipped, short of its goal or had
-# no time says so); 1: one failed or timed out; 77: no GPU here.
+# It needs nvcc and a Python with torch, numpy, safetensors, tokenizers and huggingface_hub; this
+# package need not be installed. The exit code is 0 if no step failed (the result marks steps that were
+# refused, skipped, short of their goal or out of time), 1 if one failed or timed out, 77 without a GPU.
 set -eu
 cd "$(dirname "$0")/.."
 exec "${PYTHON:-python3}" tools/gpu_check/run.py "$@"

@@ -1,8 +1,8 @@
 """Speak texts of growing length and look for decay: python tools/long_audio_test.py --model ...
 
-For each text: whether the model ended by itself, how long it spoke, how often code 0 repeats, and
-how much its entropy falls from the first half to the second. Repeats above 10 % or a fall above
-0.25 bits are what a decaying decoder looks like.
+The table has for each text whether the model ended by itself, how long it spoke, how often code 0
+repeats, and how much its entropy falls from the first half to the second. A decoder that decays has
+repeats above 10 % or a fall above 0.25 bits.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from benchmarks import common, page_parts
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine import codes_file
 
-MAX_FRAMES = 200  # 16 s, where the seed's table stops
+MAX_FRAMES = 200  # 16 s
 SENTENCES = (
     "The morning train was late.",
     "Nobody on the platform seemed to mind, for the sun was warm and there was coffee to be had.",
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def examine(name: str, text: str, speech: Any) -> dict[str, Any]:
-    """The figures of one utterance."""
+    """Return the figures of one utterance."""
     found = codes_file.describe(speech.codes)
     return {
         "text": name,
@@ -68,7 +68,7 @@ def examine(name: str, text: str, speech: Any) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown, with the columns of the seed's table."""
+    """Return the rows in Markdown."""
     columns = ["Text", "Chars", "Steps", "EOS?", "Duration", "CB0 repeat", "Entropy drop"]
     cells = [
         [
@@ -87,7 +87,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def plot(path: str, figures: dict[str, Any]) -> None:
-    """Repeats and entropy fall over the steps."""
+    """Draw repeats and the fall of entropy over the steps."""
     pyplot = common.load_pyplot()
     steps = [row["steps"] for row in figures["rows"]]
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3))
@@ -106,7 +106,10 @@ if __name__ == "__main__":
     parser.set_defaults(max_frames=MAX_FRAMES)
     common.add_result_option(parser)
     parser.add_argument(
-        "--plot", metavar="FILE", type=options.plot_file, help="draw them (needs the [plots] extra)"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="file for a picture of repeats and entropy by steps (needs the [plots] extra)",
     )
     args = parser.parse_args()
     sys.exit(common.run(main, args))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measure what half precision costs, by part of the decoder, and write docs/precision.md.
 
-Teacher-forced: every variant is led along the same codes, so that one flipped code does not count
-again in all that follows. The measure is the plain decoder in float32 on the same bf16 weights. Two
-processes do it side by side, with PyTorch's best instruction set and with its plainest; the page
-has the digits that repeat. It takes minutes.
+Every variant is teacher-forced along the same codes, so that one flipped code does not count again
+in all that follows. Each is compared with the plain decoder in float32 on the same bf16 weights.
+Two processes do it side by side, with PyTorch's best instruction set and with its plainest; the
+page has the digits on which they agree. It takes minutes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ PAGE = "docs/precision.md"
 CPU = torch.device("cpu")
 HALF, FULL = torch.bfloat16, torch.float32
 
-# What PyTorch finds, and none of the CPU's vector instructions.
+# The set that PyTorch finds, and none of the CPU's vector instructions.
 INSTRUCTION_SETS = ({}, {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"})
 
 NUM_PROMPTS, NUM_POSITIONS, NUM_FRAMES = 3, 24, 16
@@ -51,7 +51,7 @@ BRANCH_GAIN, LOGIT_STD, EMBEDDING_STD = 0.5, 3.0, 0.3  # as in the built-in rand
 
 
 def narrow_config() -> ModelConfig:
-    """The 0.6B model at full depth and a quarter of its width."""
+    """Return the 0.6B model at full depth and a quarter of its width."""
     config = parse_model_config(model_config("random-0.6b"))
     sizes = {
         "hidden_size": WIDTH,
@@ -70,7 +70,7 @@ def narrow_config() -> ModelConfig:
 
 
 def random_checkpoint(config: ModelConfig) -> Any:
-    """Random weights that bf16 holds exactly."""
+    """Return random weights that bf16 holds exactly."""
     generator = torch.Generator().manual_seed(1)
     weights = {}
     for name, shape in model_tensors(config).items():
@@ -89,7 +89,7 @@ def random_checkpoint(config: ModelConfig) -> Any:
 
 
 def begin(decoder: Any, prompt: int) -> None:
-    """The same prompt for every decoder; its pad row stands for the text of every frame."""
+    """Start the same prompt in a decoder; its pad row stands for the text of every frame."""
     generator = torch.Generator().manual_seed(100 + prompt)
     rows = EMBEDDING_STD * torch.randn(NUM_POSITIONS + 1, WIDTH, generator=generator)
     rows = rows.bfloat16().to(decoder.embeddings.dtype)
@@ -98,14 +98,15 @@ def begin(decoder: Any, prompt: int) -> None:
 
 
 def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A teacher-forced utterance: every stage, stacked over frames, float32; and the codes
-    [NUM_FRAMES, groups] that the default sampling draws on the way."""
+    """Run a teacher-forced utterance. Return every stage, stacked over frames, float32; and the
+    codes [NUM_FRAMES, groups] that the default sampling draws on the way.
+    """
     seen: dict[str, list[Tensor]] = {}
 
     def tap(name: str, value: Tensor) -> None:
         part, what, *number = name.split(".")
         label = f"{part} after layer {int(number[0]) + 1}" if number else f"{part} {what}"
-        # The last position: a frame's, or the last code's.
+        # the last position: that of a frame, or of the last code
         seen.setdefault(label, []).append(value[-1].float())
 
     def tap_hidden(name: str, value: Tensor) -> None:
@@ -128,7 +129,7 @@ def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor]
 
 
 def make_variants(config: ModelConfig) -> dict[str, Any]:
-    """One decoder for each of `pages.VARIANTS`, on the same weights; the first is the measure."""
+    """Return a decoder for each of `pages.VARIANTS`, on the same weights; the first is float32."""
     checkpoint = random_checkpoint(config)
     int8 = {
         weights: SimpleNamespace(
@@ -185,7 +186,7 @@ def compare(decoders: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_run() -> dict[str, Any]:
-    """The figures with the instruction set that PyTorch takes in this process."""
+    """Return the figures with the instruction set that PyTorch takes in this process."""
     return {
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         "variants": compare(make_variants(narrow_config())),
@@ -193,7 +194,7 @@ def one_run() -> dict[str, Any]:
 
 
 def all_runs() -> list[dict[str, Any]]:
-    """`one_run` of a process for each of `INSTRUCTION_SETS`, side by side.
+    """Return `one_run` of a process for each of `INSTRUCTION_SETS`, run side by side.
 
     Raises:
         subprocess.CalledProcessError: one of them failed.
@@ -213,7 +214,11 @@ def all_runs() -> list[dict[str, Any]]:
 def main() -> int:
     """Measure, and write the result file and the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--one", action="store_true", help="measure here, once, and print it")
+    parser.add_argument(
+        "--one",
+        action="store_true",
+        help="measure with this process's instruction set only, and print the figures as JSON",
+    )
     if parser.parse_args().one:
         print(json.dumps(one_run()))
         return 0

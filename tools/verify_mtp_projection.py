@@ -5,13 +5,14 @@ python tools/verify_mtp_projection.py FOLDER [--reference FILE | --write-referen
 The embeddings of all codes, the heads and `small_to_mtp_projection` (which a checkpoint has if its
 two hidden sizes differ) must be there, no more and no fewer, with the shapes that config.json asks
 for, finite and of plausible size; no two of them may be equal, and the projection must have full
-rank. Nothing of that tells rows in another order, or another model of the same shapes.
+rank. None of this detects rows in another order, or another model of the same shapes.
 
-A reference does: products of each of these matrices with fixed inputs, made by whoever reads the
-weights in another way. It is a safetensors file with `NAME`: [4, rows] float32 for each matrix
-`NAME` [rows, cols], row i of it matrix @ inputs[i] (+ bias), inputs[i, j] = sin((i + 1) * (j + 1)).
+A reference does: it holds products of each of these matrices with fixed inputs, made by a program
+that reads the weights in another way. It is a safetensors file with `NAME`: [4, rows] float32 for
+each matrix `NAME` [rows, cols]; row i of it is matrix @ inputs[i] (+ bias), where inputs[i, j] =
+sin((i + 1) * (j + 1)).
 
-Exit code 0: as it should be; 1: not.
+The exit code is 0 if all is as it should be, else 1.
 """
 
 import argparse
@@ -31,15 +32,15 @@ NUM_INPUTS = 4
 # demo-voice and random checkpoints have root mean squares from 0.07 to 0.3, and nothing beyond 3.2.
 MIN_RMS, MAX_RMS = 1e-3, 10.0
 MAX_ABS = 100.0
-# Of the root mean square of the products. A float32 sum of 2048 terms is some 3e-6 off.
+# a share of the products' root mean square; a float32 sum of 2048 terms is some 3e-6 off
 MAX_ERROR = 1e-4
 
 
 def expected(talker: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the predictor's inputs and outputs, from `talker_config`."""
+    """Return names and shapes of the predictor's inputs and outputs, from `talker_config`."""
     predictor = talker["code_predictor_config"]
     wide, narrow, codes = talker["hidden_size"], predictor["hidden_size"], predictor["vocab_size"]
-    # Embeddings have the talker's width: they are summed into its next input as well.
+    # Embeddings have the talker's width, because they are also summed into its next input.
     shapes = {f"talker.model.codec_embedding{MATRIX}": (talker["vocab_size"], wide)}
     for group in range(talker["num_code_groups"] - 1):
         shapes[f"{PREDICTOR}model.codec_embedding.{group}{MATRIX}"] = (codes, wide)
@@ -50,7 +51,7 @@ def expected(talker: dict) -> dict[str, tuple[int, ...]]:
 
 
 def stored(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what the file has of these."""
+    """Return names and shapes of those tensors that the file has."""
     kinds = ("talker.model.codec_embedding.", PROJECTION)
     kinds += tuple(f"{PREDICTOR}{kind}." for kind in ("model.codec_embedding", "lm_head"))
     with safe_open(path, framework="numpy") as file:
@@ -59,7 +60,7 @@ def stored(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read(path: Path, name: str) -> np.ndarray:
-    """A tensor as float32. numpy has no bf16: those 16 bits are a float32's upper half."""
+    """Return a tensor as float32. numpy has no bf16: its 16 bits are a float32's upper half."""
     with safe_open(path, framework="numpy") as file:
         if file.get_slice(name).get_dtype() != "BF16":
             return file.get_tensor(name).astype(np.float32)
@@ -73,7 +74,7 @@ def read(path: Path, name: str) -> np.ndarray:
 
 
 def problems(path: Path, talker: dict) -> list[str]:
-    """What is wrong with names and shapes, or else with what values can be judged alone."""
+    """Return what is wrong with names and shapes, or else with values that can be judged alone."""
     wanted, found = expected(talker), stored(path)
     wrong = [
         f"{name}: {found.get(name, 'missing')}; need {wanted.get(name, 'none')}"
@@ -93,7 +94,7 @@ def problems(path: Path, talker: dict) -> list[str]:
 
 
 def faults(name: str, values: np.ndarray) -> list[str]:
-    """What is wrong with a tensor, whatever the others are."""
+    """Return what is wrong with a tensor, whatever the others are."""
     if not np.isfinite(values).all():
         return ["NaN or infinity"]
     rms, most = rms_of(values), float(np.abs(values).max())
@@ -111,12 +112,12 @@ def faults(name: str, values: np.ndarray) -> list[str]:
 
 
 def rms_of(values: np.ndarray) -> float:
-    """Root mean square."""
+    """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
 def products(path: Path, talker: dict) -> dict[str, np.ndarray]:
-    """Matrix -> its products with the fixed inputs, [NUM_INPUTS, rows] float32."""
+    """Return matrix -> its products with the fixed inputs, [NUM_INPUTS, rows] float32."""
     found = {}
     for name, shape in expected(talker).items():
         if name.endswith(MATRIX):
@@ -129,7 +130,7 @@ def products(path: Path, talker: dict) -> dict[str, np.ndarray]:
 
 
 def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> list[str]:
-    """Where the checkpoint's products are not those of the reference."""
+    """Return where the checkpoint's products differ from those of the reference."""
     wrong = []
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:
@@ -138,7 +139,7 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> l
             wrong.append(f"{name}: the reference has {theirs[name].shape}, not {ours[name].shape}")
         else:
             error = np.abs(ours[name] - theirs[name]).max() / rms_of(ours[name])
-            if not error <= MAX_ERROR:  # NaN is no less than anything
+            if not error <= MAX_ERROR:  # a NaN fails this too
                 wrong.append(
                     f"{name}: products with fixed inputs differ by {error:.2g} of their size"
                 )
@@ -148,10 +149,22 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> l
 def main() -> int:
     """Print the verdict, and what it does not cover."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "folder", type=Path, help="checkpoint folder with config.json and model.safetensors"
+    )
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--reference", type=Path, metavar="FILE", help="compare with its products")
-    choice.add_argument("--write-reference", type=Path, metavar="FILE", help="write ours there")
+    choice.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="file with another program's products, to compare this checkpoint's with",
+    )
+    choice.add_argument(
+        "--write-reference",
+        type=Path,
+        metavar="FILE",
+        help="file to write this checkpoint's products to, as a reference for others",
+    )
     args = parser.parse_args()
     config, path = args.folder / "config.json", args.folder / "model.safetensors"
     for file in (config, path, args.reference):
@@ -168,7 +181,7 @@ def main() -> int:
     if args.reference:
         print(f"ok: products with fixed inputs are those of {args.reference}")
     else:
-        print("not checked: the values themselves, which takes --reference")
+        print("not checked: whether the values are the right ones; --reference FILE checks that")
     if args.write_reference:
         save_file(products(path, talker), args.write_reference)
     return 0

@@ -1,13 +1,13 @@
-"""Load a speech server: Poisson arrivals (--rps) or so many listeners at once (--concurrency).
+"""Load a speech server: Poisson arrivals (--rps) or a number of listeners at once (--concurrency).
 
-Any OpenAI-compatible server will do, so that others can be measured beside ours:
+Any OpenAI-compatible server will do, so that other servers can be measured in the same way:
 
     python -m qwen_megakernel serve --model demo-voice &
     python benchmarks/load_test --url http://127.0.0.1:8090 --rps 1,2,4 --pid $!
 
-First audio is told both ways: `first_byte` is the first byte of audio, `first_audible` the first
-sound a listener hears (two 20 ms windows in a row above -45 dBFS, the second 10 ms after the
-first), both since the first byte of the request's body; `first_byte_planned` counts from the
+First audio is reported in two ways: `first_byte` is the first byte of audio, `first_audible` the
+first sound that a listener hears (two 20 ms windows in a row above -45 dBFS, the second 10 ms after
+the first), both since the first byte of the request's body; `first_byte_planned` counts from the
 planned arrival. Percentiles are nearest-rank. The definitions are those of nari-labs' benchmark of
 speech servers (docs/tts_bench/methodology.md) and, for `planned` and `c50`, of SGLang-Omni's; the
 arrivals are drawn by SHA-256 as theirs are, but are not the same draws.
@@ -32,45 +32,77 @@ from qwen_megakernel.errors import UsageError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     root = options.Parser(prog="load_test", description=__doc__.splitlines()[0])
-    root.add_argument("--url", default="http://127.0.0.1:8090", help="of the server, without /v1")
-    root.add_argument("--rps", type=numbers(float), default=[], help="requests a second: 1,2,4")
-    root.add_argument("--concurrency", type=numbers(int), default=[], help="listeners: 1,4,16")
     root.add_argument(
-        "--duration", type=options.positive, default=30.0, help="seconds for each load"
+        "--url", default="http://127.0.0.1:8090", help="address of the server, without /v1"
     )
-    root.add_argument("--warmup", type=float, default=5.0, help="seconds of each load before")
     root.add_argument(
-        "--timeout", type=options.positive, default=120.0, help="seconds for a request"
+        "--rps",
+        type=numbers(float),
+        default=[],
+        help="rates of requests per second, separated by commas: 1,2,4",
+    )
+    root.add_argument(
+        "--concurrency",
+        type=numbers(int),
+        default=[],
+        help="numbers of listeners at once, separated by commas: 1,4,16",
+    )
+    root.add_argument(
+        "--duration", type=options.positive, default=30.0, help="seconds that each load lasts"
+    )
+    root.add_argument(
+        "--warmup", type=float, default=5.0, help="seconds of unmeasured load before each level"
+    )
+    root.add_argument(
+        "--timeout",
+        type=options.positive,
+        default=120.0,
+        help="longest time for a request, in seconds",
     )
     root.add_argument(
         "--word-ms",
         type=options.positive,
-        help="text by the word, one each so many ms, over the WebSocket",
+        help="send the text over the WebSocket, one word each so many milliseconds",
     )
-    root.add_argument("--max-in-flight", type=options.at_least(1), default=4096)
-    root.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
-    root.add_argument("--prompts", metavar="FILE", help="texts to say, one a line")
-    root.add_argument("--voice")
-    root.add_argument("--language")
-    root.add_argument("--model-name", help="`model` of the requests")
-    root.add_argument("--body", type=json.loads, default={}, help="JSON: more fields of requests")
-    root.add_argument("--api-key")
-    root.add_argument("--label", help="what is measured (default: the model the server lists)")
-    root.add_argument("--pid", type=int, help="of the server, to tell its memory")
+    root.add_argument(
+        "--max-in-flight",
+        type=options.at_least(1),
+        default=4096,
+        help="most requests to have open at once; further ones count as failed (default: 4096)",
+    )
+    root.add_argument(
+        "--seed", type=int, default=0, help="seed of arrivals and of the order of texts"
+    )
+    root.add_argument("--prompts", metavar="FILE", help="file of texts to speak, one per line")
+    root.add_argument("--voice", help="voice that the requests ask for")
+    root.add_argument("--language", help="language that the requests name")
+    root.add_argument("--model-name", help="value of the requests' field `model`")
+    root.add_argument(
+        "--body", type=json.loads, default={}, help="further fields of the requests, as JSON"
+    )
+    root.add_argument("--api-key", help="key to send with every request, as a bearer token")
+    root.add_argument(
+        "--label",
+        help="name of the model for the result (default: the first that the server lists)",
+    )
+    root.add_argument("--pid", type=int, help="process id of the server, to measure its memory")
     common.add_result_option(root)
     root.add_argument(
-        "--plot", metavar="FILE", type=options.plot_file, help="draw it (needs the [plots] extra)"
+        "--plot",
+        metavar="FILE",
+        type=options.plot_file,
+        help="picture of the result to write (needs the [plots] extra)",
     )
     options.add_verbosity(root)
     return root
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, report; 1 when a request failed."""
+    """Measure and report; return 1 when a request failed."""
     if not args.rps and not args.concurrency:
-        raise UsageError("There is no load.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
+        raise UsageError("No load is given.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
     args.texts = list(PROMPTS)
     if args.prompts:
         lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""One load after the other: sent, watched, and what it comes to."""
+"""Send one load after the other, watch the server, and summarise each."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ async def open_loop(
 async def closed_loop(
     speak: Callable[[str, float], Awaitable[None]], args: argparse.Namespace, count: int, seed: int
 ) -> None:
-    """`count` listeners, each of whom asks again as soon as an answer is complete."""
+    """Run `count` listeners, each of whom asks again as soon as an answer is complete."""
     began = time.perf_counter()
 
     async def listen(listener: int) -> None:
@@ -59,7 +59,7 @@ async def closed_loop(
 async def measure_level(
     client: SpeechClient, args: argparse.Namespace, mode: str, load: float, seed: int
 ) -> dict[str, Any]:
-    """One load for `--duration` seconds; its requests and what they come to."""
+    """Run one load for `--duration` seconds; return its requests and their summary."""
     found: list[dict[str, Any]] = []
     refused = 0
 
@@ -81,7 +81,7 @@ async def measure_level(
     watcher.cancel()
     await asyncio.wait([watcher])
     if not watcher.cancelled():
-        watcher.result()  # it failed before
+        watcher.result()  # the request failed before
     level = summarize(found, wall_s) | {"mode": mode, "load": load}
     return level | watch.peaks() | {"requests": found}
 
@@ -108,7 +108,7 @@ class Watch:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     def peaks(self) -> dict[str, Any]:
-        """The largest of each, and the mean in flight."""
+        """Return the largest of each, and the mean in flight."""
         return {
             "in_flight_mean": sum(self.in_flight) / max(1, len(self.in_flight)),
             "in_flight_peak": max(self.in_flight, default=0),
@@ -118,7 +118,7 @@ class Watch:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process and its children."""
+    """Return the resident memory of a process and its children."""
     try:
         server = psutil.Process(pid)
         family = [server, *server.children(recursive=True)]
@@ -128,14 +128,14 @@ def resident_mb(pid: int) -> float:
 
 
 def gpu_memory_mb() -> float:
-    """Memory in use on all GPUs, by whomever."""
+    """Return the memory in use on all GPUs, by any process."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     return sum(float(line) for line in done.stdout.split()) * 1.048576
 
 
 def summarize(found: list[dict[str, Any]], wall_s: float) -> dict[str, Any]:
-    """Counts, shares and percentiles of one level's requests."""
+    """Return counts, shares and percentiles of one level's requests."""
     good = [one for one in found if "error" not in one]
     errors: dict[str, int] = {}
     for one in found:
@@ -157,7 +157,7 @@ def summarize(found: list[dict[str, Any]], wall_s: float) -> dict[str, Any]:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Every level in turn, each after its own warm-up; returns a result object."""
+    """Run every level in turn, each after its own warm-up; return a result object."""
     body = {"response_format": "pcm", "stream_format": "audio", "model": args.model_name}
     body |= {"voice": args.voice, "language": args.language}
     body = {name: value for name, value in body.items() if value is not None} | args.body
@@ -174,7 +174,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         first = await client.speak(args.texts[0], time.perf_counter())
         if first.error:
             raise SetupError(
-                f"{args.url} does not speak: {first.error}",
+                f"{args.url} did not answer a request for speech: {first.error}",
                 hint="Start a server, or name it with --url.",
             )
         for mode, load in levels:
@@ -188,7 +188,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_level(level: dict[str, Any], is_first: bool) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     if is_first:
         print(
             f"{'load':>10} {'done':>5} {'fail':>5}   {'first byte p50/95/99':>22}   "

@@ -1,4 +1,4 @@
-"""The picture of a result of the load test: latency and underruns against load."""
+"""Draw the result of the load test: latency and underruns against load."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ROWS = {"open": "requests per second", "closed": "listeners"}
 
 
 def draw(path: str | None, found: dict[str, Any]) -> None:
-    """A row for each way to load, a panel for each figure; None draws nothing."""
+    """Draw a row for each way to load and a panel for each figure; None draws nothing."""
     if path is None:
         return
     pyplot = common.load_pyplot()

@@ -1,8 +1,8 @@
-"""A client of any OpenAI-compatible speech server that times what it hears.
+"""A client of any OpenAI-compatible speech server that times the answers.
 
 Times of a request count from the first byte of its body, so that connecting is no part of them, as
-in nari-labs' benchmark; `planned` ones from the moment the load generator meant to send it, as in
-SGLang's. What was heard is played by a simulated player without a buffer.
+in nari-labs' benchmark; `planned` times count from the moment at which the load generator meant to
+send it, as in SGLang's. A simulated player without a buffer plays the audio.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ import numpy as np
 
 from qwen_megakernel import audio
 
-# Of servers that do not say X-Sample-Rate: OpenAI's and every one of this model.
+# For servers that do not send X-Sample-Rate: OpenAI's rate, and that of every server of this model.
 SAMPLE_RATE = 24000
-PLAYABLE_GAP_MS = 50  # SGLang's c50 asks that no silence is longer
+PLAYABLE_GAP_MS = 50  # SGLang's c50 requires that no silence is longer
 
 
 @dataclass(slots=True)
 class Heard:
-    """One request, as its client saw it; times are `time.perf_counter()` seconds."""
+    """One request as its client saw it; times are `time.perf_counter()` seconds."""
 
     planned: float
     sent: float = 0.0  # first byte of the body, or the first word
     arrivals: list[float] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)  # raw 16-bit samples, one for each arrival
     ended: float = 0.0
-    request_id: str | None = None  # of servers that give one
+    request_id: str | None = None  # from servers that send one
     error: str | None = None
 
     def add(self, piece: bytes) -> None:
@@ -38,12 +38,12 @@ class Heard:
         self.pieces.append(piece)
 
     def figures(self, rate: int) -> dict[str, Any]:
-        """What the request amounts to.
+        """Return the figures of the request.
 
         Args:
             rate: samples a second.
         Returns:
-            Milliseconds since the first byte of the body; `error` alone where it failed.
+            Milliseconds since the first byte of the body; of a failed request, only `error`.
         """
         if self.error:
             return {"error": self.error}
@@ -68,7 +68,7 @@ class Heard:
 
 
 def played_at_ms(times_ms: list[float], durations_ms: list[float], position_ms: float) -> float:
-    """When a player that starts at once plays what lies `position_ms` into the audio.
+    """Return when a player that starts at once plays what lies `position_ms` into the audio.
 
     Args:
         times_ms: when each piece arrived, in order.
@@ -86,15 +86,15 @@ def played_at_ms(times_ms: list[float], durations_ms: list[float], position_ms: 
 
 
 class SpeechClient:
-    """Requests to one server.
+    """Sends requests to one server.
 
     Args:
-        url: of the server, without /v1.
+        url: address of the server, without /v1.
         body: fields of every request but `input`.
         api_key: sent as a bearer token.
-        timeout_s: for a whole request.
-        word_ms: send the text by the word, one each so many milliseconds, over the WebSocket of
-            vLLM-Omni; None: whole, over HTTP.
+        timeout_s: the longest time for a whole request.
+        word_ms: send the text over the WebSocket of vLLM-Omni, one word each so many milliseconds;
+            None: send it whole, over HTTP.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SpeechClient:
         await self._session.close()
 
     async def model(self) -> str | None:
-        """The first model the server lists; None if it lists none."""
+        """Return the first model that the server lists; None if it lists none."""
         try:
             async with self._session.get(f"{self._url}/v1/models") as response:
                 return (await response.json())["data"][0]["id"]
@@ -134,7 +134,7 @@ class SpeechClient:
             return None
 
     async def facts(self, request_id: str) -> dict[str, Any]:
-        """How a request of this project's server went, in its own words."""
+        """Return what this project's server reports about a request."""
         async with self._session.get(f"{self._url}/v1/audio/speech/{request_id}") as response:
             return await response.json()
 
@@ -203,7 +203,7 @@ class SpeechClient:
 
 
 async def _note_sent(_: Any, context: Any, __: Any) -> None:
-    """Called before each piece of a body is written."""
+    """Note the time; aiohttp calls this before it writes each piece of a body."""
     heard = context.trace_request_ctx
     if heard and not heard.sent:
         heard.sent = time.perf_counter()

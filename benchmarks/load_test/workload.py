@@ -1,4 +1,4 @@
-"""Load that every machine draws alike: when requests come, what they say, how long they are."""
+"""Load that every machine draws alike: when requests arrive, what they say, how long they are."""
 
 import hashlib
 import math
@@ -16,19 +16,20 @@ PROMPTS = (
     "Turn left after the bridge. The station is on your right.",
 )
 
-# Lengths of speech in frames while no released weights say better: lognormal around 71 frames
-# (5.7 s, the mean of the CustomVoice model on Seed-TTS English), from a short word to 17.6 s.
+# Lengths of speech in frames, as long as no released weights provide better ones: lognormal around
+# 71 frames (5.7 s, the mean of the CustomVoice model on Seed-TTS English), from a short word to
+# 17.6 s.
 MEAN_FRAMES, SIGMA, SHORTEST, LONGEST = 71, 0.35, 12, 220
 
 
 def uniform(seed: int, name: str, index: int) -> float:
-    """A number in (0, 1) that every machine draws alike."""
+    """Return a number in (0, 1) that every machine draws alike."""
     digest = hashlib.sha256(f"{seed}:{name}:{index}".encode()).digest()
     return (int.from_bytes(digest[:8]) + 0.5) / 2**64
 
 
 def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
-    """Seconds at which requests are sent: a Poisson process."""
+    """Yield the seconds at which requests are sent: a Poisson process."""
     at = index = 0
     while (at := at - math.log(uniform(seed, "gap", index)) / rps) < duration_s:
         yield at
@@ -36,7 +37,7 @@ def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
 
 
 def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
-    """Every prompt once in an order of its own, then again in another."""
+    """Yield every prompt once in an order of its own, then again in another."""
     order: list[int] = []
     while len(order) < num_requests:
         key = {i: uniform(seed, f"prompt {len(order)}", i) for i in range(num_prompts)}
@@ -45,14 +46,14 @@ def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
 
 
 def num_frames(seed: int, index: int) -> int:
-    """How many frames request `index` speaks."""
+    """Return how many frames request `index` speaks."""
     normal = NormalDist(math.log(MEAN_FRAMES) - SIGMA**2 / 2, SIGMA)
     drawn = math.exp(normal.inv_cdf(uniform(seed, "frames", index)))
     return round(min(max(drawn, SHORTEST), LONGEST))
 
 
 def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
-    """For argparse: a list of positive numbers with commas."""
+    """Return argparse's type of a list of positive numbers with commas."""
 
     def parse(text: str) -> list[float]:
         found = [kind(part) for part in text.split(",")]
@@ -60,5 +61,5 @@ def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
             raise ValueError(text)
         return found
 
-    parse.__name__ = f"list of {kind.__name__}"  # which argparse tells
+    parse.__name__ = f"list of {kind.__name__}"  # argparse prints this name
     return parse

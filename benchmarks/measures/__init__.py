@@ -1,5 +1,5 @@
-"""What `benchmarks/measure.py` measures; its registry names the functions.
+"""The measurements of `benchmarks/measure.py`, whose registry names the functions.
 
-A measurement says above it which options it takes; it reports and returns the exit code.
-Modules are imported as `benchmarks.measures...` only: `pipecat` would hide the library's name.
+A measurement's decorator lists its options; the function reports figures and returns the exit code.
+Modules are imported only as `benchmarks.measures...`: `pipecat` would hide the library's name.
 """

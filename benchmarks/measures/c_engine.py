@@ -1,7 +1,7 @@
-"""Another engine beside this one: github.com/gabriele-mastrapasqua/qwen3-tts, written in C.
+"""Measure another engine beside this one: github.com/gabriele-mastrapasqua/qwen3-tts, written in C.
 
 Both speak the same random checkpoint on the same cores, by turns. The C engine runs as its own
-program and reports its figures itself; it has to be built beforehand (`make blas`).
+program and reports its figures itself; it must be built beforehand (`make blas`).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.native import cpu_threads
 
-FORMS = {"stored": [], "int8": ["--int8"]}  # of weights, and the C engine's options for each
+FORMS = {"stored": [], "int8": ["--int8"]}  # form of weights -> the C engine's options
 REPORT = {
     "rtf": re.compile(r"^Audio: .*\(RTF ([\d.]+)\)", re.MULTILINE),
     "first_chunk_ms": re.compile(r"TTFA: ([\d.]+) ms"),
@@ -27,15 +27,23 @@ REPORT = {
 
 
 @common.takes(
-    common.option("--program", type=Path, default=Path("qwen_tts"), help="the C engine's program"),
-    common.option("--model", default="random-0.6b", help="random checkpoint that both speak"),
-    common.option("--weights", nargs="+", choices=FORMS, default=[*FORMS], help="forms to compare"),
-    common.option("--frames", type=int, default=40, help="frames of every speech, 80 ms each"),
-    common.count("--runs", 3, "speeches of each engine that are counted"),
+    common.option(
+        "--program", type=Path, default=Path("qwen_tts"), help="path of the C engine's program"
+    ),
+    common.option(
+        "--model", default="random-0.6b", help="built-in random checkpoint that both engines speak"
+    ),
+    common.option(
+        "--weights", nargs="+", choices=FORMS, default=[*FORMS], help="forms of weights to compare"
+    ),
+    common.option(
+        "--frames", type=int, default=40, help="length of every speech in frames of 80 ms"
+    ),
+    common.count("--runs", 3, "number of speeches of each engine whose figures count"),
     common.add_plain_options,
 )
 def c_engine(args: argparse.Namespace) -> int:
-    """Speak by turns with both engines; the result file is written after each form of weights."""
+    """Speak by turns with both engines; write the result file after each form of weights."""
     if not args.program.is_file():
         raise UsageError(f"There is no program {args.program}.", hint="Build it with `make blas`.")
     files = loading.resolve(args.model)
@@ -70,7 +78,7 @@ def c_engine(args: argparse.Namespace) -> int:
 
 
 def speak(program: Path, folder: Path, form: str, frames: int, threads: int) -> dict[str, float]:
-    """The figures that the C engine reports of one streamed speech."""
+    """Return the figures that the C engine reports of one streamed speech."""
     with tempfile.TemporaryDirectory() as output:
         words = ["-d", folder, "--text", common.TEXT, "--max-tokens", frames, "--seed", 1]
         words += ["--stream", "-j", threads, "-o", Path(output) / "speech.wav", *FORMS[form]]
@@ -88,7 +96,7 @@ def speak(program: Path, folder: Path, form: str, frames: int, threads: int) -> 
 
 
 def commit_of(program: Path) -> str:
-    """The commit of the C engine's sources beside the program; "unknown" without git."""
+    """Return the commit of the C engine's sources beside the program; "unknown" without git."""
     done = subprocess.run(
         ["git", "-C", str(program.resolve().parent), "rev-parse", "--short=12", "HEAD"],
         capture_output=True,

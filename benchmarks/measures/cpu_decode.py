@@ -1,6 +1,6 @@
-"""The CPU decoder against the memory and against PyTorch, by turns in one process.
+"""Compare the CPU decoder with the memory and with PyTorch, by turns in one process.
 
-A frame reads all weights, so memory sets a floor: bytes a frame over the bandwidth, which is
+A frame reads all weights, so memory sets a floor: a frame's bytes over the bandwidth, which is
 measured between the frames that are compared with it.
 """
 
@@ -35,15 +35,22 @@ AS_STORED = "stored"  # weights as the checkpoint has them
 
 
 @common.takes(
-    common.option("--models", nargs="+", default=["demo-voice"], help="models to decode"),
-    common.option("--weights", nargs="+", default=[AS_STORED], help="stored, int8, int8-rows, ..."),
-    common.option("--threads", type=options.at_least(1), help="of every decoder"),
-    common.count("--rounds", 15, "turns of every decoder"),
-    common.option("--without-torch", action="store_true", help="the native decoder alone"),
+    common.option("--models", nargs="+", default=["demo-voice"], help="models to decode with"),
+    common.option(
+        "--weights",
+        nargs="+",
+        default=[AS_STORED],
+        help="forms of weights to compare: stored, int8, int8-rows, ...",
+    ),
+    common.option(
+        "--threads", type=options.at_least(1), help="numbers of streams to decode at once"
+    ),
+    common.count("--rounds", 15, "number of turns that each decoder has"),
+    common.option("--without-torch", action="store_true", help="measure the native decoder only"),
     common.add_plain_options,
 )
 def cpu_decode(args: argparse.Namespace) -> int:
-    """Measure every model with every form of weights; the result file is written after each."""
+    """Measure every model with every form of weights; write the result file after each."""
     rows: list[dict[str, Any]] = []
     found = common.header() | {"settings": {"rounds": args.rounds}, "rows": rows}
     threads = args.threads or cpu_threads.available_cores()
@@ -58,14 +65,14 @@ def cpu_decode(args: argparse.Namespace) -> int:
 
 
 class Memory:
-    """More memory than caches hold, and threads that read it together."""
+    """A buffer larger than caches, and threads that read it together."""
 
     def __init__(self, num_threads: int):
         self._parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), num_threads)
         self._threads = ThreadPoolExecutor(num_threads)
 
     def gb_s(self) -> float:
-        """GB/s of one reading of all of it."""
+        """Return the GB/s of one reading of the whole buffer."""
         started = time.perf_counter()
         list(self._threads.map(np.max, self._parts))
         return READ_BYTES / (time.perf_counter() - started) / 1e9
@@ -74,7 +81,7 @@ class Memory:
 def compare(
     args: argparse.Namespace, memory: Memory, model: str, weights: str
 ) -> list[dict[str, Any]]:
-    """A row for each decoder and number of streams."""
+    """Return a row for each decoder and number of streams."""
     loaded = endless(loading.load(loading.resolve(model)))
     form = None if weights == AS_STORED else weights
     made = {"cpu": Made("cpu", loaded, form, max(SLOTS), args.threads)}
@@ -83,7 +90,7 @@ def compare(
     bandwidth: list[float] = []
     frames: dict[tuple[str, int], list[float]] = {}
     prompts: dict[tuple[str, int], list[float]] = {}
-    for turn in range(args.rounds + 1):  # the first is a warm-up
+    for turn in range(args.rounds + 1):  # the first turn is a warm-up
         bandwidth.append(memory.gb_s())
         for name, each in made.items():
             for length in PROMPTS:
@@ -143,7 +150,7 @@ def cpu_speech(args: argparse.Namespace) -> int:
 
 
 class Made:
-    """A decoder, what making it took, and its turns."""
+    """A decoder, the time and memory that making it took, and its turns."""
 
     def __init__(
         self,
@@ -167,7 +174,7 @@ class Made:
         self.decoder: FrameDecoder = make_decoder(loaded, chosen, sizes, form, threads)
         self.load_s = time.perf_counter() - started
         self.num_threads = self.decoder.num_threads or torch.get_num_threads()
-        # What a user waits for: PyTorch maps the file and reads it in its first frame.
+        # A user waits for this too: PyTorch maps the file and reads it in its first frame.
         self.decoder.prefill(0, self._prefill(PROMPTS[0], 500), Sampling(), seed=0, part=0)
         self.decoder.step([0], 1)
         self.first_frame_s = time.perf_counter() - started
@@ -176,14 +183,14 @@ class Made:
         self.private_mb = (private_bytes() - before - packed) / 1e6
 
     def prompt_ms(self, length: int, turn: int) -> float:
-        """Milliseconds of a prompt that begins as none before it did."""
+        """Return the milliseconds of a prompt that begins like none before it."""
         prefill = self._prefill(length, length + 1000 * (turn + 1))
         started = time.perf_counter()
         self.decoder.prefill(0, prefill, Sampling(), seed=turn, part=0)
         return 1000 * (time.perf_counter() - started)
 
     def frame_ms(self, num_streams: int) -> float:
-        """Milliseconds of one frame of so many streams, the second after their prompts."""
+        """Return the milliseconds of a frame of so many streams, the second after their prompts."""
         for slot in range(num_streams):
             self.decoder.prefill(
                 slot, self._prefill(PROMPTS[0], slot), Sampling(), seed=slot, part=0
@@ -193,7 +200,9 @@ class Made:
         result = self.decoder.step(range(num_streams), 1)
         spent = 1000 * (time.perf_counter() - started)
         if any(result.ended):
-            raise SystemExit("A stream ended; nothing was measured.")
+            raise SystemExit(
+                "A stream ended before the measured frame, so there is nothing to measure."
+            )
         return spent
 
     def _prefill(self, length: int, seed: int) -> Prefill:
@@ -205,7 +214,7 @@ class Made:
 
 
 def private_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Return this process's memory that no file backs."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
@@ -213,7 +222,7 @@ def private_bytes() -> int:
 
 
 def tell(row: dict[str, Any]) -> None:
-    """A line for a person who waits."""
+    """Print a line while the measurement goes on."""
     print(
         f"{row['model']:>12} {row['weights']:>8} {row['backend']:>5} {row['streams']} streams "
         f"{row['ms_per_frame']['p50']:8.2f} ms a frame, {row['times_the_floor']:.2f} times the "

@@ -1,7 +1,7 @@
-"""How long a text takes to its first sound and to its end.
+"""Measure how long a text takes to its first sound and to its end.
 
-Each measurement writes the result file after every row, so that what was measured stays if the
-time is up.
+Each measurement writes the result file after every row, so that finished rows remain if the time is
+up.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = workload.PROMPTS[0]
-# As seed A's table has them (docs/ledger.md, row A18): its short and its medium text, and of its
-# long one, a quotation from a novel, the length.
+# As in the table of docs/ledger.md, row A18: its short and its medium text, and, of its long one, a
+# quotation from a novel, the length.
 TEXTS = {
     "short": "Hello world.",
     "medium": "The quick brown fox jumps over the lazy dog near the riverbank.",
@@ -39,14 +39,16 @@ FIRST_PACKETS = (1, 3, None)  # frames; None: the whole speech in one piece
 
 
 @common.takes(
-    options.add_model_options, common.count("--runs", 20, "how often each stage is measured")
+    options.add_model_options,
+    common.count("--runs", 20, "number of times that each stage is measured"),
 )
 def first_sound(args: argparse.Namespace) -> int:
-    """From a text to its first sound, stage by stage and as a whole, and the first request of all.
+    """Measure the way from a text to its first sound, stage by stage and as a whole, and the very
+    first request.
 
-    Stages are measured on the engine's own parts, each waited for by itself; `first_chunk` is what
-    a caller of the engine sees. Rows named `request 1 cold` and `request 10` tell what warm-up is
-    worth.
+    Stages are measured on the engine's own parts, and each is waited for by itself; `first_chunk`
+    is what a caller of the engine sees. The rows `request 1 cold` and `request 10` show what
+    warm-up is worth.
     """
     loaded = loading.load(loading.resolve(args.model or "random-0.6b"))
     settings = {"backend": args.backend, "device": args.device, "dtype": args.dtype}
@@ -76,7 +78,7 @@ def first_sound(args: argparse.Namespace) -> int:
 
 
 def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
-    """Milliseconds of `work` on the engine's thread, the device's part included."""
+    """Return the milliseconds of `work` on the engine's thread, the device's part included."""
 
     def once() -> float:
         started = time.perf_counter()
@@ -89,7 +91,7 @@ def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
-    """Milliseconds of one stage after the other, `repeats` times each."""
+    """Return the milliseconds of one stage after the other, `repeats` times each."""
     parts = tts._loop.stages
     request = SpeechRequest(TEXT, voice=tts.default_voice)
     ids = tts._tokenizer.encode(TEXT)
@@ -129,10 +131,10 @@ def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
 
 
 def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
-    """Milliseconds from the call to the first chunk, one request after another.
+    """Return the milliseconds from the call to the first chunk, one request after another.
 
-    Each is read to its end: one that is only closed leaves a step, and perhaps a chunk, in the way
-    of the next.
+    Each request is read to its end: if it were only closed, a step, and perhaps a chunk, would
+    still be in the way of the next.
     """
     found = []
     for index in range(repeats):
@@ -147,16 +149,16 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 
 @common.takes(
     options.add_model_options,
-    common.count("--runs", 5, "runs that are counted"),
-    common.option("--max-frames", type=int, default=400, help="length of a speech at most"),
+    common.count("--runs", 5, "number of runs whose figures count"),
+    common.option("--max-frames", type=int, default=400, help="longest speech, in frames"),
 )
 def texts(args: argparse.Namespace) -> int:
-    """Short, medium and long texts: load time, memory, time a step, first packet of 1 and of 3
-    frames, and the whole in one piece.
+    """Measure short, medium and long texts: load time, memory, time per step, first packet of 1 and
+    of 3 frames, and the whole in one piece.
 
-    The tables that the systems of docs/ledger.md publish of themselves, on one machine; with
-    `espeak-ng` installed, what the system's own voice takes for the same texts. Half precision by
-    part is a run of its own, with --dtype, for its memory is its own.
+    These are the tables that the systems of docs/ledger.md publish, on one machine. If `espeak-ng`
+    is installed, the system's own voice speaks the same texts. Half precision by part takes a run
+    of its own, with --dtype, because its memory is its own.
     """
     with common.timed_engine(args) as (tts, load_s):
         rows: list[dict[str, Any]] = []
@@ -192,7 +194,7 @@ def texts(args: argparse.Namespace) -> int:
 def speak(
     tts: TTSEngine, args: argparse.Namespace, text: str, first: int | None, index: int
 ) -> dict[str, float]:
-    """One utterance, read as it comes: after `first` frames, or in one piece."""
+    """Speak one utterance and read it as it comes: after `first` frames, or in one piece."""
     chunks_of = {"first_chunk_frames": args.max_frames, "chunk_frames": args.max_frames}
     stream = tts.stream(
         text,
@@ -218,7 +220,7 @@ def speak(
 
 
 def system_voice(text: str, runs: int) -> dict[str, Any] | None:
-    """First bytes and end of `espeak-ng --stdout`, process start included; None without it."""
+    """Time first bytes and end of `espeak-ng --stdout`, process start included; None without it."""
     program = shutil.which("espeak-ng")
     if program is None:
         return None
@@ -226,11 +228,11 @@ def system_voice(text: str, runs: int) -> dict[str, Any] | None:
     for _ in range(runs):
         started = time.perf_counter()
         with subprocess.Popen([program, "--stdout", text], stdout=subprocess.PIPE) as process:
-            head = process.stdout.read(1024)  # behind the header there is sound
+            head = process.stdout.read(1024)  # sound follows the header
             first.append(1000 * (time.perf_counter() - started))
             num_bytes = len(head) + len(process.stdout.read())
         total.append(1000 * (time.perf_counter() - started))
-        (rate,) = struct.unpack_from("<I", head, 24)  # of 16-bit mono behind 44 bytes
+        (rate,) = struct.unpack_from("<I", head, 24)  # of 16-bit mono after 44 bytes
         audio.append((num_bytes - 44) / 2 / rate)
     found = {
         "first_chunk_ms": first,

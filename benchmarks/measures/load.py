@@ -1,4 +1,4 @@
-"""Engines and servers under load: many listeners of an engine, and what the server adds to it."""
+"""Measure engines and servers under load: an engine's many listeners, and what the server adds."""
 
 import argparse
 import asyncio
@@ -31,15 +31,15 @@ LIMITS = {  # figure -> (which of its numbers, at most)
     "underruns_added": ("max", 0.0),
 }
 METRICS = {
-    "first_byte_overhead_ms": "request sent to first byte, less the engine's own first chunk",
-    "chunk_overhead_ms": "engine's chunk to its last byte at the client, --streams at once",
-    "crowd_chunk_overhead_ms": "the same, --crowd at once",
-    "underruns_added": "of each of the --crowd: gaps a player hears, less the engine's own",
-    "real_first_byte_overhead_ms": "first byte, over the engine of --model",
+    "first_byte_overhead_ms": "request to first byte, less the engine's time to a chunk",
+    "chunk_overhead_ms": "engine's chunk to its last byte at the client, of --streams",
+    "crowd_chunk_overhead_ms": "engine's chunk to its last byte at the client, of --crowd",
+    "underruns_added": "interruptions of each of --crowd, less those of the engine",
+    "real_first_byte_overhead_ms": "request to first byte, less the time of --model's engine",
 }
 TEXT = "Your table for two is ready."
-FEW_FRAMES = 3  # of a request that is only about its first byte
-RAMP_S = 1.0  # in which a crowd arrives
+FEW_FRAMES = 3  # of a request of which only the first byte counts
+RAMP_S = 1.0  # a crowd arrives within this time
 
 
 # ---- an engine and its listeners -----------------------------------------------------------------
@@ -48,21 +48,35 @@ RAMP_S = 1.0  # in which a crowd arrives
 @common.takes(
     options.add_model_options,
     common.option(
-        "--rps", type=workload.numbers(float), default=[], help="requests a second: 1,10,20"
+        "--rps",
+        type=workload.numbers(float),
+        default=[],
+        help="rates of requests per second, separated by commas: 1,10,20",
     ),
     common.option(
-        "--listeners", type=workload.numbers(int), default=[], help="listeners at once: 8,16"
+        "--listeners",
+        type=workload.numbers(int),
+        default=[],
+        help="numbers of listeners at once, separated by commas: 8,16",
     ),
-    common.option("--duration", type=options.positive, default=60.0, help="seconds of each load"),
-    common.option("--streams", type=int, default=64, help="slots of the engine"),
+    common.option(
+        "--duration", type=options.positive, default=60.0, help="seconds that each load lasts"
+    ),
+    common.option("--streams", type=int, default=64, help="number of slots of the engine"),
     common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
-    common.option("--max-frames", type=int, help="cut longer requests"),
     common.option(
-        "--busy", nargs="+", type=int, default=[0], help="busy programs beside the engine: 0 2"
+        "--max-frames", type=int, help="longest speech in frames; longer requests are cut"
+    ),
+    common.option(
+        "--busy",
+        nargs="+",
+        type=int,
+        default=[0],
+        help="numbers of busy programs to run beside the engine: 0 2",
     ),
 )
 def open_loop(args: argparse.Namespace) -> int:
-    """Requests that come when they like (--rps), or listeners who play one speech after another
+    """Serve requests that arrive at random (--rps), or listeners who play one speech after another
     (--listeners).
 
     Lengths are drawn (load_test/workload.py), so the end token is masked: its row of the codec head
@@ -72,7 +86,7 @@ def open_loop(args: argparse.Namespace) -> int:
     result file is written after each load.
     """
     if not args.rps and not args.listeners:
-        raise UsageError("There is no load.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
+        raise UsageError("No load is given.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
     name = args.model or "random-0.6b"
     loaded = endless(loading.load(loading.resolve(name)))
     rows = []
@@ -116,12 +130,12 @@ class Played:
     num_frames: int
 
     def underruns(self, buffer_ms: float) -> int:
-        """Times a player runs dry."""
+        """Return how often a player with this buffer runs dry."""
         return len(audio.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
 
 
 def endless(loaded: loading.Checkpoint) -> loading.Checkpoint:
-    """The same without an end token within reach of sampling."""
+    """Return the same checkpoint with the end token out of reach of sampling."""
     head = loaded.talker["codec_head.weight"].clone()
     head[loaded.config.talker.codec_eos_id] = 0
     return replace(loaded, talker=loaded.talker | {"codec_head.weight": head})
@@ -130,7 +144,7 @@ def endless(loaded: loading.Checkpoint) -> loading.Checkpoint:
 async def speak(
     tts: TTSEngine, args: argparse.Namespace, index: int, planned: float, *, paced: bool
 ) -> Played:
-    """Request number `index`, read to its end."""
+    """Send request number `index` and read it to its end."""
     times: list[float] = []
     durations: list[float] = []
     started = time.perf_counter()
@@ -153,7 +167,7 @@ async def speak(
 
 
 async def at_random_times(tts: TTSEngine, args: argparse.Namespace, rps: float) -> list[Played]:
-    """Requests at their planned times, whether or not earlier ones are done."""
+    """Send requests at their planned times, whether or not earlier ones have ended."""
     begin, tasks = time.perf_counter() + 0.05, []
     for index, at in enumerate(workload.arrivals(args.seed, rps, args.duration)):
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
@@ -162,7 +176,7 @@ async def at_random_times(tts: TTSEngine, args: argparse.Namespace, rps: float) 
 
 
 async def listen(tts: TTSEngine, args: argparse.Namespace, listeners: int) -> list[Played]:
-    """So many listeners, each with the next request as soon as the last has been played."""
+    """Serve so many listeners; each sends a request as soon as the last one has been played."""
     heard: list[Played] = []
     end = time.perf_counter() + args.duration
 
@@ -179,7 +193,7 @@ async def listen(tts: TTSEngine, args: argparse.Namespace, listeners: int) -> li
 
 
 def row(load_name: str, value: float, heard: list[Played], seconds: float) -> dict[str, Any]:
-    """Figures of one load."""
+    """Return the figures of one load."""
     frames = sum(each.num_frames for each in heard)
     audio_s = sum(sum(each.chunk_audio_ms) for each in heard) / 1000
     first = [each.chunk_ms[0] - each.sent_ms for each in heard]
@@ -204,34 +218,39 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
 
 @common.takes(
     common.add_plain_options,
-    common.count("--requests", 200, "requests one after the other"),
-    common.count("--streams", 32, "streams at once, for the chunks"),
-    common.count("--crowd", 200, "streams at once, for the gaps"),
-    common.option("--rtf", type=options.positive, default=0.4, help="pace of the engine"),
-    common.count("--frames", 125, "frames of a speech, 80 ms each"),
-    common.option("--model", help="measure the first byte over this engine too"),
+    common.count("--requests", 200, "number of requests that follow one another"),
+    common.count("--streams", 32, "number of streams at once, to time their chunks"),
+    common.count("--crowd", 200, "number of streams at once, to count interruptions"),
+    common.option(
+        "--rtf",
+        type=options.positive,
+        default=0.4,
+        help="real-time factor of the engine with a fixed pace",
+    ),
+    common.count("--frames", 125, "length of a speech in frames of 80 ms"),
+    common.option("--model", help="model of a real engine, whose first byte is measured too"),
 )
 def server(args: argparse.Namespace) -> int:
-    """What the HTTP server adds to the engine, held against the limits.
+    """Measure what the HTTP server adds to the engine, and compare it with the limits.
 
     The server runs in a process of its own, on loopback. Most of it is measured with an engine of
-    fixed pace whose chunks say when they were handed over (paced_engine.py); `--model` adds the
-    first byte over a real engine, whose own time the server reports.
+    fixed pace whose chunks carry the time at which the engine delivered them (paced_engine.py);
+    `--model` adds the first byte with a real engine, whose own time the server reports.
     """
     from qwen_megakernel.server.service import freeze_garbage_collector
 
-    freeze_garbage_collector()  # a pause of ours would count as one of the server's
+    freeze_garbage_collector()  # a pause of this process would count as one of the server's
     settings = ("requests", "streams", "crowd", "rtf", "frames", "model")
     return common.hold_against(LIMITS, args, settings, METRICS, asyncio.run(measure(args)))
 
 
 def serve_paced(pipe: Connection, rtf: float, speech_frames: int, num_slots: int) -> None:
-    """A server over the paced engine; sends its port."""
+    """Run a server with the paced engine; send its port."""
     _serve(pipe, PacedEngine(rtf, speech_frames=speech_frames, num_slots=num_slots))
 
 
 def serve_model(pipe: Connection, model: str) -> None:
-    """A server over a real engine; sends its port."""
+    """Run a server with a real engine; send its port."""
     _serve(pipe, TTSEngine.from_pretrained(model))
 
 
@@ -249,7 +268,7 @@ def _serve(pipe: Connection, engine: Any) -> None:
 
 
 class Server:
-    """A server in a process of its own; use it in a `with` block."""
+    """A server in a process of its own, for a `with` block."""
 
     def __init__(self, target: Any, *arguments: Any):
         context = multiprocessing.get_context("spawn")
@@ -266,7 +285,7 @@ class Server:
 
 
 def chunks_of(heard: "Heard") -> Iterator[tuple[float, float, float]]:
-    """Of each chunk of the paced engine: handed over and arrived, in s, and its length in ms."""
+    """Yield the paced engine's chunks: seconds of delivery and arrival, milliseconds of sound."""
     data = b"".join(heard.pieces)
     ends, total = [], 0
     for piece in heard.pieces:
@@ -282,13 +301,13 @@ def chunks_of(heard: "Heard") -> Iterator[tuple[float, float, float]]:
 
 
 async def one_by_one(url: str, num_requests: int) -> list[float]:
-    """First byte over the engine, of requests made one after the other; in ms."""
+    """Return the server's part of the first byte in ms, for requests that follow one another."""
     from benchmarks.load_test.speech_client import SpeechClient
 
     found = []
     body = {"response_format": "pcm", "max_new_tokens": FEW_FRAMES + 1}
     async with SpeechClient(url, body, None, 60) as client:
-        for index in range(num_requests + 3):  # the first connect, import and warm up
+        for index in range(num_requests + 3):  # the first requests connect, import and warm up
             heard = await client.speak(TEXT, time.perf_counter())
             assert heard.error is None, heard.error
             facts = await client.facts(heard.request_id)
@@ -299,7 +318,7 @@ async def one_by_one(url: str, num_requests: int) -> list[float]:
 
 
 async def together(url: str, num_streams: int) -> tuple[list[float], list[float]]:
-    """Chunk overheads in ms, and underruns added for each stream, of streams side by side."""
+    """Return chunk overheads in ms, and each stream's added underruns, of streams side by side."""
     from benchmarks.load_test.speech_client import SpeechClient
 
     overheads, added = [], []
@@ -322,11 +341,11 @@ async def together(url: str, num_streams: int) -> tuple[list[float], list[float]
 
 
 async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Every figure's values."""
+    """Return the values of every figure."""
     found: dict[str, list[float]] = {}
     with Server(serve_paced, args.rtf, args.frames, args.crowd) as url:
         found["first_byte_overhead_ms"] = await one_by_one(url, args.requests)
-        await together(url, args.streams)  # not counted: connections, imports
+        await together(url, args.streams)  # connects and imports; its figures do not count
         found["chunk_overhead_ms"], _ = await together(url, args.streams)
         crowd = await together(url, args.crowd)
         found["crowd_chunk_overhead_ms"], found["underruns_added"] = crowd

@@ -1,6 +1,7 @@
-"""An engine without a model: a thread that hands out silence in the engine's chunks, at a pace.
+"""An engine without a model: a thread that delivers silence in the engine's chunks, at a fixed
+pace.
 
-What a service or a server adds is measured with it: every chunk says when it was handed over.
+It measures what a service or a server adds: every chunk carries the time of its delivery.
 """
 
 import threading
@@ -21,7 +22,7 @@ _STAMP_SAMPLES = 4  # nanoseconds in 64 bits
 
 
 def handed_over(pcm: bytes) -> float:
-    """When the chunk that begins with these bytes was handed over: `time.perf_counter()` seconds.
+    """Return when the chunk that begins with these bytes was delivered, in `time.perf_counter()`.
 
     On Linux that clock is one for all processes.
     """
@@ -29,7 +30,7 @@ def handed_over(pcm: bytes) -> float:
 
 
 class PacedText:
-    """Takes text and makes nothing of it."""
+    """A tokenizer that accepts text and ignores it."""
 
     def feed(self, piece: str) -> list[int]:
         """No ids."""
@@ -41,12 +42,12 @@ class PacedText:
 
 
 class PacedEngine:
-    """Delivers chunks from a thread, in the engine's sizes.
+    """An engine that delivers chunks from a thread, in the real engine's sizes.
 
     Args:
-        rtf: seconds to make a second of audio.
+        rtf: seconds that it takes to make a second of audio.
         speech_frames: length of every utterance, whatever its text; requests may ask for less.
-        num_slots: told to whoever asks; every stream is spoken at once.
+        num_slots: the number that it reports; it speaks every stream at once.
     """
 
     def __init__(self, rtf: float, *, speech_frames: int = 40, num_slots: int = 1):
@@ -72,7 +73,7 @@ class PacedEngine:
         max_frames: int | None = None,
         **_: Any,
     ) -> SpeechStream:
-        """A request; of its options only the numbers of frames count."""
+        """Start a request; of its options only the numbers of frames count."""
         request = SpeechRequest(
             text=text,
             chunk_frames=chunk_frames,
@@ -85,7 +86,7 @@ class PacedEngine:
         return SpeechStream(state, self, PacedText())
 
     def find_voice(self, voice: None) -> None:
-        """Nobody."""
+        """Return no voice, whichever is asked for."""
 
     def close(self) -> None:
         """Stop the thread."""
@@ -119,4 +120,4 @@ class PacedEngine:
 
 
 def _nothing() -> None:
-    """The thread looks every millisecond, asked or not."""
+    """Do nothing: the thread looks every millisecond anyway."""

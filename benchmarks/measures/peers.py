@@ -1,7 +1,8 @@
-"""One checkpoint, several decoders, one table: our backends and, where installed, the official one.
+"""Compare decoders on one checkpoint: every backend and, where installed, the official package.
 
-Whole frames of one stream after the same prompt length, sampled, in one process on one device. The
-official package generates through transformers, as it is used; its figure holds its prompt too.
+Each decodes whole frames of one stream after the same prompt length, sampled, in one process on one
+device. The official package generates through transformers, as its users do; its figure includes
+its prompt.
 """
 
 import argparse
@@ -28,10 +29,11 @@ TEXT = "Hello there, how are you today?"
 
 
 @common.takes(
-    options.add_model_options, common.count("--frames", 80, "frames that each decoder makes")
+    options.add_model_options,
+    common.count("--frames", 80, "number of frames that each decoder makes"),
 )
 def peers(args: argparse.Namespace) -> int:
-    """Measure what can run here and report; the result file is written after each system."""
+    """Measure every system that can run here; write the result file after each."""
     loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
     has_gpu = torch.cuda.is_available()
     device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
@@ -61,7 +63,7 @@ def peers(args: argparse.Namespace) -> int:
 
     names = ("kernel", "graph", "torch") if device.type == "cuda" else ("cpu", "graph", "torch")
     for name in names:
-        # The CPU's native code has one dtype to compute in, whatever the weights are stored in.
+        # The CPU's native code computes in one dtype, whatever the weights are stored in.
         its = torch.float32 if name == "cpu" else dtype
         add(
             name,
@@ -82,7 +84,7 @@ def peers(args: argparse.Namespace) -> int:
 
 
 def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -> list[float]:
-    """Milliseconds a frame of every step, the first few left out."""
+    """Return the milliseconds per frame of every step, the first few left out."""
     decoder = make_decoder(
         loaded,
         backend,
@@ -107,12 +109,14 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
         result = decoder.step([0], FRAMES_PER_STEP)
         times.append(1000 * (time.perf_counter() - started) / FRAMES_PER_STEP)
         if result.ended[0]:
-            raise SystemExit("The stream ended; nothing was measured.")
+            raise SystemExit(
+                "The stream ended before the measured frames, so there is nothing to measure."
+            )
     return times[2:]
 
 
 def official_ms(loaded: Any, device: torch.device, dtype: torch.dtype, frames: int) -> list[float]:
-    """Milliseconds a frame of the official package; raises MissingPackageError without it."""
+    """Return the official package's milliseconds per frame; raises without that package."""
     model = official.load(loaded.files.folder, dtype)
     model.model.to(device)
     head = model.model.talker.codec_head.weight

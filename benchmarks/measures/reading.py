@@ -1,4 +1,5 @@
-"""What reading a text in words costs, and what the first sound of a speech has of it.
+"""Measure what reading numbers and signs as words costs, and how much of that the first sound
+takes.
 
 Each text is cut to 300 characters. `normalize` off is compared with on for a text without
 expressions, by turns, so that both meet the same machine.
@@ -28,10 +29,10 @@ METRICS = {
     "expressions_ms": "300 characters full of dates, times, money and Markdown",
     "numbers_ms": "300 characters of numbers alone",
     "plain_ms": "300 characters without an expression",
-    "by_character_ms": "the first of these texts, a character at a time",
+    "by_character_ms": "the first of these texts, one character at a time",
     "lexicon_ms": f"the same, whole, with a lexicon of {MAX_ENTRIES} entries",
-    "first_chunk_off_ms": "first samples of a speech, normalize off",
-    "first_chunk_on_ms": "the same text, without an expression, normalize on",
+    "first_chunk_off_ms": "first samples of a speech with normalize off",
+    "first_chunk_on_ms": "first samples of the same text, without an expression, with normalize on",
 }
 LIMITS: dict[str, Any] = {
     **{f"{name}_ms": ("p50", 5.0) for name in ("expressions", "numbers", "plain", "lexicon")}
@@ -40,11 +41,11 @@ LIMITS: dict[str, Any] = {
 
 @common.takes(
     options.add_model_options,
-    common.count("--runs", 50, "runs that are counted"),
-    common.count("--warmup", 5, "runs before, which are not counted", least=0),
+    common.count("--runs", 50, "number of runs whose figures count"),
+    common.count("--warmup", 5, "number of runs before them, whose figures do not count", least=0),
 )
 def reading(args: argparse.Namespace) -> int:
-    """Measure and report; 1 when a limit is missed."""
+    """Measure and report; return 1 when a limit is missed."""
     lexicon = Lexicon(Entry(f"word{number} x", "y") for number in range(MAX_ENTRIES))
     made = Reading()
 

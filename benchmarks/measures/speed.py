@@ -1,4 +1,4 @@
-"""How fast one engine is and what it takes: speeches, streams side by side, memory, operations."""
+"""Measure one engine's speed and memory: speeches, streams side by side, memory, operations."""
 
 import argparse
 import time
@@ -17,7 +17,7 @@ from qwen_megakernel.decoders.backends import Backend, default_dtype, make_decod
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill, Sampling
 
-# The figures of `common.METRICS` that a measurement of single speeches shows.
+# The figures of `common.METRICS` that each measurement of single speeches shows.
 SHOWN = {
     "ttfc": ["first_frame_ms", "first_chunk_ms", "first_audible_ms", "leading_silence_ms"],
     "rtf": ["rtf", "total_ms", "audio_s", "max_gap_ms", "underruns", "underruns_100ms"],
@@ -33,7 +33,7 @@ PROFILED_FRAMES, PROFILED_ROWS = 4, 12
 
 @common.takes(common.add_arguments)
 def speech(args: argparse.Namespace) -> int:
-    """One speech after another; the figures of `SHOWN`."""
+    """Speak one speech after another; report the figures of `SHOWN`."""
     found = common.measure(args)
     common.print_table(found, SHOWN[args.name])
     common.write_json(args.json, found)
@@ -44,9 +44,9 @@ def speech(args: argparse.Namespace) -> int:
 # ---- streams side by side ------------------------------------------------------------------------
 
 
-@common.takes(common.add_arguments, common.count("--streams", 8, "speeches at once"))
+@common.takes(common.add_arguments, common.count("--streams", 8, "number of speeches at once"))
 def streams(args: argparse.Namespace) -> int:
-    """Many streams at once: aggregate speed, and what the engine itself costs a frame."""
+    """Speak many streams at once: aggregate speed, and what the engine itself costs per frame."""
     with options.engine_from_args(args, num_slots=args.streams) as tts:
         runs = common.repeat(args, lambda index: speak_together(tts, args, index))
         found = common.result(tts, runs, {"text": args.text, "streams": args.streams})
@@ -86,12 +86,15 @@ def speak_together(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict
 
 @common.takes(
     options.add_model_options,
-    common.option("--streams", type=int, default=1, help="slots of the engine, all spoken on"),
-    common.option("--max-frames", type=int, default=20, help="length of each speech"),
+    common.option(
+        "--streams", type=int, default=1, help="number of slots of the engine; each of them speaks"
+    ),
+    common.option("--max-frames", type=int, default=20, help="length of each speech in frames"),
 )
 def memory(args: argparse.Namespace) -> int:
-    """Load time, and the most memory that an engine of so many slots takes; it is the process's
-    only engine, so that the peak is its own."""
+    """Measure load time, and the most memory that an engine of so many slots takes. It is the only
+    engine of the process, so that the peak is its own.
+    """
     with common.timed_engine(args, num_slots=args.streams) as (tts, load_s):
         streams = [
             tts.stream("Hello.", voice=tts.default_voice, seed=index, max_frames=args.max_frames)
@@ -114,9 +117,9 @@ def memory(args: argparse.Namespace) -> int:
 
 @common.takes(partial(common.add_arguments, runs=3, warmup=1))
 def bandwidth(args: argparse.Namespace) -> int:
-    """Decoding against the memory: weights read a frame, at what part of the measured bandwidth."""
+    """Compare decoding with the memory: bytes read per frame over the measured bandwidth."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        # Its own thread, which ends: an OpenMP pool left behind here would slow the engine's.
+        # A thread of its own, which ends: an OpenMP pool left behind here would slow the engine's.
         measured = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
     with options.engine_from_args(args) as tts:
         runs = common.repeat(args, lambda index: common.run_once(tts, args, index))
@@ -141,7 +144,7 @@ def bandwidth(args: argparse.Namespace) -> int:
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """GB/s of the best of several sums over memory that no cache holds."""
+    """Return the GB/s of the best of several sums over memory that no cache holds."""
     data = torch.zeros(READ_BYTES // 8, dtype=torch.int64, device=device)
     best = float("inf")
     for _ in range(NUM_READS):
@@ -159,7 +162,7 @@ def read_bandwidth(device: torch.device) -> float:
     options.add_verbosity,
 )
 def profile(args: argparse.Namespace) -> int:
-    """Where a frame of the plain decoder goes: share of each torch operation, how many calls."""
+    """Profile a frame of the plain decoder: share and number of calls of each torch operation."""
     loaded = loading.load(loading.resolve(args.model))
     device = torch.device("cpu")
     backend = Backend("torch", device, "")
@@ -173,7 +176,7 @@ def profile(args: argparse.Namespace) -> int:
     rows = torch.randn(PROFILED_ROWS + 1, hidden).to(dtype)
     prefill = Prefill(rows[:-1], rows[:0], rows[-1])
     decoder.prefill(0, prefill, Sampling(), seed=0, part=0)
-    decoder.step([0], PROFILED_FRAMES)  # the first pass brings the weights into memory
+    decoder.step([0], PROFILED_FRAMES)  # the first pass reads the weights into memory
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         decoder.step([0], PROFILED_FRAMES)
     events = [event for event in profiler.key_averages() if event.self_cpu_time_total > 0]

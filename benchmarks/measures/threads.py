@@ -1,7 +1,8 @@
-"""How many threads should compute on a CPU, and how they should wait: alone and beside others.
+"""Measure how many threads should compute on a CPU, and how they should wait, alone and beside
+others.
 
-Every case is a process of its own, `measure.py e2e` with `--threads`: OpenMP reads how to wait when
-it is loaded. Busy programs are Python loops at the same priority.
+Every case is a process of its own, `measure.py e2e` with `--threads`, because OpenMP reads how to
+wait when it is loaded. Busy programs are Python loops at the same priority.
 """
 
 import argparse
@@ -22,27 +23,33 @@ from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.native import cpu_threads
 
 WAITING = {
-    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},  # as every command of this project sets it
-    # libgomp's own default (300,000 turns of a loop, then sleep), which PyTorch alone would have.
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},  # every command of this project sets this
+    # This is libgomp's own default (300,000 turns of a loop, then sleep), which PyTorch alone has.
     "busy": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "300000"},
 }
 BACKENDS = ("cpu", "torch")
-NATIVE = "native"  # how the threads of backend cpu wait: in their own way (csrc/cpu/pool.h)
+NATIVE = "native"  # the threads of backend cpu wait in their own way (csrc/cpu/pool.h)
 FIGURES = ("first_chunk_ms", "rtf", "decode_ms_per_frame", "underruns_100ms")
 
 
 @common.takes(
     common.option("--models", nargs="+", default=["demo-voice"], help="models to speak with"),
     common.option(
-        "--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS), help="what decodes"
+        "--backend",
+        nargs="+",
+        choices=BACKENDS,
+        default=list(BACKENDS),
+        help="backends to decode with",
     ),
-    common.option("--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of busy loops"),
-    common.count("--runs", 5, "speeches of each case that are counted"),
-    common.option("--max-frames", type=int, help="length of a speech at most"),
+    common.option(
+        "--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of busy loops to run beside"
+    ),
+    common.count("--runs", 5, "number of speeches of each case whose figures count"),
+    common.option("--max-frames", type=int, help="longest speech in frames"),
     common.add_plain_options,
 )
 def threads(args: argparse.Namespace) -> int:
-    """Measure every case and report; the result file is written after each."""
+    """Measure every case and report; write the result file after each."""
     rows: list[dict[str, Any]] = []
     found = common.header() | {"settings": {"runs": args.runs, "max_frames": args.max_frames}}
     print(f"{'model':>12} {'backend':>7} {'busy':>4} {'threads':>7} {'waiting':>8}")
@@ -65,7 +72,7 @@ def threads(args: argparse.Namespace) -> int:
 
 
 def ways(backend: str) -> Iterator[tuple[int, str]]:
-    """Each number of threads, and how they wait for each other; one thread never does."""
+    """Yield each number of threads, and how they wait for each other; one thread never does."""
     for num_threads in range(1, cpu_threads.available_cores() + 1):
         waiting = [NATIVE] if backend == "cpu" else list(WAITING)
         for how in waiting if num_threads > 1 else waiting[:1]:
@@ -74,7 +81,7 @@ def ways(backend: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many programs that never rest."""
+    """Run so many programs that never rest, while the block runs."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -85,11 +92,11 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def speak(args: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one case, from a process of its own."""
+    """Return the figures of one case, from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         words = ["e2e", "--runs", args.runs, "--warmup", 1, "--quiet", "--json", result]
-        words += ["--idle", 0]  # the busy loops of this case would keep it waiting
+        words += ["--idle", 0]  # the busy loops of this case would make it wait
         for name in ("model", "backend", "threads"):
             words += [f"--{name}", case[name]]
         if args.max_frames:

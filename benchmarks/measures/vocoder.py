@@ -1,9 +1,9 @@
-"""The vocoders of one checkpoint on a CPU: milliseconds a frame, by turns with decoding.
+"""Time the vocoders of one checkpoint on a CPU: milliseconds per frame, by turns with decoding.
 
-"direct" is the native one without transforms along time. The frames of every chunk are drawn before
-it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is read
-between the rounds. After PyTorch the others wait: its threads spin for milliseconds on the cores
-that they want.
+"direct" is the native vocoder without transforms along time. The frames of every chunk are drawn
+before it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is
+read between the rounds. After PyTorch the others wait, because PyTorch's threads spin for
+milliseconds on the cores that the others need.
 """
 
 import argparse
@@ -26,12 +26,14 @@ REST_SECONDS = 0.02
 
 @common.takes(
     options.add_model_options,
-    common.option("--chunks", nargs="+", type=int, default=[1, 4, 8], help="frames of a chunk"),
-    common.count("--streams", 1, "streams that share each chunk"),
-    common.count("--runs", 15, "chunks of each length that are counted"),
+    common.option(
+        "--chunks", nargs="+", type=int, default=[1, 4, 8], help="numbers of frames in a chunk"
+    ),
+    common.count("--streams", 1, "number of streams that share each chunk"),
+    common.count("--runs", 15, "number of chunks of each length whose figures count"),
 )
 def vocoders(args: argparse.Namespace) -> int:
-    """Measure all of them and report."""
+    """Measure all vocoders and report."""
     loaded = endless(loading.load(loading.resolve(args.model or "random-0.6b")))
     num_threads = args.threads or cpu_threads.available_cores()
     cpu_threads.limit_this_thread(num_threads)

@@ -1,7 +1,7 @@
-"""What cloning costs: a recording's x-vector, its codes, and asking for them again.
+"""Measure what cloning costs: a recording's x-vector, its codes, and using a remembered recording.
 
 The default model has the released shapes and random weights; only the Base checkpoint's encoders
-are used, on the CPU. Processor time is told beside wall time, which other work on the machine
+run, on the CPU. Processor time is reported beside wall time, which other work on the machine
 stretches.
 """
 
@@ -33,10 +33,12 @@ METRICS = {
 
 @common.takes(
     common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
-    common.option("--seconds", type=options.positive, default=10.0, help="length of the recording"),
-    common.count("--threads", 2, "threads of PyTorch"),
-    common.count("--runs", 5, "runs that are counted"),
-    common.count("--warmup", 2, "runs before, which are not counted", least=0),
+    common.option(
+        "--seconds", type=options.positive, default=10.0, help="length of the recording in seconds"
+    ),
+    common.count("--threads", 2, "number of PyTorch threads"),
+    common.count("--runs", 5, "number of runs whose figures count"),
+    common.count("--warmup", 2, "number of runs before them, whose figures do not count", least=0),
     options.add_verbosity,
 )
 def voices(args: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def voices(args: argparse.Namespace) -> int:
         "settings": {
             "seconds": args.seconds,
             "warmup": args.warmup,
-            # On a busy machine threads that wait actively take the time they wait for.
+            # On a busy machine, threads that wait actively take the time that they wait for.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
         },
         "peak_memory_mb": common.peak_memory_mb(),
@@ -67,14 +69,14 @@ def voices(args: argparse.Namespace) -> int:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Milliseconds of wall time, and of processor time, that `work` takes."""
+    """Return the milliseconds of wall time, and of processor time, that `work` takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)
 
 
 def run_once(voices: VoiceLibrary, seconds: float, index: int) -> dict[str, float]:
-    """Clone from a new recording, then ask again."""
+    """Clone from a new recording, then ask for the same voice again."""
     generator = np.random.default_rng(index)
     samples = 0.1 * generator.standard_normal(round(seconds * RATE)).astype(np.float32)
     text = "word " * round(TRANSCRIPT_WORDS_PER_SECOND * seconds)

@@ -7,7 +7,7 @@
 
 namespace qwen_tts {
 
-// sin(r)^2 = u * Q(u), u = r^2, |r| <= pi / 2, to 6e-9 (a minimax fit).
+// sin(r)^2 = u * Q(u) with u = r^2 and |r| <= pi / 2; the error is below 6e-9 (a minimax fit).
 constexpr float kSineSquared[] = {0.999999849f,    -0.333332138f,  0.044441287f,
                                   -0.00317075938f, 0.00013871417f, -3.54044613e-06f};
 
@@ -15,7 +15,7 @@ constexpr float kSineSquared[] = {0.999999849f,    -0.333332138f,  0.044441287f,
 inline Floats snake(Floats x, Floats frequency, Floats amplitude) {
   const Floats z = x * frequency, shift = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to integers
   const Floats k = fma(z, broadcast(0.318309886f), shift) - shift;
-  // pi in two parts: the first has 24 bits.
+  // pi is added in two parts, of which the first has 24 bits.
   const Floats r = fma(k, broadcast(8.74227766e-8f), fma(k, broadcast(-3.14159274f), z));
   const Floats u = r * r;
   Floats q = broadcast(kSineSquared[5]);
@@ -24,8 +24,8 @@ inline Floats snake(Floats x, Floats frequency, Floats amplitude) {
   return fma(q * u, amplitude, x);
 }
 
-// To 1e-7: x + x * P(x^2) below 1, 1 - exp(-x Q(x)) above (fits). The C library's own has other
-// bits on other processors, and takes ten times as long.
+// The error function, accurate to 1e-7: x + x * P(x^2) below 1, 1 - exp(-x Q(x)) above (fits). The
+// C library's erf gives other bits on other processors and takes ten times as long.
 inline float error_function(float x) {
   constexpr float kLow[] = {0.128379129f,   -0.376123558f,  0.112804125f,
                             -0.0267177276f, 0.00492480986f, -0.000566022953f};

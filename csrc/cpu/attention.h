@@ -8,11 +8,11 @@
 
 namespace qwen_tts {
 
-// Keys lie [position / 16][head_dim][16]: scores need no sum of lanes.
+// The layout of keys is [position / 16][head_dim][16], so scores need no sum across lanes.
 constexpr int kKeyBlock = 16;
 constexpr int kPartialSums = 16;
 
-// The sum of term(i), i < n, in 16 running sums that the compiler makes vectors of.
+// The sum of term(i) for i < n, in 16 running sums, which the compiler turns into vectors.
 template <class Term>
 inline float sum_of(int n, Term term) {
   float sums[kPartialSums] = {};
@@ -31,7 +31,7 @@ inline void rms_norm(float* out, const float* x, const float* weight, int n, flo
   for (int i = 0; i < n; ++i) out[i] = weight[i] * (x[i] * scale);
 }
 
-// e^x to 2 units in the last place in -87 .. 88, clamped beyond (Cephes' polynomial).
+// e^x, accurate to 2 units in the last place in -87 .. 88, clamped beyond (Cephes' polynomial).
 inline float exponential(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
   const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounded to an integer
@@ -51,7 +51,7 @@ inline float exponential(float x) {
 
 inline float silu(float x) { return x / (1 + exponential(-x)); }
 
-// Split-half rotation of a head in place; cos and sin [head_dim / 2] of its position.
+// Rotates the halves of a head in place; cos and sin [head_dim / 2] belong to its position.
 inline void rotate(float* head, const float* cos, const float* sin, int head_dim) {
   const int half = head_dim / 2;
   for (int i = 0; i < half; ++i) {
@@ -61,8 +61,8 @@ inline void rotate(float* head, const float* cos, const float* sin, int head_dim
   }
 }
 
-// One query head over positions 0 .. last: out [head_dim].
-//   keys [.., head_dim, 16], values [.., head_dim]; scores: scratch for last + 16 floats
+// Attends with one query head to positions 0 .. last; out [head_dim].
+//   keys [.., head_dim, 16], values [.., head_dim]; scores is scratch for last + 16 floats
 inline void attend(float* out, const float* query, const float* keys, const float* values, int last,
                    int head_dim, float* scores) {
   constexpr int kVectors = kKeyBlock / kLanes;
@@ -79,7 +79,7 @@ inline void attend(float* out, const float* query, const float* keys, const floa
   const float scale = 1 / std::sqrt(float(head_dim));
   float most = -INFINITY;
   for (int p = 0; p <= last; ++p) most = std::max(most, scores[p] *= scale);
-  // Written and read at once: the loop of the sum alone becomes vectors.
+  // Each score is written right after it is read: the loop of the sum alone becomes vectors.
   for (int p = 0; p <= last; ++p) scores[p] = exponential(scores[p] - most);
   const float inverse = 1 / sum_of(last + 1, [&](int p) { return scores[p]; });
   constexpr int kWidth = 16 / kLanes;  // 16 values of a head at a time

@@ -1,9 +1,9 @@
 // Convolutions along time as products with packed weights.
 //
-// Activations are rows of channels, padded with whatever to a multiple of 16: row t * num_streams +
-// b is step t of stream b. So what a tap reads is a window of rows, and streams share the weights
-// like steps. A row's sums are added in one order, whatever rows, workers and instruction sets
-// there are.
+// Activations are rows of channels, padded with arbitrary numbers to a multiple of 16: row t *
+// num_streams + b is step t of stream b. So a tap reads a window of rows, and streams share the
+// weights as steps do. A row's sums are added in one order, which does not depend on the other
+// rows, the number of workers or the instruction set.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -19,14 +19,14 @@ namespace qwen_tts {
 
 constexpr int kChannelBlock = 16;
 constexpr int kWidth = 2 * kLanes;  // columns of a packed block
-// Terms of a running sum, and so the columns whose weights meet all rows of a panel at once. With
-// 128 the error is that of MKL's products, with 64 two thirds of it, and 4 % slower.
+// Terms of a running sum, which is also how many columns' weights meet all rows of a panel at once.
+// With 128 the error equals that of MKL's products; with 64 it is two thirds, at 4 % more time.
 constexpr int kSumTerms = 64;
 constexpr int kPanelRows = 96;
 constexpr int kPanelTiles = 96;
-constexpr size_t kPointBytes = size_t{384} << 10;  // that a worker keeps for itself
-// Weights up to this size are read by every worker for its own rows, larger ones by one worker
-// each.
+constexpr size_t kPointBytes = size_t{384} << 10;  // points that one worker keeps
+// Every worker reads a matrix of up to this size, for its own rows; each block of a larger one is
+// read by one worker.
 constexpr size_t kSharedBytes = size_t{3} << 20;
 
 inline int padded(int channels) {
@@ -40,16 +40,16 @@ inline std::vector<float> padded_copy(const float* values, int channels, int cou
   return copy;
 }
 
-// Transforms of weights beyond kFastBytes would take longer to read than they save, and of few
-// channels longer to compute.
+// Weights whose transform exceeds kFastBytes would take longer to read than the transform saves;
+// those of few channels would take longer to compute.
 constexpr size_t kFastBytes = size_t{12} << 20;
 constexpr int kFastChannels = 64;
 
 struct Convolution {
   Transform transform;
   int num_taps, in_channels, out_channels, stride, dilation, history_at;
-  std::vector<float> bias, frequency, amplitude;  // padded; frequency: empty without an activation
-  // Columns are [stride][padded out_channels]; or gates and ups by turns, a vector of each.
+  std::vector<float> bias, frequency, amplitude;  // padded; frequency empty: no activation
+  // Columns are [stride][padded out_channels]; if gated, vectors of gates and of ups alternate.
   bool is_gated = false;
   const float* packed = nullptr;  // [block][product][in_channels][width of the block]
 
@@ -64,7 +64,7 @@ struct Convolution {
   int num_products() const { return products_of(transform, num_taps); }
   size_t depth() const { return size_t(num_products()) * in_channels; }
   size_t num_weights() const { return depth() * num_columns(); }
-  // Tiles whose points a worker keeps at once.
+  // The tiles whose points a worker keeps at once.
   int panel_tiles() const {
     const size_t per_tile = num_products() * in_size() * 4;
     const int tall = int(kPointBytes / per_tile) / kTallRows;
@@ -81,7 +81,7 @@ struct Convolution {
   }
 };
 
-// By the shape alone, so that equal cuts give equal bits.
+// Depends on the shape alone, so that equal cuts give equal bits.
 inline Transform transform_of(const ConvolutionSource& s) {
   const size_t bytes = size_t(s.num_taps) * s.in_channels * s.stride * s.out_channels * 4;
   if (std::min(s.in_channels, s.out_channels) < kFastChannels || bytes > kFastBytes)
@@ -95,7 +95,7 @@ inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) 
   c.transform = is_direct ? Transform::kNone : transform_of(s);
   c.num_taps = s.num_taps, c.in_channels = s.in_channels, c.out_channels = s.out_channels;
   c.stride = s.stride, c.dilation = s.dilation, c.history_at = s.history;
-  // A depthwise one has as many channels behind it as in front.
+  // A depthwise convolution has as many output channels as input channels.
   c.bias = padded_copy(s.bias, s.out_channels ? s.out_channels : s.in_channels);
   if (s.frequency) {
     c.frequency = padded_copy(s.frequency, s.in_channels);
@@ -104,7 +104,7 @@ inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) 
   return c;
 }
 
-// of_taps: scratch [num_taps + num_products]
+// `of_taps` is scratch [num_taps + num_products].
 inline void pack_block(const Convolution& c, const float* taps, int block, double* of_taps,
                        float* to) {
   const int width = c.width(block);
@@ -122,7 +122,7 @@ inline void pack_block(const Convolution& c, const float* taps, int block, doubl
     }
 }
 
-// sums [kRows][kWidth] = kRows rows of x times weights [num_cols][kVectors * kLanes], or += these.
+// sums [kRows][kWidth] = kRows rows of x times weights [num_cols][kVectors * kLanes], or += that.
 template <int kRows, int kVectors>
 void multiply_tile(const float* x, size_t stride, const float* weights, int num_cols, float* sums,
                    bool adds) {
@@ -160,8 +160,8 @@ constexpr std::array<Tile, kTallRows> kTiles[] = {
     tiles_of<1>(std::make_integer_sequence<int, kTallRows>()),
     tiles_of<2>(std::make_integer_sequence<int, kTallRows>())};
 
-// Any number of rows of x times all columns of one product: sums [num_rows][kWidth]. Returns the
-// weights of the next product.
+// Multiplies any number of rows of x by all columns of one product: sums [num_rows][kWidth].
+// Returns the weights of the next product.
 inline const float* multiply_rows(const Convolution& c, const float* x, int num_rows,
                                   const float* weights, int width, float* sums, bool adds) {
   const size_t stride = c.in_size();
@@ -169,7 +169,7 @@ inline const float* multiply_rows(const Convolution& c, const float* x, int num_
     const int num_cols = std::min(kSumTerms, c.in_channels - col);
     for (int row = 0; row < num_rows;) {
       const int left = num_rows - row;
-      // The last two tiles share what is left: a low one waits for its sums.
+      // The last two tiles share the remaining rows: a low tile waits for its sums.
       const int size = left >= 2 * kTallRows ? kTallRows : left > kTallRows ? (left + 1) / 2 : left;
       kTiles[width / kLanes - 1][size - 1](x + row * stride + col, stride, weights, num_cols,
                                            sums + row * kWidth, adds || col);
@@ -180,7 +180,7 @@ inline const float* multiply_rows(const Convolution& c, const float* x, int num_
   return weights;
 }
 
-// The part of a convolution that one worker computes: all blocks for some rows, or the reverse.
+// One worker's part of a convolution: all blocks for some rows, or all rows for some blocks.
 struct Part {
   bool has_all_blocks;
   Share rows, blocks;
@@ -201,7 +201,7 @@ struct Rows {
   int at(int index) const { return first + index * step; }
 };
 
-// use(block, rows, sums) receives the sums [row][kWidth] of a block for some rows. The taps read
+// Calls use(block, rows, sums) with the sums [row][kWidth] of a block for some rows. The taps read
 // rows of x that are `gap` apart; `sums` is scratch [kPanelRows][kWidth].
 template <class Use>
 void convolve(const Convolution& c, const Part& part, const float* x, int gap, float* sums,
@@ -219,7 +219,7 @@ void convolve(const Convolution& c, const Part& part, const float* x, int gap, f
 }
 
 // The tiles of a transform: each has kOutputs rows that are `gap` apart. They begin with the chunk,
-// so that nobody's company moves them; the last ones of a chunk may stand over it.
+// so other streams do not move them; the last ones of a chunk may extend past it.
 template <class T>
 struct Tiling {
   int gap, num_rows;
@@ -235,8 +235,8 @@ struct Tiling {
   }
 };
 
-// Inputs of some tiles and channels at the points of a transform: points [product][tile][in_size],
-// where a product has `plane` floats.
+// Evaluates some tiles and channels of the inputs at the points of a transform: points
+// [product][tile][in_size], where a product takes `plane` floats.
 template <class T>
 void transform_inputs(const Convolution& c, const Tiling<T>& tiling, const float* x, Share tiles,
                       Share channels, float* points, size_t plane) {
@@ -256,7 +256,7 @@ void transform_inputs(const Convolution& c, const Tiling<T>& tiling, const float
     const size_t step = tiling.gap * stride;
     if (first + (kInputs - 1) * tiling.gap < past) {
       transform([&](int i, int channel) { return load(from + i * step + channel); });
-    } else {  // zeros behind the chunk
+    } else {  // the rows after the chunk are zeros
       transform([&](int i, int channel) {
         return first + i * tiling.gap < past ? load(from + i * step + channel) : zero_floats();
       });
@@ -264,8 +264,8 @@ void transform_inputs(const Convolution& c, const Tiling<T>& tiling, const float
   }
 }
 
-// use(block, rows, sums) as `convolve`, from the points of some tiles; `products` is scratch
-// [product][tile][kWidth].
+// Calls use(block, rows, sums) as `convolve` does, from the points of some tiles; `products` is
+// scratch [product][tile][kWidth].
 template <class T, class Use>
 void convolve_points(const Convolution& c, const Tiling<T>& tiling, Share tiles, Share blocks,
                      const float* points, size_t plane, float* products, Use use) {

@@ -1,6 +1,6 @@
-// The CPU decoder's entry points. The stages of a frame are listed in frame.h.
+// The CPU decoder's entry points. frame.h lists the stages of a frame.
 //
-// It is the CUDA kernel's idea on threads: workers that live as long as the engine run a whole
+// The idea is the CUDA kernel's, on threads: workers that live as long as the engine run a whole
 // frame together, each reads its own part of every matrix at the speed of memory, and they meet at
 // barriers. Arithmetic is float32, or exact integers where weights are int8.
 #include "cpu_decoder.h"

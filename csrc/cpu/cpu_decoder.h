@@ -1,12 +1,12 @@
 // The C interface of the CPU decoder. decoders/cpu/library.py mirrors it with ctypes.
 //
-// One library is built for each instruction set. The caller owns every source tensor; matrices are
-// copied into the decoder's own layout, tables stay where they are. Functions that can fail return
-// a Status and leave the decoder usable.
+// Each instruction set has a library of its own. The caller owns every source tensor; the decoder
+// copies matrices into its own layout and reads tables in place. Functions that can fail return a
+// Status and leave the decoder usable.
 #pragma once
 #include <cstdint>
 
-// All else is hidden: two libraries of one process may not share an inline function.
+// All other symbols are hidden: two libraries in a process must not share inline functions.
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -15,7 +15,7 @@ enum Status : int32_t {
   kOutOfMemory = 1,
   kNoThreads = 2,
   kBadCode = 3,
-  kUnforeseen = 4,  // a fault of ours
+  kUnforeseen = 4,  // a fault in this library
 };
 
 // How a matrix is stored by the caller.
@@ -27,7 +27,7 @@ struct MatrixSource {
   const float* scales;  // of kSourceInt8: [num_rows], or [num_rows, ceil(num_cols / group)]
   int32_t num_rows, num_cols;
   int32_t format;
-  int32_t group;  // columns that share a scale; 0: one scale a row
+  int32_t group;  // columns that share a scale; 0: each row has one scale
 };
 
 struct StackSource {
@@ -46,10 +46,10 @@ struct ModelSource {
   StackSource talker, predictor;
   int32_t num_code_groups, codec_eos_id, suppressed_from, min_frames;
   int32_t num_slots;
-  MatrixSource codec_head, projection;  // projection: num_rows 0 where there is none
+  MatrixSource codec_head, projection;  // projection: num_rows is 0 if the model has none
   const float* projection_bias;
   const MatrixSource* lm_heads;     // [num_code_groups - 1]
-  const MatrixSource* code_tables;  // [num_code_groups], float32 or bf16; the caller's for good
+  const MatrixSource* code_tables;  // [num_code_groups], float32 or bf16; read in place
 };
 
 struct Sampling {
@@ -76,32 +76,32 @@ struct StepRequest {
   float* code_logits;     // [num_streams, num_frames, num_code_groups - 1, code_vocab], or null
 };
 
-// Sizes of the structs above, in order, for the mirror to compare with its own.
+// The sizes of the structs above, in order, which the mirror compares with its own.
 void qwen_cpu_struct_bytes(int32_t* sizes);
 const char* qwen_cpu_instruction_set();
 
-// Threads that stay asleep until there is work. One pool serves one engine; its jobs run one after
+// Threads that sleep until there is work. One pool serves one engine and runs its jobs one after
 // another. Null: the system refused a thread.
 void* qwen_cpu_pool_create(int32_t num_threads);
-int32_t qwen_cpu_pool_workers(void* pool);  // those that the next job will use
+int32_t qwen_cpu_pool_workers(void* pool);  // the workers of the next job
 void qwen_cpu_pool_destroy(void* pool);
 
 // Packs the weights; `decoder` receives the handle. The pool must outlive the decoder.
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
 void qwen_cpu_decoder_destroy(void* decoder);
 int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // that one frame reads
-int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // that the packed weights take
+int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // the size of the packed weights
 
-// Keys and values of prompt positions as rows [count, kept_floats], out of a slot's cache and into
-// one. A position's depend on the positions before it alone: prompts that begin alike share them.
+// Copy keys and values of prompt positions as rows [count, kept_floats] out of a slot's cache and
+// into one. A position's row depends only on those before it: prompts that begin alike share rows.
 int64_t qwen_cpu_decoder_kept_floats(void* decoder);
 void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
                                  float* kept);
 void qwen_cpu_decoder_write_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
                                   const float* kept);
 
-// Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept have been
-// written into the slot's cache; pad_embed [hidden_size].
+// Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept positions are
+// already in the slot's cache; pad_embed [hidden_size].
 int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot, const StreamOptions* options,
                                  const float* embeds, int32_t num_positions, int32_t num_kept,
                                  const float* pad_embed);

@@ -1,4 +1,4 @@
-// The CPU vocoder's entry points. The stages of a piece are listed in vocoder.h.
+// The CPU vocoder's entry points. vocoder.h lists the stages of a piece.
 #include "cpu_vocoder.h"
 
 #include "status.h"

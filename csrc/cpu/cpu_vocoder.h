@@ -1,15 +1,15 @@
 // The C interface of the CPU vocoder. vocoder/cpu/library.py mirrors it with ctypes.
 //
-// It is part of the decoder's library, works in the same pool, and reports errors as it does.
+// It is part of the decoder's library, works in the same pool, and reports errors in the same way.
 #pragma once
 #include "cpu_decoder.h"
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// A causal convolution: step t of the output has the steps t - i * dilation of the input, the
-// oldest tap first. With a stride it is a transposed one, whose outputs of a step are `stride`
-// steps. A matrix is a convolution of one tap; a depthwise one has out_channels 0 and taps
+// A causal convolution: step t of the output uses the steps t - i * dilation of the input, the
+// oldest tap first. With a stride it is transposed: one input step makes `stride` output steps. A
+// matrix is a convolution of one tap; a depthwise convolution has out_channels 0 and taps
 // [num_taps, in_channels].
 struct ConvolutionSource {
   const float* taps;       // [num_taps, in_channels, stride * out_channels]
@@ -17,24 +17,24 @@ struct ConvolutionSource {
   const float* frequency;  // [in_channels] of the snake activation in front, or null
   const float* amplitude;
   int32_t num_taps, in_channels, out_channels, stride, dilation;
-  int32_t history;  // where a state has the last (num_taps - 1) * dilation inputs, activated
+  int32_t history;  // the place of the last (num_taps - 1) * dilation inputs, activated, in a state
 };
 
 struct VocoderSource {
   int32_t num_codebooks, codebook_size, codebook_dim, samples_per_frame;
-  const float* tables;  // [num_codebooks * codebook_size, codebook_dim]; the caller's for good
-  // The transformer; a state has num_past rows of keys, not rotated, and values for each layer.
+  const float* tables;  // [num_codebooks * codebook_size, codebook_dim]; read in place
+  // The transformer; for each layer a state has num_past rows of unrotated keys, and values.
   int32_t num_layers, num_heads, num_kv_heads, head_dim, num_past, max_frames;
   float rms_norm_eps, layer_norm_eps;
   const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
-  int32_t num_keys;                         // where a state has the number of valid keys
+  int32_t num_keys;                         // the place of the number of valid keys in a state
   int32_t num_upsamplings, num_blocks, units_per_block;
-  int32_t is_direct;  // 1: no convolution by transforms, for comparisons
-  // In the order of the network: codebooks' projection (of the first table beside the sum of the
-  // others), pre_conv, input_proj; for each layer qkv (its history: that of keys and values), o,
-  // gate beside up (as stride 2), down; output_proj; for each upsampling the transposed
+  int32_t is_direct;  // 1: no convolution uses transforms, for comparisons
+  // In the order of the network: the codebooks' projection (of the first table beside the sum of
+  // the others), pre_conv, input_proj; for each layer qkv (its history is that of keys and values),
+  // o, gate beside up (as stride 2), down; output_proj; for each upsampling the transposed
   // convolution, the depthwise one and two matrices; decoder.0; for each block the transposed
-  // convolution and two convolutions a residual unit; the last one.
+  // convolution and two convolutions per residual unit; the last convolution.
   const ConvolutionSource* convolutions;
   // For each layer: norm, scale of attention, norm, scale of the mlp; the last norm; for each
   // upsampling: weight and bias of the norm, gamma.
@@ -45,11 +45,11 @@ struct VocoderRequest {
   const int32_t* codes;  // [num_streams, num_frames, num_codebooks]
   float* const* states;  // [num_streams]
   int32_t num_streams, num_frames;
-  int32_t num_silent;  // frames, the first ones, that go no further than the transformer
+  int32_t num_silent;  // the first so many frames end after the transformer
   float* pcm;  // [num_streams, (num_frames - num_silent) * samples_per_frame], or null; may be NaN
 };
 
-// Sizes of the structs above, in order, for the mirror to compare with its own.
+// The sizes of the structs above, in order, which the mirror compares with its own.
 void qwen_cpu_vocoder_struct_bytes(int32_t* sizes);
 
 // Packs the weights; `vocoder` receives the handle. The pool must outlive the vocoder.
@@ -57,7 +57,7 @@ int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** 
 void qwen_cpu_vocoder_destroy(void* vocoder);
 int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder);  // that one pass reads
 
-// kBadCode leaves the states as they are.
+// A kBadCode leaves the states as they are.
 int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request);
 
 }  // extern "C"

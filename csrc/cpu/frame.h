@@ -1,4 +1,4 @@
-// A codec frame, stage by stage. A barrier stands behind every stage.
+// A codec frame, stage by stage. A barrier follows every stage.
 //
 //   layer    qkv        x -> norm -> q, k, v                          rows of qkv
 //            attention  norms, rotation, cache; softmax               streams and kv heads
@@ -13,8 +13,8 @@
 //            lm_head    logits of the code                            rows of the head
 //            draw       the code, and its embedding                   streams
 //
-// The last column is what is dealt to the workers. Norms and the narrowing of activations are done
-// by every worker for itself: that costs less than a barrier.
+// The last column is what the workers share out among them. Every worker computes norms and narrows
+// activations for itself: that costs less than a barrier.
 #pragma once
 #include "model.h"
 #include "sampling.h"
@@ -30,14 +30,14 @@ struct Worker {
   void barrier() const { model.pool->barrier(index); }
   Share share(int count) const { return share_of(count, index, num_workers); }
 
-  // This worker's blocks of `matrix` times the inputs of its scratch.
+  // Multiplies this worker's blocks of `matrix` by the inputs of its scratch.
   template <class Use>
   void multiply(const Matrix& matrix, Use use) const {
     const Share blocks = share(matrix.num_blocks);
     product(matrix, blocks.first, blocks.end, scratch().inputs, use);
   }
 
-  // Rows of `from` [num_rows, num_cols of the matrix] as inputs, normed with a weight if given.
+  // Makes rows of `from` [num_rows, num_cols of the matrix] inputs, normed if a weight is given.
   void set_inputs(const Matrix& matrix, const float* from, int num_rows,
                   const float* norm_weight = nullptr, float eps = 0) const {
     const int n = matrix.num_cols;
@@ -62,7 +62,7 @@ inline void add_product(const Worker& worker, const Matrix& matrix, int hidden_s
   worker.barrier();
 }
 
-// Attention of `num_rows` rows, of which rows_per_stream neighbours share a cache.
+// Attention of `num_rows` rows, of which each rows_per_stream adjacent ones share a cache.
 inline void attention_stage(const Worker& worker, const Stack& stack, int layer_idx, int num_rows,
                             int rows_per_stream) {
   Model& model = worker.model;
@@ -100,7 +100,7 @@ inline void attention_stage(const Worker& worker, const Stack& stack, int layer_
       for (int i = 0; i < rows_per_stream; ++i) keep(b + i, unit % stack.num_kv_heads);
       for (int i = 0; i < rows_per_stream; ++i) mix(b + i, unit % stack.num_kv_heads);
     }
-  } else {  // a prompt: later rows are longer work, so each worker takes rows of every age
+  } else {  // a prompt: later rows take longer, so each worker takes rows of every age
     const int num_units = num_rows * stack.num_kv_heads;
     for (int unit = worker.index; unit < num_units; unit += worker.num_workers)
       keep(unit / stack.num_kv_heads, unit % stack.num_kv_heads);
@@ -111,7 +111,7 @@ inline void attention_stage(const Worker& worker, const Stack& stack, int layer_
   worker.barrier();
 }
 
-// model.x [num_rows, hidden_size] through all layers, in place, at the positions of model.rows.
+// Runs model.x [num_rows, hidden_size] through all layers, in place, at positions model.rows.
 inline void run_layers(const Worker& worker, const Stack& stack, int num_rows,
                        int rows_per_stream) {
   Model& model = worker.model;
@@ -143,7 +143,7 @@ inline void run_layers(const Worker& worker, const Stack& stack, int num_rows,
   }
 }
 
-// Logits [num_rows, num_rows of the head] of the inputs of every worker's scratch.
+// Computes logits [num_rows, num_rows of the head] of the inputs in every worker's scratch.
 inline void head_stage(const Worker& worker, const Matrix& head, int vocab_size) {
   float* logits = worker.model.logits.data();
   worker.multiply(head, [=](int block, int row, const float* sums) {
@@ -154,7 +154,7 @@ inline void head_stage(const Worker& worker, const Matrix& head, int vocab_size)
   worker.barrier();
 }
 
-// Positions num_kept .. of a prompt; the last one's hidden state stays in the slot.
+// Runs positions num_kept .. of a prompt; the last one's hidden state stays in the slot.
 inline void run_prompt(Model& model, Slot& slot, const float* embeds, int num_positions,
                        int num_kept) {
   const Stack& stack = model.talker;
@@ -175,7 +175,7 @@ inline void run_prompt(Model& model, Slot& slot, const float* embeds, int num_po
 // One frame of some streams of a request.
 class Frame {
  public:
-  // streams: indices into the request, none of which has ended.
+  // `streams` are indices into the request; none of these streams has ended.
   Frame(Model& model, const StepRequest& request, int index, const std::vector<int>& streams)
       : model_(model), request_(request), index_(index), streams_(streams) {}
 
@@ -189,7 +189,7 @@ class Frame {
   Slot& slot(int stream) const { return *model_.slots[request_.slots[stream]]; }
   size_t place(int stream) const { return size_t(stream) * request_.num_frames + index_; }
 
-  // Inputs of the talker: of streams that have a frame behind them.
+  // Makes the talker's inputs, for the streams that have a previous frame.
   void begin() {
     const int hidden_size = model_.talker.hidden_size;
     for (int stream : streams_) {
@@ -217,7 +217,7 @@ class Frame {
   void draw_code_0(const Worker& worker) {
     const Stack& stack = model_.talker;
     const int hidden_size = stack.hidden_size, num_streams = int(streams_.size());
-    // The streams in order; those that stepped have their hidden state in model.x.
+    // Streams in order; those that took a step have their hidden state in model.x.
     const auto hidden = [&](int which, float* to) {
       const Slot& slot = this->slot(streams_[which]);
       if (slot.frame == 0)
@@ -242,7 +242,7 @@ class Frame {
       const int code = draw(logits, model_.vocab_size, slot.options.talker, slot.options,
                             slot.frame, 0, worker.scratch().draw.data());
       keep(stream, 0, code);
-      // A stream that ended goes through the frame as the others do; nothing of it is kept.
+      // A stream that ended goes through the frame like the others, and nothing of it is kept.
       is_drawn_[which] = request_.forced || code != model_.codec_eos_id;
       float* input = model_.code_inputs.data() + size_t(2 * which + 1) * hidden_size;
       std::fill_n(input, hidden_size, 0.0f);
@@ -252,7 +252,7 @@ class Frame {
     worker.barrier();
   }
 
-  // The predictor's pass for code `group`, whose inputs are in model.code_inputs.
+  // Runs the predictor's pass for code `group`; its inputs are in model.code_inputs.
   void draw_code(const Worker& worker, int group) {
     const Stack& stack = model_.predictor;
     const int num_streams = int(streams_.size()), per_stream = group == 1 ? 2 : 1;
@@ -299,7 +299,7 @@ class Frame {
     worker.barrier();
   }
 
-  // Repetition penalty, and what code 0 can never be.
+  // Applies the repetition penalty, and rules out what code 0 can never be.
   void mask(const Slot& slot, float* logits) const {
     const float penalty = slot.options.repetition_penalty;
     for (int i = 0; i < model_.vocab_size; ++i) {
@@ -317,7 +317,7 @@ class Frame {
     request_.codes[place(stream) * model_.num_code_groups + group] = std::max(code, 0);
   }
 
-  // The code that decoding goes on with: the drawn one, unless codes are forced.
+  // The code that decoding goes on with: the drawn one, unless the caller forces codes.
   int next_code(int stream, int group) const {
     const size_t at = place(stream) * model_.num_code_groups + group;
     const int code = request_.forced ? request_.forced[at] : request_.codes[at];
@@ -347,7 +347,7 @@ class Frame {
   std::vector<uint8_t> is_drawn_;
 };
 
-// Frames until all are drawn, every stream has ended or lost its numbers, or `cancel` was called.
+// Runs frames until all are drawn, every stream has ended or lost its numbers, or `cancel` is set.
 inline void run_step(Model& model, const StepRequest& request) {
   for (int i = 0; i < request.num_streams; ++i)
     request.num_done[i] = request.ended[i] = 0, request.bad_codebook[i] = -1;

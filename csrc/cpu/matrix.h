@@ -1,9 +1,9 @@
-// Weights as decoding reads them.
+// Weights in the layout that decoding reads.
 //
 // A block is 32 rows. Its columns come one (float32), two (bf16) or four (int8) at a time: 32 words
-// of 32 bits, one a row. int8 columns are padded to groups of 64, because activations meet them as
-// 16-bit integers with one scale for each group. Blocks lie one after another in the order in which
-// a frame reads them, on huge pages.
+// of 32 bits, one for each row. int8 columns are padded to groups of 64, because activations meet
+// them as 16-bit integers with one scale per group. Blocks lie one after another in the order in
+// which a frame reads them, on huge pages.
 #pragma once
 #include <sys/mman.h>
 
@@ -22,7 +22,7 @@
 namespace qwen_tts {
 
 constexpr int kBlockRows = 32;
-constexpr int kStrideBytes = 4 * kBlockRows;  // of a block's next columns
+constexpr int kStrideBytes = 4 * kBlockRows;  // from one step of a block's columns to the next
 constexpr int kGroup = 64;                    // columns that share a scale
 
 enum class Format { kFloat32, kBf16, kInt8Rows, kInt8Groups };
@@ -43,7 +43,7 @@ struct SourceRow {
 struct Matrix {
   int num_cols = 0;
   Format format = Format::kFloat32;
-  std::vector<SourceRow> rows;  // a multiple of kBlockRows; empty once packed
+  std::vector<SourceRow> rows;  // a multiple of kBlockRows; empty after packing
   int num_blocks = 0;
   const uint8_t* packed = nullptr;
 
@@ -72,7 +72,7 @@ inline Format format_of(const MatrixSource& source) {
   return source.group ? Format::kInt8Groups : Format::kInt8Rows;
 }
 
-// A matrix of the rows that `at(i)` names, i < num_rows, padded to whole blocks.
+// A matrix of the rows that `at(i)` returns for i < num_rows, padded to whole blocks.
 template <class At>
 Matrix make_matrix(const MatrixSource& like, int num_rows, At at) {
   Matrix matrix;
@@ -87,7 +87,7 @@ inline Matrix make_matrix(const MatrixSource& source) {
   return make_matrix(source, source.num_rows, [&](int i) { return SourceRow{&source, i}; });
 }
 
-// Column `col` of a source row as the 8, 16 or 32 bits that are packed.
+// Column `col` of a source row as the 8, 16 or 32 bits to be packed.
 template <class T>
 T stored(const SourceRow& row, int col) {
   if (!row.source || col >= row.source->num_cols) return T{};
@@ -128,12 +128,12 @@ inline void pack_block(const Matrix& matrix, const SourceRow* rows, uint8_t* out
     }
     for (int col = group * kGroup; col < (group + 1) * kGroup; col += 4)
       for (int r = 0; r < kBlockRows; ++r)
-        // The low bytes of the two 16-bit halves are columns 0 and 1, the high ones 2 and 3.
+        // The low bytes of the two 16-bit halves are columns 0 and 1, the high bytes 2 and 3.
         for (int i : {0, 2, 1, 3}) *out++ = uint8_t(stored<int8_t>(rows[r], col + i));
   }
 }
 
-// Memory for all packed matrices of a model; pages come into being where they are written.
+// Memory for all packed matrices of a model; the system allocates pages as they are written.
 class Arena {
  public:
   explicit Arena(size_t bytes) {
@@ -141,12 +141,12 @@ class Arena {
     bytes = (bytes + kHugePage) / kHugePage * kHugePage;
     next_ = add(kHugePage, bytes);
 #ifdef MADV_HUGEPAGE
-    madvise(next_, bytes, MADV_HUGEPAGE);  // 9 to 14 % of bandwidth on a Zen 3
+    madvise(next_, bytes, MADV_HUGEPAGE);  // brings 9 to 14 % of bandwidth on a Zen 3
 #endif
   }
 
-  // The next bytes of it. For the address sanitizer each is a block of its own, so that it sees
-  // what reads past the end of a matrix.
+  // Returns the next bytes. Under the address sanitizer each call allocates a block of its own, so
+  // that it sees reads past the end of a matrix.
   uint8_t* take(size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
     return add(64, bytes);
@@ -174,9 +174,9 @@ class Arena {
   uint8_t* next_;
 };
 
-// Zeros whose pages take memory only once they are written: caches are larger than most streams. On
-// small pages even where the system is set to huge ones for everything, which the first number of a
-// head would take whole.
+// Zeros whose pages take memory only once they are written: caches are larger than most streams.
+// The pages are small even where the system uses huge ones for everything: there the first number
+// of a head would take a whole huge page.
 class LazyFloats {
  public:
   explicit LazyFloats(size_t count) : bytes_(std::max(count, size_t{1}) * sizeof(float)) {

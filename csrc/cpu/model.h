@@ -1,4 +1,4 @@
-// A loaded model: packed matrices, small vectors, and what belongs to each slot.
+// A loaded model: packed matrices, small vectors, and the state of each slot.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -16,9 +16,9 @@ constexpr int kPassRows = 48;  // rows of a prompt that share a pass over the we
 constexpr int kGateRows = kBlockRows / 2;
 
 struct Layer {
-  Matrix qkv;  // rows of q, k and v under each other
+  Matrix qkv;  // rows of q, then of k, then of v
   Matrix o;
-  Matrix gate_up;  // a block has 16 rows of gate, then the same of up
+  Matrix gate_up;  // a block has 16 rows of gate, then the same rows of up
   Matrix down;
   std::vector<float> input_norm, post_norm, q_norm, k_norm;
   std::vector<float> qkv_bias;  // empty where the model has none
@@ -44,7 +44,7 @@ struct Stack {
   float* values(float* cache, int layer, int kv_head) const {
     return keys(cache, layer, num_kv_heads + kv_head);
   }
-  // Of one position: numbers that are kKeyBlock apart, and such that follow each other.
+  // The key of one position has numbers kKeyBlock apart; those of its value are adjacent.
   float* key(float* cache, int layer, int kv_head, int position) const {
     return keys(cache, layer, kv_head) + size_t(position / kKeyBlock) * kKeyBlock * head_dim +
            position % kKeyBlock;
@@ -52,7 +52,7 @@ struct Stack {
   float* value(float* cache, int layer, int kv_head, int position) const {
     return values(cache, layer, kv_head) + size_t(position) * head_dim;
   }
-  // Keys and values of one position.
+  // The number of floats of keys and values of one position.
   size_t kept_floats() const { return layers.size() * 2 * num_kv_heads * head_dim; }
 };
 
@@ -60,7 +60,7 @@ struct Slot {
   explicit Slot(size_t cache_floats, size_t code_cache_floats)
       : cache(cache_floats), code_cache(code_cache_floats) {}
 
-  LazyFloats cache, code_cache;  // keys and values: the talker's, the code predictor's
+  LazyFloats cache, code_cache;  // keys and values of the talker, of the code predictor
   StreamOptions options{};
   std::vector<float> hidden, pad, text;  // text: rows [.., hidden_size]
   std::vector<uint8_t> seen;             // code-0 tokens drawn in this part
@@ -68,13 +68,13 @@ struct Slot {
   int position = 0, frame = 0;
 };
 
-// A row of a pass: whose cache, and where in it.
+// A row of a pass: its slot, and its position there.
 struct Row {
   float* cache;
   int position;
 };
 
-// What one worker alone writes.
+// The memory that only one worker writes.
 struct Scratch {
   Inputs inputs;
   std::vector<float> scores, draw;
@@ -85,20 +85,20 @@ struct Model {
   int num_code_groups, vocab_size, code_vocab_size;
   int codec_eos_id, suppressed_from, min_frames;
   Stack talker, predictor;
-  Matrix codec_head, projection;  // projection: no blocks where there is none
+  Matrix codec_head, projection;  // projection has no blocks where the model has none
   std::vector<float> projection_bias;
   std::vector<Matrix> lm_heads;
-  std::vector<MatrixSource> code_tables;  // the caller's
+  std::vector<MatrixSource> code_tables;  // in the caller's memory
   std::unique_ptr<Arena> arena;
   std::vector<std::unique_ptr<Slot>> slots;
   std::atomic<bool> is_cancelled{false};
 
-  // Shared by the workers of a pass; written in one stage, read behind the next barrier.
+  // The workers of a pass share these: one stage writes them, the stages after a barrier read them.
   std::vector<float> x, qkv, attention, mlp, logits, code_inputs;
   std::vector<Row> rows;
   std::vector<Scratch> scratch;  // by worker
 
-  // fill(to) writes row `code` of a table [.., hidden_size] of embeddings.
+  // Adds row `code` of a table [.., hidden_size] of embeddings to `to`.
   void add_embedding(float* to, int group, int code) const {
     const MatrixSource& table = code_tables[group];
     const size_t first = size_t(code) * table.num_cols;
@@ -126,7 +126,7 @@ void each_matrix(Model& model, Visit visit) {
   for (Matrix& head : model.lm_heads) visit(head);
 }
 
-// Calls copy(kept, cached) for each number of `count` positions from `first` on; kept [count,
+// Calls copy(kept, cached) for each number of `count` positions from `first` on; kept is [count,
 // kept_floats].
 template <class Copy>
 void each_kept(const Stack& stack, float* cache, int first, int count, float* kept, Copy copy) {
@@ -193,7 +193,7 @@ inline void pack(Model& model) {
   each_matrix(model, [&](Matrix& matrix) { bytes += matrix.bytes(); });
   model.arena = std::make_unique<Arena>(bytes);
   each_matrix(model, [&](Matrix& matrix) { matrix.packed = model.arena->take(matrix.bytes()); });
-  // By the workers that will read it: the first to write a page has it in its own memory.
+  // The workers that will read a page write it first, so that it lies in their own memory.
   model.pool->run([&](int worker, int num_workers) {
     each_matrix(model, [&](Matrix& matrix) {
       const Share share = share_of(matrix.num_blocks, worker, num_workers);

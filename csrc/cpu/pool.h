@@ -1,9 +1,9 @@
 // Threads that work on one job together and meet at barriers.
 //
-// The caller is worker 0. Waiting spins for microseconds, because a meeting of workers that run
-// takes less than one, and sleeps then: the other may be waiting for this very core. When waits
-// show that a core is taken by another program, later jobs use one worker fewer until a trial shows
-// that it is free again. No sum depends on the number of workers, so nobody hears the difference.
+// The caller is worker 0. A wait spins for microseconds, because running workers meet in less than
+// one, then sleeps: the other worker may be waiting for this very core. When waits show that
+// another program has taken a core, later jobs use one worker fewer until a trial shows that it is
+// free again. No sum depends on the number of workers, so a listener hears no difference.
 #pragma once
 #include <unistd.h>
 
@@ -26,15 +26,15 @@ namespace qwen_tts {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kSpin = std::chrono::microseconds(40);
-// A worker that waits so long has lost its core to another program; work is dealt more evenly.
+// A wait this long means that the other worker has lost its core: work is dealt more evenly.
 constexpr auto kLate = std::chrono::microseconds(300);
 constexpr int kPausesBetweenLooks = 64;  // at the clock
-// A job is crowded when a worker waited for this part of it.
+// A job is crowded when a worker waited for this fraction of it.
 constexpr double kCrowdedPart = 0.2;
-// Time until the next trial; each that fails doubles it. A trial may cost a scheduler's slice.
+// The time until the next trial; each failed trial doubles it. A trial may cost a time slice.
 constexpr Clock::duration kFirstPatience = std::chrono::milliseconds(20);
 constexpr Clock::duration kLastPatience = std::chrono::seconds(2);
-constexpr Clock::duration kCalm = std::chrono::seconds(1);  // after it the first one holds again
+constexpr Clock::duration kCalm = std::chrono::seconds(1);  // then kFirstPatience applies again
 
 inline void pause_thread() {
 #if defined(__x86_64__)
@@ -57,7 +57,7 @@ class Event {
     }
   }
 
-  // Returns when the count is no longer `seen`; says how long that took beyond `kLate`.
+  // Waits until the count is no longer `seen`; returns how long that took beyond `kLate`.
   Clock::duration wait_past(uint32_t seen) {
     for (int i = 0; i < kPausesBetweenLooks; ++i) {
       if (count() != seen) return {};
@@ -84,7 +84,7 @@ class Event {
   std::condition_variable changed_;
 };
 
-// The part of `count` things that a worker does.
+// The part of `count` items that a worker does.
 struct Share {
   int first, end;
 };
@@ -98,7 +98,7 @@ class Pool {
   explicit Pool(int num_threads)
       : num_threads_(num_threads), num_workers_(num_threads), crew_(new_crew()) {}
   ~Pool() {
-    // The threads of a parent process are not in the child: there is nothing to join.
+    // A child process has no threads of its parent: there are none to join.
     if (crew_->process != getpid()) {
       static_cast<void>(crew_.release());
       return;
@@ -107,14 +107,14 @@ class Pool {
   }
 
   int num_threads() const { return num_threads_; }
-  // Those that the next job will use; any thread may ask.
+  // The workers of the next job; any thread may call this.
   int num_workers() const { return num_workers_.load(std::memory_order_relaxed); }
 
-  // Calls job(worker, num_workers) in every worker; returns when all have. One job at a time. A
-  // job throws nothing and allocates nothing: its caller reserves what it needs.
+  // Calls job(worker, num_workers) in every worker; returns when all have returned. Jobs run one at
+  // a time. A job throws nothing and allocates nothing: its caller reserves the memory it needs.
   template <class Job>
   void run(Job&& job) {
-    if (crew_->process != getpid()) {  // forked: only the calling thread came along
+    if (crew_->process != getpid()) {  // after a fork only the calling thread exists
       auto crew = new_crew();
       static_cast<void>(crew_.release());
       crew_ = std::move(crew);
@@ -146,7 +146,7 @@ class Pool {
     std::thread thread;
   };
   // How long one worker waited for others that had lost their core, in the job that it began last.
-  // Its last wait counts nowhere: it ends after the job, when the caller may already look.
+  // Its last wait counts nowhere: it ends after the job, when the caller may already read this.
   class alignas(64) Late {
    public:
     Clock::duration sum() const { return Clock::duration(ticks_.load(std::memory_order_relaxed)); }
@@ -155,7 +155,7 @@ class Pool {
    private:
     std::atomic<Clock::rep> ticks_{0};
   };
-  // All that threads share; a child process leaves the parent's as it is and makes its own.
+  // All that the threads share; a child process leaves its parent's as it is and makes its own.
   struct Crew {
     pid_t process = getpid();
     std::vector<std::unique_ptr<Member>> members;
@@ -168,7 +168,7 @@ class Pool {
     std::atomic<bool> is_closing{false};
   };
 
-  // Throws what the system says where it refuses a thread or its memory; no thread is left then.
+  // Throws the system's error where it refuses a thread or its memory; then no thread is left.
   std::unique_ptr<Crew> new_crew() {
     auto crew = std::make_unique<Crew>();
     crew->late = std::make_unique<Late[]>(num_threads_);
@@ -197,10 +197,10 @@ class Pool {
     crew.is_closing = true;
     for (auto& member : crew.members) member->ticket.advance();
     for (auto& member : crew.members)
-      if (member->thread.joinable()) member->thread.join();  // not one that was refused
+      if (member->thread.joinable()) member->thread.join();  // a refused thread is not joinable
   }
 
-  // Says how long this worker waited for others that had lost their core.
+  // Returns how long this worker waited for others that had lost their core.
   Clock::duration wait_for_all() {
     Crew& crew = *crew_;
     // Read before arriving: once all have arrived, the caller may write it for the next job.

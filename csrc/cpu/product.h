@@ -1,7 +1,7 @@
 // Matrices times a few rows of activations.
 //
-// A sum runs over columns in their order in one lane, whatever the number of rows beside it, of
-// workers, or of vectors at once: a stream's codes are the same bits alone and in company.
+// A sum runs over columns in their order, in one lane. It does not depend on the number of other
+// rows, workers or vectors at once: a stream's codes have the same bits alone and beside others.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,15 +11,15 @@
 
 namespace qwen_tts {
 
-// Inputs whose sums registers hold together. Four reach the peak of a Zen 4 in bf16 and in int8;
-// six and eight are slower there, for want of registers.
+// Inputs whose sums fit in registers together. Four reach the peak of a Zen 4 in bf16 and in int8;
+// six and eight are slower there, because registers run out.
 constexpr int kTileRows = 4;
 
-// Activations as products read them: tiles of rows, within which columns come one after another
-// with the rows' values side by side.
+// Activations in the layout that products read: tiles of rows, within which columns come one after
+// another, with the values of the rows adjacent.
 class Inputs {
  public:
-  // Room for num_rows of num_cols.
+  // Allocates room for num_rows of num_cols.
   void reserve(int num_rows, int num_cols) {
     const size_t padded = size_t(num_cols + kGroup - 1) / kGroup * kGroup;
     words_.resize(num_rows * padded);
@@ -27,7 +27,7 @@ class Inputs {
     row_.resize(padded);
   }
 
-  // fill(row, to) writes num_cols values of a row.
+  // fill(row, to) writes the num_cols values of a row.
   template <class Fill>
   void set(const Matrix& matrix, int num_rows, Fill fill) {
     num_rows_ = num_rows, num_cols_ = matrix.num_cols, is_int8_ = matrix.is_int8();
@@ -56,8 +56,8 @@ class Inputs {
   const float* scales(int first) const { return scales_.data() + size_t(first) * num_groups_; }
 
  private:
-  // A row as 16-bit integers in pairs of columns, with a scale for each group: NaN where a number
-  // of the group is not finite, so that its sums are NaN, too.
+  // Narrows a row to 16-bit integers in pairs of columns, with a scale for each group. The scale is
+  // NaN where a number of the group is not finite, so that its sums are NaN too.
   void narrow(int32_t* words, float* scales, int stride) {
     std::fill(row_.data() + num_cols_, row_.data() + num_groups_ * kGroup, 0.0f);
     for (int group = 0; group < num_groups_; ++group) {
@@ -76,8 +76,8 @@ class Inputs {
     }
   }
 
-  // The largest magnitude of a group; NaN or infinity where it has one. Compared as integers, whose
-  // order is that of magnitudes with NaN last: comparisons of floats pass over a NaN.
+  // The largest magnitude of a group; NaN or infinity if the group has one. It compares integers,
+  // whose order is that of magnitudes with NaN last: comparisons of floats pass over a NaN.
   static float largest(const float* group) {
     int32_t bits[kGroup], most = 0;
     std::memcpy(bits, group, sizeof bits);
@@ -93,10 +93,10 @@ class Inputs {
   std::vector<float> scales_, row_;
 };
 
-// Each: kVectors vectors of a block's rows, from byte `lane` of a stride, times kRows inputs:
-// sums [kRows][kBlockRows].
+// Each function multiplies kVectors vectors of a block's rows, from byte `lane` of a stride, by
+// kRows inputs: sums [kRows][kBlockRows].
 
-// sum[b][v] += weights(v) * x[b], for one column, or one pair of 16-bit columns.
+// sum[b][v] += weights(v) * x[b], for one column, or for one pair of 16-bit columns.
 template <int kVectors, int kRows, class Sum, class Weights, class X>
 inline void add_products(Sum& sum, Weights weights, const X* x) {
   decltype(weights(0)) of_column[kVectors];
@@ -174,7 +174,7 @@ inline void dot_int8(const uint8_t* block, int lane, int num_groups, const int32
   }
 }
 
-// sums [kRows][kBlockRows] of one block and one tile of inputs.
+// Computes sums [kRows][kBlockRows] of one block and one tile of inputs.
 template <int kRows>
 void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs, int first,
                float* sums) {
@@ -201,8 +201,8 @@ void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs,
   }
 }
 
-// Blocks first_block .. end_block of `matrix` times all inputs. use(block, row, sums) receives the
-// 32 sums of a block for an input row; `sums` is scratch [kTileRows][kBlockRows].
+// Multiplies blocks first_block .. end_block of `matrix` by all inputs. Calls use(block, row, sums)
+// with the 32 sums of a block for an input row; `sums` is scratch [kTileRows][kBlockRows].
 template <class Use>
 void product(const Matrix& matrix, int first_block, int end_block, const Inputs& inputs, Use use) {
   alignas(64) float sums[kTileRows * kBlockRows];

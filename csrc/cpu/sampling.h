@@ -9,9 +9,9 @@
 
 namespace qwen_tts {
 
-constexpr int kNotFinite = -1;  // instead of a code
+constexpr int kNotFinite = -1;  // returned instead of a code
 
-// Philox4x32-10 of Salmon et al. (SC 2011): counter in, four random words out.
+// Philox4x32-10 of Salmon et al. (SC 2011): turns a counter into four random words.
 inline void philox(uint64_t key, uint32_t counter[4]) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -25,14 +25,14 @@ inline void philox(uint64_t key, uint32_t counter[4]) {
   }
 }
 
-// One number in (0, 1) for a token, exact in float32.
+// A number in (0, 1) for one token, exact in float32.
 inline float uniform(int token, const StreamOptions& options, int frame, int codebook) {
   uint32_t counter[4] = {uint32_t(token) / 4, uint32_t(frame), uint32_t(codebook), options.part};
   philox(options.seed, counter);
   return (float(counter[token % 4] >> 9) + 0.5f) * 0x1p-23f;
 }
 
-// The least score that top-k and top-p keep; ties with it stay. `order` [n] is reordered.
+// The least score that top-k and top-p keep, and ties with it. Reorders `order` [n].
 inline float least_kept(float* order, int n, const Sampling& sampling) {
   float least = -INFINITY;
   int num_kept = n;
@@ -46,15 +46,15 @@ inline float least_kept(float* order, int n, const Sampling& sampling) {
   double total = 0, mass_before = 0;
   for (int i = 0; i < num_kept; ++i) total += std::exp(double(order[i]) - order[0]);
   for (int i = 0; i < num_kept && (i == 0 || mass_before < sampling.top_p);) {
-    least = order[i];  // tokens of equal probability share one fate
+    least = order[i];  // tokens of equal probability stay or go together
     for (; i < num_kept && order[i] == least; ++i)
       mass_before += std::exp(double(order[i]) - order[0]) / total;
   }
   return least;
 }
 
-// The drawn token, the lowest where scores tie; kNotFinite where the largest logit is not finite.
-//   logits [n], penalised and masked already; scores: scratch [2 n]
+// Draws a token, the lowest among ties; kNotFinite if the largest logit is not finite.
+//   logits [n], already penalised and masked; scores is scratch [2 n]
 inline int draw(const float* logits, int n, const Sampling& sampling, const StreamOptions& options,
                 int frame, int codebook, float* scores) {
   int best = 0;

@@ -8,7 +8,7 @@
 
 namespace qwen_tts {
 
-// A call's Status, never an exception.
+// Returns a call's Status instead of letting an exception escape.
 template <class Call>
 int32_t status_of(Call call) {
   try {
@@ -16,7 +16,7 @@ int32_t status_of(Call call) {
     return kDone;
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
-  } catch (const std::length_error&) {  // a vector that no memory could hold
+  } catch (const std::length_error&) {  // a vector larger than any memory
     return kOutOfMemory;
   } catch (const std::system_error&) {
     return kNoThreads;

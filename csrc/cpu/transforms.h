@@ -1,9 +1,9 @@
 // Bilinear algorithms for short convolutions along time: y = A ((G w) * (B x)).
 //
 // m outputs of a filter of r taps come from fewer products than m * r: the inputs of a tile and the
-// taps are taken to points of polynomials (B, G), multiplied there, and taken back (A). Products
-// are matrices, so the additions cost little, and the weights are transformed once, when they are
-// packed. Large tiles need many points and lose digits; nesting two small algorithms loses fewer.
+// taps are evaluated at points as polynomials (B, G), multiplied there, and interpolated (A).
+// Products are matrices, so the additions cost little, and weights are transformed once, when
+// packed. Large tiles need many points and lose digits; two small algorithms, nested, lose fewer.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ struct Table {
   double at[kRows][kCols] = {};
 };
 
-// y = the table of entry(row, col) * x, the zeros left out.
+// y = the table of entry(row, col) * x, without the terms that are zero.
 template <class Entry, int kRows, int kCols>
 inline void apply(Entry entry, const Floats (&x)[kCols], Floats (&y)[kRows]) {
   visit_each<kRows>([&](auto row) {
@@ -47,7 +47,7 @@ constexpr double power_of_two_near(double value) {
   return power;
 }
 
-// Toom-Cook: kOutputs outputs of kTaps taps from their number - 2 points and infinity.
+// Toom-Cook: kOutputs outputs of kTaps taps from (their sum - 2) points and infinity.
 template <int kOutputs, int kTaps>
 struct Toom {
   static constexpr int kProducts = kOutputs + kTaps - 1;
@@ -58,7 +58,7 @@ struct Toom {
   constexpr explicit Toom(std::array<double, kProducts - 1> points) {
     constexpr int last = kProducts - 1;
     for (int i = 0; i < kProducts; ++i) {
-      // The polynomial that is 0 at the other points, and its value at this one.
+      // The polynomial that is 0 at the other points, and its value at this point.
       double q[kProducts] = {1}, value = 1;
       int degree = 0;
       for (int j = 0; j < last; ++j) {
@@ -78,7 +78,7 @@ struct Toom {
   }
 
  private:
-  // Rows of B and G are brought near 1 by powers of two, which round nothing.
+  // Scales rows of B and G to near 1 by powers of two, which round nothing.
   constexpr void balance() {
     for (int i = 0; i < kProducts; ++i) {
       double most = 0, sum = 0;
@@ -92,7 +92,7 @@ struct Toom {
   }
 };
 
-// B * x and A * products of a Toom; what they hold is exact in float32.
+// B * x and A * products of a Toom, whose constants are exact in float32.
 template <const auto& toom, int kRows, int kCols>
 inline void to_points(const Floats (&x)[kCols], Floats (&y)[kRows]) {
   apply([](int row, int col) { return toom.b.at[row][col]; }, x, y);
@@ -102,12 +102,12 @@ inline void from_points(const Floats (&products)[kCols], Floats (&y)[kRows]) {
   apply([](int row, int col) { return toom.a.at[row][col]; }, products, y);
 }
 
-// Each transform: kTaps, kOutputs, kProducts, and
-//   weights(taps, products)  of one input and output channel
+// Each transform has kTaps, kOutputs, kProducts, and
+//   weights(taps, products)  for one input and one output channel
 //   inputs(x, v)             kOutputs + kTaps - 1 steps -> kProducts
 //   outputs(products, y)     kProducts -> kOutputs
 
-// Two taps, 4 products for 3 outputs instead of 6: an upsampling.
+// Two taps: 4 products for 3 outputs instead of 6. An upsampling has such filters.
 struct TwoTaps {
   static constexpr Toom<3, 2> kToom{{0, 1, -1}};
   static constexpr int kTaps = 2, kOutputs = 3, kProducts = 4;
@@ -122,7 +122,7 @@ struct TwoTaps {
   }
 };
 
-// Seven taps, 17 products for 6 outputs instead of 42. Even steps x0 and odd steps x1 meet even
+// Seven taps: 17 products for 6 outputs instead of 42. Even steps x0 and odd steps x1 meet even
 // taps w0 and odd taps w1 as in Karatsuba's product, in three filters of four or three taps:
 //   y0 = (x0 - x1) w0 + x1 (w0 + w1), y1 = x1 (w0 + w1) + (x0 one step on - x1) w1
 struct SevenTaps {
@@ -176,7 +176,7 @@ struct SevenTaps {
 
 enum class Transform { kNone, kTwoTaps, kSevenTaps };
 
-// Calls visit(T()) for a transform that is one.
+// Calls visit(T()) for the type of a transform, unless it is kNone.
 template <class Visit>
 inline auto with_transform(Transform transform, Visit visit) {
   return transform == Transform::kTwoTaps ? visit(TwoTaps()) : visit(SevenTaps());
@@ -187,7 +187,7 @@ inline int products_of(Transform transform, int num_taps) {
   return with_transform(transform, [](auto t) { return decltype(t)::kProducts; });
 }
 
-// The products [products_of(transform, num_taps)] of taps [num_taps].
+// Computes the products [products_of(transform, num_taps)] of taps [num_taps].
 inline void transform_weights(Transform transform, const double* taps, int num_taps,
                               double* products) {
   if (transform == Transform::kNone) {

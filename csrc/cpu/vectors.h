@@ -1,9 +1,9 @@
-// Vectors of this build's instruction set. A packed block has 32 rows, and a lane is a row, so no
-// product needs a sum across lanes and one layout of weights serves every width.
+// Vectors of this build's instruction set. A packed block has 32 rows and each row has its own
+// lane, so no product needs a sum across lanes, and one layout of weights serves every width.
 //
 // Each header defines: kInstructionSet, kLanes, Floats and Words (kLanes of 32 bits),
-// vectors_of(rows) (how many vectors of a block are summed at once for so many inputs), kTallRows
-// (inputs whose sums registers hold for two vectors), and the functions that products are made of.
+// vectors_of(rows) (how many vectors of a block to sum at once for so many inputs), kTallRows
+// (inputs whose sums of two vectors fit in registers), and the functions that make up products.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Any other CPU: vectors of the compiler's own, which it maps to what the CPU has.
+// Any other CPU: the compiler's own vectors, which it maps to what the CPU has.
 #pragma once
 
 namespace qwen_tts {
@@ -39,7 +39,7 @@ inline Floats load_bf16(const uint8_t* from) {
   return lower_bf16(words);
 }
 
-// The two 16-bit halves of a word are kept apart: bytes 0 and 2, then bytes 1 and 3.
+// Keeps the two 16-bit halves of a word apart: bytes 0 and 2, then bytes 1 and 3.
 inline Words lower_bytes(Words words) {
   return ((words << 24 >> 24) & 0xffff) | (words << 8 >> 24 << 16);
 }

@@ -1,4 +1,4 @@
-// A piece of speech, stage by stage. A barrier stands behind every stage.
+// A piece of speech, stage by stage. A barrier follows every stage.
 //
 // clang-format off
 //   front   embed       the first codebook's entry beside the sum of the others   rows
@@ -18,8 +18,8 @@
 //           last        one sample a row, clamped                                 rows
 // clang-format on
 //
-// The last column is what is dealt to the workers. A convolution's inputs lie behind those that the
-// stream's state remembers: the last worker fetches these while the others are being computed.
+// The last column is what the workers share out among them. A convolution's inputs lie behind those
+// that the stream's state remembers; the last worker fetches these while others compute.
 #pragma once
 #include "activation.h"
 #include "vocoder_model.h"
@@ -36,12 +36,12 @@ struct Pass {
   float* state(int b) const { return request.states[first_stream + b]; }
 };
 
-// What becomes of a convolution's sums: y = sums + bias, then y = residual + scale * y.
+// What to do with a convolution's sums: y = sums + bias, then y = residual + scale * y.
 struct Output {
   const Convolution& from;
   int num_streams;
-  float* next = nullptr;                // receives y as `reader` wants it
-  const Convolution* reader = nullptr;  // null: as it is
+  float* next = nullptr;                // receives y, activated for `reader`
+  const Convolution* reader = nullptr;  // null: not activated
   float* keep = nullptr;                // receives y
   const float* residual = nullptr;
   const float* scale = nullptr;
@@ -85,7 +85,7 @@ struct VocoderWorker {
     return buffer + size_t(c.history_rows()) * pass.num_streams * c.in_size();
   }
 
-  // visit(row of the buffer, row of the state), for all that the states have of a convolution.
+  // Calls visit(row of the buffer, row of the state) for a convolution's whole history.
   template <class Visit>
   void each_history_row(const Convolution& c, Visit visit) const {
     for (int row = 0; row < c.history_rows(); ++row)
@@ -98,14 +98,14 @@ struct VocoderWorker {
       std::copy_n(state, c.in_channels, buffer + row * c.in_size());
     });
   }
-  // Of a buffer with num_rows behind the history.
+  // Keeps the history of a buffer that has num_rows rows behind it.
   void keep_history(const Convolution& c, const float* buffer, int num_rows) const {
     each_history_row(c, [&](size_t row, float* state) {
       std::copy_n(buffer + (row + num_rows) * c.in_size(), c.in_channels, state);
     });
   }
 
-  // This worker's part of a convolution's num_rows outputs. No barrier stands behind it.
+  // Computes this worker's part of a convolution's num_rows outputs. It ends without a barrier.
   template <class Use>
   void compute(const Convolution& c, const float* x, int num_rows, Use use) const {
     const int gap = c.dilation * pass.num_streams;
@@ -145,7 +145,7 @@ struct VocoderWorker {
     }
   }
 
-  // A stage: what `output` says, behind the history of its reader.
+  // A stage: does what `output` describes, behind the history of its reader.
   void convolution(const Convolution& c, const float* x, int num_rows, Output output) const {
     if (is_last()) {
       keep_history(c, x, num_rows);
@@ -156,7 +156,7 @@ struct VocoderWorker {
     barrier();
   }
 
-  // x of the transformer, normed, for this worker's own use.
+  // Returns x of the transformer, normed, for this worker alone.
   const float* normed(const std::vector<float>& weight) const {
     const size_t size = weight.size();
     float* to = scratch().normed.data();
@@ -192,7 +192,7 @@ inline void embed(const VocoderWorker& worker) {
   worker.barrier();
 }
 
-// Queries, keys and values of model.in [num_rows, qkv] -> model.out; histories move on. Positions
+// Queries, keys and values of model.in [num_rows, qkv] -> model.out; moves histories on. Positions
 // count from the oldest key that the window of the piece's first frame can have.
 inline void attention(const VocoderWorker& worker, const TransformerLayer& layer) {
   const VocoderModel& model = worker.model;
@@ -220,7 +220,7 @@ inline void attention(const VocoderWorker& worker, const TransformerLayer& layer
     const auto row = [&](int frame) {
       return model.in + (size_t(frame) * pass.num_streams + b) * layer.qkv->out_size();
     };
-    // Of this kv head, at a position.
+    // The key of this kv head at a position.
     const auto key = [&](int position) {
       return position < num_past ? past + size_t(position) * 2 * kv_size
                                  : row(position - num_past) + q_size + kv_head * head_dim;
@@ -411,7 +411,7 @@ inline void run_pass(VocoderModel& model, const Pass& pass) {
   });
 }
 
-// Whether every code is one of its codebook.
+// Returns whether every code is an index into its codebook.
 inline bool are_codes(const VocoderModel& model, const VocoderRequest& request) {
   const size_t count = size_t(request.num_streams) * request.num_frames * model.sizes.num_codebooks;
   return std::all_of(request.codes, request.codes + count,

@@ -8,8 +8,8 @@
 
 namespace qwen_tts {
 
-// Frames of a stream in one pass (longer chunks are cut, whatever other streams there are), and of
-// all streams of a pass.
+// Frames of a stream in one pass, and of all streams of a pass. Longer chunks are cut at the same
+// places whichever other streams there are.
 constexpr int kPieceFrames = 8;
 constexpr int kPassFrames = 16;
 
@@ -20,7 +20,7 @@ struct TransformerLayer {
 
 struct Upsampling {
   Convolution *up, *depthwise, *wide, *narrow;
-  std::vector<float> taps, norm_weight, norm_bias, gamma;  // taps: of the depthwise one
+  std::vector<float> taps, norm_weight, norm_bias, gamma;  // taps: of `depthwise`
 };
 
 struct Unit {
@@ -32,14 +32,14 @@ struct Block {
   std::vector<Unit> units;
 };
 
-// What one worker alone writes.
+// The memory that only one worker writes.
 struct VocoderScratch {
   std::vector<float> sums, points, products, normed, keys, scores, query;
 };
 
 struct VocoderModel {
   Pool* pool;
-  VocoderSource sizes;  // its pointers are null, but for the tables
+  VocoderSource sizes;  // all pointers are null except the tables
   std::vector<float> rope_cos, rope_sin;
   std::vector<Convolution> convolutions;
   Convolution *codebook_proj, *pre_conv, *input_proj, *output_proj, *first, *last;
@@ -49,15 +49,15 @@ struct VocoderModel {
   std::vector<Block> blocks;
   std::unique_ptr<Arena> weights;
 
-  // Shared by the workers of a pass; written in one stage, read behind the next barrier.
+  // The workers of a pass share these: one stage writes them, the stages after a barrier read them.
   std::unique_ptr<Arena> memory;
   size_t buffer_floats = 0;
-  float *in, *out, *x, *mid;            // in and out: inputs of a convolution behind their history
-  float* points;                        // of a transform whose weights are dealt by columns
+  float *in, *out, *x, *mid;            // in, out: a convolution's inputs behind their history
+  float* points;                        // of a transform whose columns of weights are shared out
   std::vector<VocoderScratch> scratch;  // by worker
 };
 
-// Calls visit(convolution, source) for all that are packed.
+// Calls visit(convolution, source) for all packed convolutions.
 template <class Visit>
 void each_packed(VocoderModel& model, const ConvolutionSource* sources, Visit visit) {
   for (size_t i = 0; i < model.convolutions.size(); ++i)
@@ -153,7 +153,7 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   return model;
 }
 
-// Room for passes of so many frames of all streams and so many streams.
+// Allocates for passes of so many frames of all streams and so many streams.
 inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
   size_t most = 0, steps = num_frames;
   const auto needs = [&](const Convolution& c) {

@@ -13,7 +13,7 @@ float as_float(const unsigned char* bytes) {
   return value;
 }
 
-// The order of five __shfl_xor_sync steps (16, 8, 4, 2, 1), as port.cuh spells it for the GPU.
+// Adds in the order of five __shfl_xor_sync steps (16, 8, 4, 2, 1), as port.cuh does on the GPU.
 void reduce(Fiber* lanes, bool is_sum) {
   float value[32], next[32];
   for (int lane = 0; lane < 32; ++lane) value[lane] = as_float(lanes[lane].deposit);
@@ -41,13 +41,13 @@ float upper_half(uint32_t pair) {
 }
 
 // Four columns at a time: the compiler does not see by itself that they are independent. Wider
-// vectors end up in memory where the CPU that is compiled for has none.
+// vectors would lie in memory where the target CPU has none.
 using Columns = float __attribute__((vector_size(16)));
 using ColumnBits = uint32_t __attribute__((vector_size(16)));
 
-// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums; port.cuh has the
-// layout. Lanes bring addresses. Rows of `a` that are all zero are skipped: most of the 16 are,
-// with one stream.
+// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums; port.cuh
+// describes the layout. Lanes bring addresses. Rows of `a` that are all zero are skipped: most of
+// the 16 are zero with one stream.
 void multiply(Fiber* lanes) {
   MmaOperands of[32];
   for (int lane = 0; lane < 32; ++lane) std::memcpy(&of[lane], lanes[lane].deposit, sizeof of[0]);
@@ -92,7 +92,7 @@ void complete(Fiber* lanes, Collective kind) {
   switch (kind) {
     case Collective::kSyncWarp:
       break;
-    case Collective::kShuffle:  // deposit: the value (8 bytes), then the lane to read from
+    case Collective::kShuffle:  // deposit: the value (8 bytes), then the source lane
       for (int lane = 0; lane < 32; ++lane) {
         int source;
         std::memcpy(&source, lanes[lane].deposit + 8, 4);
@@ -138,7 +138,7 @@ struct AsyncCopy {
 };
 struct AsyncCopies {
   std::vector<AsyncCopy> pending;
-  int group = 0;  // that the next copy belongs to
+  int group = 0;  // the group of the next copy
 };
 
 void finish(const AsyncCopy& copy) {
@@ -224,7 +224,7 @@ void block_barrier(Where where) {
   acquire(tsan);
 }
 
-// With lazy copies the target holds NaNs until it is waited for: a missing wait shows.
+// With lazy copies the target holds NaNs until a thread waits for it: a missing wait shows.
 void async_copy(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) {
     fail("cp.async of %d bytes is misaligned", bytes);

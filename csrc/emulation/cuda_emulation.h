@@ -68,7 +68,7 @@ inline T __shfl_up_sync(unsigned, T value, int distance, EMULATION_HERE) {
   return emulated_shuffle(value, lane < distance ? lane : lane - distance, where);
 }
 
-// Four of the bytes of b:a, by number; with the 8 of a digit set, eight times the sign of its byte.
+// Picks four bytes of b:a by number; where the digit's 8 is set, eight copies of the byte's sign.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned digits) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   unsigned result = 0;
@@ -123,7 +123,7 @@ struct __nv_bfloat16 {
 inline float __bfloat162float(__nv_bfloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
-inline __nv_bfloat16 __float2bfloat16_rn(float value) {  // to nearest even, NaN stays NaN
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {  // rounds to nearest even; NaN stays NaN
   unsigned bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
   bits += 0x7fffu + ((bits >> 16) & 1u);
@@ -149,7 +149,7 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-// EMULATION_SMS is how many blocks can be resident at once.
+// EMULATION_SMS sets how many blocks can be resident at once.
 inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount
                ? ::emulation::environment("EMULATION_SMS", 2)

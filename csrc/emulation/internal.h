@@ -1,4 +1,4 @@
-// Shared by the translation units of the emulation runtime, and by nobody else.
+// Declarations that only the translation units of the emulation runtime share.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -7,7 +7,7 @@
 
 #include "runtime.h"
 
-extern "C" {  // weak: present only when the program is linked with that sanitizer
+extern "C" {  // weak: present only in a program linked with that sanitizer
 __attribute__((weak)) void* __tsan_create_fiber(unsigned);
 __attribute__((weak)) void* __tsan_get_current_fiber(void);
 __attribute__((weak)) void __tsan_destroy_fiber(void*);
@@ -25,7 +25,7 @@ void emulation_swap_context(void** save, void* load);
 
 namespace emulation {
 
-// Two TSan variables, used in turn: a fast thread may already release the next meeting before a
+// Two TSan variables that take turns: a fast thread may already release the next meeting before a
 // slow one has acquired this one.
 struct Meeting {
   int arrived = 0;
@@ -49,8 +49,8 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Meeting barrier;
-  std::vector<uint32_t> at_barrier;  // per warp: the lanes that wait in the block barrier
-  int cursor = 0;                    // warp that ran last
+  std::vector<uint32_t> at_barrier;  // by warp: the lanes that wait in the block barrier
+  int cursor = 0;                    // the warp that ran last
   void* shared_memory = nullptr;
   uint64_t seen_progress = 0, idle_rounds = 0, num_collectives = 0;
 };
@@ -74,7 +74,7 @@ uint64_t random_bits();
 
 void switch_to(Fiber* from, Fiber* to, bool synchronise = false);
 Fiber* next_in_block(Block* block, Fiber* from, bool skip_paused);
-// Marks the current fiber as not runnable and runs somebody else until it is woken.
+// Marks the current fiber as not runnable and runs others until one of them wakes it.
 void wait_here(const char* state);
 // Wakes these lanes of one warp.
 void wake(Block* block, int warp, uint32_t lanes);

@@ -1,4 +1,4 @@
-// One launch: stacks, blocks, the run, the verdict.
+// One launch: allocates stacks and blocks, runs them, and returns the result.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -19,7 +19,7 @@ std::mutex launch_mutex;
 std::vector<void*> free_stacks;
 std::string last_message;
 
-// Address sanitizer's frames are several times larger.
+// The address sanitizer's frames are several times larger.
 size_t stack_bytes() { return (__sanitizer_start_switch_fiber ? 512 : 64) * 1024; }
 
 void* take_stack() {
@@ -59,7 +59,7 @@ void set_up(Grid* grid, Block* block, int index, dim3 grid_dim, dim3 block_dim, 
   block->index = index;
   block->num_threads = block->num_live = block->num_runnable = block_dim.x;
   block->num_warps = block_dim.x / 32;
-  // Shared memory starts as NaNs, with a poisoned zone behind it.
+  // Shared memory starts as NaNs and ends in a poisoned zone.
   block->shared_memory = aligned_alloc(1024, (bytes + 2047) / 1024 * 1024);
   std::memset(block->shared_memory, 0xff, bytes);
   if (__asan_poison_memory_region) {

@@ -1,9 +1,9 @@
-// What the emulated CUDA language (cuda_emulation.h) asks of its runtime.
+// The runtime functions that the emulated CUDA language (cuda_emulation.h) calls.
 //
 // Every CUDA thread is a fiber. The lanes of a warp meet in collectives, the threads of a block in
-// barriers; all blocks of a launch are alive together and share one OS thread, which switches only
-// at those meeting points and in spin loops. A launch is therefore deterministic; EMULATION_SEED=n
-// picks another order of lanes, warps and blocks, again deterministic.
+// barriers; all blocks of a launch exist together and share one OS thread, which switches only at
+// those meeting points and in spin loops. A launch is therefore deterministic; EMULATION_SEED=n
+// chooses another order of lanes, warps and blocks, which is deterministic too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Fiber {  // one CUDA thread
   int linear_idx = 0, lane = 0, warp = 0;
   Block* block = nullptr;
   alignas(16) unsigned char deposit[32];  // what this lane brings to the current collective
-  alignas(16) unsigned char result[8];    // what it takes home
+  alignas(16) unsigned char result[8];    // what it receives from it
   Where where;                            // where it waits, for the deadlock report
   const char* state = "has not started";
   void* async_copies = nullptr;
@@ -53,22 +53,22 @@ struct BlockView {  // what a thread sees of its block
   size_t shared_bytes;
 };
 
-// The thread that runs. Plain globals of the library: one launch at a time, on one OS thread.
+// The running thread. Plain globals of the library: launches run one at a time, on one OS thread.
 extern Fiber* current __attribute__((visibility("hidden")));
 extern BlockView* view __attribute__((visibility("hidden")));
 
 enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kMaxUnsigned, kQuadSum, kMma, kCall };
 
-// Deposit of a lane in kMma: where its operands lie and where its sums are added.
+// A lane's deposit in kMma: where its operands lie and where its sums are added.
 struct MmaOperands {
-  const uint32_t* a[2];  // four registers of two bf16 each, of either instruction
-  const uint32_t* b;     // four registers, two of either
+  const uint32_t* a[2];  // four registers of two bf16 each, for either instruction
+  const uint32_t* b;     // four registers, two for either
   float* d;              // [4]
 };
 
-// Meets the other 31 lanes; the last one to arrive computes every lane's `result`.
+// Meets the other 31 lanes; the last lane to arrive computes every lane's `result`.
 void warp_collective(Collective kind, Where where);
-// One that takes a value from each lane and gives it one of the same type.
+// A collective that takes a value from each lane and returns one of the same type.
 template <class T>
 T warp_reduce(T value, Collective kind, Where where) {
   std::memcpy(current->deposit, &value, sizeof value);
@@ -76,31 +76,31 @@ T warp_reduce(T value, Collective kind, Where where) {
   std::memcpy(&value, current->result, sizeof value);
   return value;
 }
-// A collective of one's own: when all 32 have arrived, `call` gets the lanes, with `operands` of
-// each behind the first eight bytes of its deposit.
+// A collective with its own operation: when all 32 lanes have arrived, `call` receives them; each
+// deposit holds `operands` behind its first eight bytes.
 void warp_call(void (*call)(Fiber* lanes), void* operands, Where where);
 void block_barrier(Where where);
-// Inside a spin loop: lets others run. Fails the launch when nobody makes progress any more.
+// Runs other threads, inside a spin loop. Fails the launch when no thread makes progress any more.
 void pause(Where where);
-// After a synchronising load: under a seed, sometimes lets others run first. Without it a late
-// block always sees later stores too, and a missing acquire goes unnoticed.
+// Called after a synchronising load: under a seed, it sometimes runs other threads first. Without
+// it a late block would always see later stores too, and a missing acquire would go unnoticed.
 void preempt(Where where);
-// Something that a spinning thread may wait for has changed.
+// Reports that something a spinning thread may wait for has changed.
 void progress();
 // Ends this launch with a message; the process lives on.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Do copies land when they are waited for? Else at once, and the three below have nothing to do.
+// Do copies land when waited for? Otherwise they land at once, and the three below do nothing.
 extern bool lazy_copies __attribute__((visibility("hidden")));
 void async_copy(void* shared, const void* global, int bytes);
 void async_commit();
 void async_wait(int groups_left);
 
-// Runs `body` as every thread of the grid. Returns 0, or a CUDA error number.
+// Runs `body` as every thread of the grid. Returns 0 or a CUDA error number.
 int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
-// How many launches there were before this one.
+// The number of launches before this one.
 extern uint64_t launch_number __attribute__((visibility("hidden")));
-// How often attributes were set and occupancy was asked for.
+// How often attributes were set and occupancy was queried.
 extern uint64_t num_questions __attribute__((visibility("hidden")));
 int environment(const char* name, int fallback);
 uint64_t now_ns();

@@ -1,4 +1,4 @@
-// Which fiber runs next. Compiled without sanitizers: it tells TSan and ASan about its switches.
+// Chooses the next fiber. Compiled without sanitizers: it reports its switches to TSan and ASan.
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -77,7 +77,7 @@ bool lazy_copies = false;
 namespace {
 Fiber main_fiber;
 uint64_t random_state = 0;
-// A host write planted at the n-th progress event: makes asynchronous flags testable.
+// A host write at the n-th progress event: it makes asynchronous flags testable.
 uint64_t inject_at = 0;
 unsigned* inject_address = nullptr;
 unsigned inject_value = 0;
@@ -117,7 +117,7 @@ Fiber* next_in_grid(Grid* grid, Block* except, int start) {
   return nullptr;
 }
 
-// Every runnable thread of this block is spinning: another block's turn.
+// Every runnable thread of this block is spinning: another block takes its turn.
 void yield_block(Fiber* fiber) {
   Block* block = fiber->block;
   Grid* grid = block->grid;
@@ -168,7 +168,7 @@ void acquire(void* tsan_variable) {
   if (__tsan_acquire) __tsan_acquire(tsan_variable);
 }
 
-// TSan sees fibers as threads; a switch is no synchronisation between them.
+// TSan sees fibers as threads; a switch does not synchronise them.
 void switch_to(Fiber* from, Fiber* to, bool synchronise) {
   current = to;
   if (to->block) view = &to->block->view;
@@ -202,7 +202,7 @@ Fiber* next_in_block(Block* block, Fiber* from, bool skip_paused) {
 
 void to_main(Fiber* fiber) {
   switch_to(fiber, &main_fiber, fiber->done);
-  abort();  // nobody switches back
+  abort();  // no fiber switches back to this one
 }
 
 std::string describe(Block* block) {
@@ -251,7 +251,7 @@ void wait_here(const char* state) {
   Fiber* fiber = current;
   set_runnable(fiber, false);
   fiber->state = state;
-  // Nearly always the next lane of the same warp.
+  // Nearly always this is the next lane of the same warp.
   const Warp& warp = fiber->block->warps[fiber->warp];
   const uint32_t later = fiber->lane == 31 ? 0 : warp.runnable & (~0u << (fiber->lane + 1));
   Fiber* next = later && !settings.shuffled ? fiber + (__builtin_ctz(later) - fiber->lane)
@@ -313,7 +313,7 @@ void progress() {
   }
 }
 
-// First code of every fiber: runs the kernel, then hands over to a thread that still has work.
+// The first code of every fiber: runs the kernel, then switches to a thread that still has work.
 void fiber_main() {
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
   Fiber* fiber = current;

@@ -62,8 +62,8 @@ def compare_codes(args: argparse.Namespace) -> int:
     }
     code = 1 if args.strict and any(anomalies.values()) else 0
     if args.json:
-        told = {"dumps": figures, "overlaps": overlaps, "anomalies": anomalies}
-        print(json.dumps(told, indent=2))
+        found = {"dumps": figures, "overlaps": overlaps, "anomalies": anomalies}
+        print(json.dumps(found, indent=2))
         return code
     for path, values in figures.items():
         print(path)
@@ -71,9 +71,9 @@ def compare_codes(args: argparse.Namespace) -> int:
             shown = f"{value:.3f}" if isinstance(value, float) else str(value)
             judged = expected[path][name]
             mark = "SUSPICIOUS; " if judged.is_suspicious else ""
-            print(f"  {name:19} {shown:>8}  {mark}{judged.told}".rstrip())
+            print(f"  {name:19} {shown:>8}  {mark}{judged.description}".rstrip())
     for pair, value in overlaps.items():
-        print(f"{pair}: overlap {value:.3f}  {codes_file.OVERLAP.told}")
+        print(f"{pair}: overlap {value:.3f}  {codes_file.OVERLAP.description}")
     return code
 
 

@@ -140,8 +140,8 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     parser.add_argument(
         "--threads",
         type=at_least(1),
-        help="threads that compute on the CPU (default: by the model's size and the cores; for "
-        "demo-voice 2 with backend cpu, 1 with torch)",
+        help="threads that compute on the CPU (default: by the model's size and the cores; "
+        "1 for demo-voice)",
     )
     parser.add_argument(
         "--dtype",

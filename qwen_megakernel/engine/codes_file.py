@@ -112,7 +112,7 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
 class Expectation:
     """The usual values of a figure, in words, and whether its own value is suspicious."""
 
-    told: str
+    description: str
     is_suspicious: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The load generator: its draws, its arithmetic, and live servers it is pointed at."""
+"""The load generator: its draws, its arithmetic, and runs against live servers."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ from qwen_megakernel.errors import EngineBusy
 
 @pytest.fixture
 def run(capsys):
-    """run(*words): the command, in this process."""
+    """Return run(*words), which runs the command in this process."""
 
     def run_(*words):
         code = common.run(load_test.main, load_test.parser().parse_args(words))
@@ -133,7 +133,7 @@ def test_both_loads_against_our_server(run, tmp_path):
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_requests_that_fail_are_counted_and_told(run, tmp_path):
+def test_requests_that_fail_are_counted_and_reported(run, tmp_path):
     engine = FakeEngine()
     with serving(engine) as server:
         speak = engine.stream
@@ -187,7 +187,7 @@ def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path)
 
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    """A server of somebody else's: OpenAI's endpoint, no model list, no headers of ours."""
+    """A server of another make: OpenAI's endpoint, no model list, none of our headers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/machine.py: every fact of a result's machine, from files of Linux that are planted."""
+"""benchmarks/machine.py: every fact of a result's machine, from planted files of Linux."""
 
 import resource
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from benchmarks import machine
-from benchmarks.machine import read_bandwidth  # the real one: conftest.py plants another
+from benchmarks.machine import read_bandwidth  # the real one, because conftest.py plants another
 from qwen_megakernel.cli import doctor
 
 ZEN_5 = """\
@@ -34,7 +34,7 @@ CPU part\t: 0xd40
 
 @pytest.fixture
 def proc(tmp_path):
-    """proc(cpuinfo="..."): plant files below proc; returns their root."""
+    """Return proc(cpuinfo="..."), which plants files below proc and returns their root."""
     (tmp_path / "proc").mkdir()
 
     def plant(**files):
@@ -106,4 +106,4 @@ def test_memory_is_read_in_another_process_and_as_fast_as_memory_is():
     assert 0.1 < read_bandwidth(2) < 10_000
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert grown < machine.READ_BYTES / 2
-    assert read_bandwidth(0) is None  # what fails there does not end the run
+    assert read_bandwidth(0) is None  # a failure there does not end the run

@@ -1,4 +1,4 @@
-"""benchmarks/measure.py: every name measures, says what, and is as ready as the engine it loads."""
+"""benchmarks/measure.py: every name has its measurement and help; imports come late."""
 
 import argparse
 import re
@@ -19,16 +19,16 @@ PUBLIC = ("ttfc", "rtf", "tok_s", "e2e")
 def test_every_name_has_its_options_and_a_result_file(name):
     args = measure.parser([name]).parse_args([name, "--json", "result.json"])
     assert callable(args.measure) and args.name == name and args.json == "result.json"
-    assert args.quiet in (False, True) and args.debug is False  # which `options.run` asks for
+    assert args.quiet in (False, True) and args.debug is False  # `options.run` reads this
 
 
 def test_help_lists_every_name_with_a_sentence(capsys):
     with pytest.raises(SystemExit) as ended:
         measure.main(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0
     for name, (_, description) in measure.MEASUREMENTS.items():
-        assert f" {name} {description}" in told and description.endswith(".")
+        assert f" {name} {description}" in printed and description.endswith(".")
 
 
 @pytest.mark.parametrize("words", [[], ["nothing"]])

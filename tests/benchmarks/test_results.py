@@ -1,4 +1,4 @@
-"""Committed result files: of the present schema, complete, and from a commit that can be had."""
+"""Committed result files have the present schema, are complete, and name a commit that exists."""
 
 import json
 import re
@@ -7,33 +7,18 @@ import pytest
 
 from benchmarks import common, page_parts
 
-# Files of an earlier schema that are to be taken again. A name leaves the list with its new file;
-# none comes back.
-TO_BE_TAKEN_AGAIN = [
-    "bandwidth_cpu_random-0.6b-base.json",
-    "coreml_speech_decoder.json",
-    "demo_voice.json",
-    "emulation_cpu_bfloat16.json",
-    "emulation_cpu_float32.json",
-    "load_cpu_demo-voice.json",
-    "pipecat_cpu_sentence.json",
-    "pipecat_cpu_token.json",
-    "precision.json",
-    "profile_cpu_random-0.6b-base.json",
-    "server_cpu.json",
-    "threads_cpu_demo-voice.json",
-    "threads_cpu_random-0.6b.json",
-    "voices_random-0.6b-base.json",
-]
+# Files of an earlier schema, which have to be measured again. A name leaves the list with its new
+# file, and none comes back.
+TO_BE_TAKEN_AGAIN = ["coreml_speech_decoder.json", "demo_voice.json", "precision.json"]
 FACTS = ("created", "commit", "command", "machine")
 OF_THE_MACHINE = ("processor", "instruction_sets", "cores", "online_cores", "platform", "python")
 OF_THE_MACHINE += ("torch", "load_before_run", "stolen_share", "read_bandwidth_gb_s")
-# What is measured: one of them a file has, and something in it.
+# A result file has one of these, and it is not empty.
 FIGURES = ("runs", "rows", "summary", "levels", "sets", "operations", "signal_to_noise_db")
 
 
 def faults(found: dict) -> list[str]:
-    """What a result file lacks."""
+    """Return what a result file lacks."""
     wrong = [name for name in FACTS if not found.get(name)]
     machine = found.get("machine", {})
     wrong += [f"machine: {name}" for name in OF_THE_MACHINE if machine.get(name) is None]

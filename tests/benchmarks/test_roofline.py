@@ -1,4 +1,4 @@
-"""benchmarks/roofline.py: counts against the tensors there are, floors against hand calculation."""
+"""benchmarks/roofline.py: counts compared with real tensors, floors with sums by hand."""
 
 from math import prod
 
@@ -95,7 +95,7 @@ def test_every_gpu_names_its_source():
 
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int8-groups", "int8-groups-heads"])
 def test_the_native_decoder_counts_the_same_bytes(precision):
-    """Of a scale for each row, which is not counted here, it counts a hundredth at this width."""
+    """It also counts the scale of each row, a hundredth of the bytes at this width."""
     config = precision_table.narrow_config()
     checkpoint = precision_table.random_checkpoint(config)
     if precision != "bf16":

@@ -1,4 +1,4 @@
-"""The files of deploy/, which cannot be built here, are linted and compared with the server."""
+"""The files of deploy/, which cannot be built here, pass linters and agree with the server."""
 
 import json
 import os
@@ -26,7 +26,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def instruction(name: str) -> list[str]:
-    """Words of the last `name [...]` in the Dockerfile."""
+    """Return the words of the last `name [...]` in the Dockerfile."""
     return json.loads(re.findall(rf"^{name} (\[.*\])$", DOCKERFILE, re.MULTILINE)[-1])
 
 
@@ -61,7 +61,7 @@ def test_what_is_copied_is_there_and_reaches_the_builder() -> None:
         copied |= set(shlex.split(line)[:-1])
     assert copied == set(let_in)
     assert all((ROOT / name).exists() for name in copied)
-    # What packaging reads beyond the packages.
+    # packaging reads these beside the packages
     assert {"setup.py", "pyproject.toml", "README.md"} <= copied
 
 

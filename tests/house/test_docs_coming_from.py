@@ -1,4 +1,4 @@
-"""docs/coming-from.md: its commands are accepted, and the names that they replace are not."""
+"""docs/coming-from.md: this project accepts the new commands and none of the old names."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from commands import ROOT
 from qwen_megakernel.cli import main
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
-# (what was typed, what to type), a pair for each row that has both
+# (what a reader typed, what to type instead), a pair for each row that has both
 ROWS = [
     (old, re.findall(r"`(python [^`]+)`", new))
     for old, new in re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE, re.MULTILINE)
@@ -23,10 +23,10 @@ def test_what_is_to_be_typed_is_taken(run_here, old, commands):
     if words[:2] == ["-m", "qwen_megakernel"]:
         assert main.parser().parse_args(words[2:]).run
         return
-    told = run_here(words[0], "--help")
-    assert told.returncode == 0
+    done = run_here(words[0], "--help")
+    assert done.returncode == 0
     options = [word for word in words if word.startswith("--")]
-    assert options and all(option in told.stdout for option in options)
+    assert options and all(option in done.stdout for option in options)
 
 
 def test_every_old_name_that_the_page_replaces_is_gone(capsys):

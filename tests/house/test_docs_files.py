@@ -1,4 +1,4 @@
-"""The documents: every file of this repository that one names is there."""
+"""Every file of this repository that a document names exists."""
 
 import re
 from pathlib import Path
@@ -17,13 +17,13 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 
 def text_of(page: str) -> str:
-    """A page; of the changelog only the unreleased part, because releases name their own files."""
+    """Return a page; of the changelog the unreleased part, for releases name their own files."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.split(r"\n## \[(?!Unreleased)", text)[0] if page == "CHANGELOG.md" else text
 
 
 def missing(text: str, root: Path = ROOT) -> set[str]:
-    """The files that a text names and that do not exist; "NAME" and "*" stand for any name."""
+    """Return the missing files that a text names; "NAME" and "*" stand for any name."""
     paths = {name: re.sub("^results/", "benchmarks/results/", name) for name in PATH.findall(text)}
     gone = {name for name, path in paths.items() if "NAME" not in name and not any(root.glob(path))}
     for name in SCRIPT.findall(text):

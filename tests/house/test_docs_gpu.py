@@ -34,7 +34,7 @@ def expected(command: str) -> int:
 
 
 def commands() -> Iterator[object]:
-    """The commands; those after the first that need a GPU are run by .ci/run alone."""
+    """Return the commands; only .ci/run runs those after the first that need a GPU."""
     for line in lines(SETUP):
         is_more = line.startswith("tools/gpu_check.sh") and "--set" in line
         yield pytest.param(line, marks=pytest.mark.ci if is_more else [])
@@ -48,7 +48,7 @@ def test_every_command_of_the_setup_runs_as_the_page_says(
         pytest.skip("minutes of a GPU")
     words = shlex.split(command.replace("out.wav", str(tmp_path / "out.wav")))
     if "pages.py" in command:
-        words.append("--check")  # the page itself is not for a test to write
+        words.append("--check")  # a test must not write the page itself
     if words[0] == "python":
         done = run_here(*words[1:])
     else:
@@ -60,21 +60,21 @@ def test_every_command_of_the_setup_runs_as_the_page_says(
     if done.returncode == NEEDS_GPU:
         assert "torch sees none" in done.stderr
     if "--output" in command and done.returncode == 0:
-        assert "backend" in done.stderr  # which one it took, and why
+        assert "backend" in done.stderr  # the decoder that it took, and why
         assert (tmp_path / "out.wav").stat().st_size > 44
 
 
 def test_the_checks_fit_half_an_hour_of_a_machine_that_ends_a_command_after_ten_minutes():
     seconds = [int(line.split("--seconds ")[1]) for line in lines(SETUP) if "--seconds" in line]
     assert seconds == [240, 240, 240, 300, 300]
-    start = 90  # of a machine, at every call
+    start = 90  # facts of the machine, which differ at every call
     assert sum(seconds) + start * len(seconds) <= 30 * 60
 
 
 # A number with a unit of speed, size or share, or with decimals; "0.6B" is a model's name.
 UNIT = r"(?:GB/s|GB|MB|KB|ms|us|µs|microseconds?|times)\b|%"
 FIGURE = re.compile(rf"(?<![\w.,])(?:\d+\.\d+(?!B\b)|\d[\d,]*(?: (?:to|->) [\d,]+)? ?(?:{UNIT}))")
-# An entry of the log, or what was added to it later: both begin with their date.
+# An entry of the log, and an addition to one: both begin with their date.
 ENTRY = re.compile(
     r"^(?:## )?(\d{4}-\d\d-\d\d)(.*?)(?=^(?:## )?\d{4}-\d\d-\d\d|^## |\Z)", re.M | re.S
 )
@@ -85,7 +85,7 @@ def one_line(text: str) -> str:
 
 
 def unsourced(page: str, log: str) -> list[str]:
-    """Figures of a page, outside what is generated, without a date of the log that has them."""
+    """Return a page's figures, without generated ones, whose date of the log does not have them."""
     entries = [(date, one_line(text)) for date, text in ENTRY.findall(log)]
     written = re.sub(f"{page_parts.BEGIN}.*?{page_parts.END}", "", page, flags=re.S)
     wrong = []
@@ -136,5 +136,5 @@ def test_the_table_of_mutants_has_every_synchronisation_of_the_kernel():
         (f"{file}:{line}", f"`{removed}`")
         for file, line, removed, _ in mutate_kernel.mutants(compiling.source_folder())
     ]
-    told = [tuple(row[:2]) for row in mutate_kernel.table_rows()]
-    assert told == sites, "Run mutate_kernel.py; --unnoticed if lines have only moved."
+    listed = [tuple(row[:2]) for row in mutate_kernel.table_rows()]
+    assert listed == sites, "Run mutate_kernel.py; --unnoticed if lines have only moved."

@@ -22,7 +22,7 @@ def test_commands_have_options_that_exist() -> None:
             main.parser().parse_args(words[3:])
         elif words[:2] == ["python", "benchmarks/load_test"]:
             load_test.parser().parse_args(words[2:])
-        elif words[:2] == ["docker", "run"]:  # what follows the image's name
+        elif words[:2] == ["docker", "run"]:  # the words after the image's name
             main.parser().parse_args(["serve", *words[words.index("qwen_megakernel") + 1 :]])
         else:
             continue
@@ -43,7 +43,7 @@ def test_every_option_that_is_named_exists() -> None:
     serve = main.parser()._subparsers._group_actions[0].choices["serve"]
     known = {name for action in serve._actions for name in action.option_strings}
     known |= {n for action in load_test.parser()._actions for n in action.option_strings}
-    known |= {"--build-arg", "--stop-timeout"}  # Docker's
+    known |= {"--build-arg", "--stop-timeout"}  # Docker's own
     assert set(re.findall(r"`(--[\w-]+)", PAGE)) <= known
 
 
@@ -54,7 +54,7 @@ def test_alarms_are_promql_about_metrics_that_exist() -> None:
     app = server_app.create_app(lambda: None)
     families = {family.name for family in app.state.service.metrics.registry.collect()}
     for alarm in alarms:
-        alarm = alarm.replace(r"\|", "|")  # a table's way to write it
+        alarm = alarm.replace(r"\|", "|")  # how a table writes it
         promql.parse(alarm)
         for name in re.findall(r"\btts_\w+", alarm):
             assert re.sub(r"_(total|bucket)$", "", name) in families

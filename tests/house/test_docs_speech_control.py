@@ -1,4 +1,4 @@
-"""docs/speech-control.md: its Python runs, and its claims hold."""
+"""docs/speech-control.md: its Python code runs, and its claims hold."""
 
 import re
 from pathlib import Path

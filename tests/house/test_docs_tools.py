@@ -1,4 +1,4 @@
-"""docs/tools.md: its commands run, in their order."""
+"""docs/tools.md: its commands run in their order."""
 
 import shlex
 
@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
 
 
 def run_line(run_here: CommandsHere, monkeypatch, line: str) -> None:
-    """Run a command as a shell would, VARIABLE=value before it included."""
+    """Run a command as a shell would, with a VARIABLE=value in front of it."""
     words = shlex.split(line)
     with monkeypatch.context() as patch:
         while "=" in words[0]:
@@ -51,7 +51,7 @@ def test_the_limits_of_the_page_are_those_that_judge():
             enough = frames * groups >= 64
             assert judged["top_code_share"].is_suspicious == (enough and share > 0.25)
             assert judged["max_code_share"].is_suspicious == (enough and share > 0.15)
-            assert ("too few" in judged["frames"].told) == (frames < 20)
+            assert ("too few" in judged["frames"].description) == (frames < 20)
 
 
 def test_a_checkpoint_is_compared_with_another(run_here, monkeypatch, tmp_path, model_folder):
@@ -63,4 +63,4 @@ def test_a_checkpoint_is_compared_with_another(run_here, monkeypatch, tmp_path, 
 
 
 def test_page_and_program_agree_on_the_overlap():
-    assert codes_file.OVERLAP.told in " ".join(PAGE.split())
+    assert codes_file.OVERLAP.description in " ".join(PAGE.split())

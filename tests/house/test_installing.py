@@ -1,4 +1,4 @@
-"""The command that installs an extra: it can be pasted, and it never asks an index for our name."""
+"""The command that installs an extra can be pasted, and pip asks no index for the package."""
 
 import ast
 import json
@@ -13,18 +13,18 @@ from qwen_megakernel import installing
 from qwen_megakernel.installing import install_command
 
 URL = "https://git.example/voices/qwen_megakernel"
-# Our name where pip would look it up on an index: in no folder, and without an address behind it.
+# The package's name where pip would look it up on an index: no folder, and no address behind it.
 FROM_AN_INDEX = re.compile(
     r"""pip\ install\ (?:[^`\n]*[\s"'])?qwen[_-]megakernel (?!\S*\ @\ git\+ | [^\s\[]*/)""",
     re.VERBOSE,
 )
-# Where extras are named: to the function, to what calls it, and in commands of pages.
+# Extras are named here: to the function, to its callers, and in the commands of pages.
 CALL = re.compile(r"""(?:install_command|needed|_packages_of)\(((?:["'][\w-]+["'](?:, )?)+)""")
 CLONE = re.compile(r"""pip install (?:-e )?"?[\w/.]*\[([\w,-]+)\]""")
 
 
 def texts() -> dict[str, str]:
-    """Everything of ours that a user reads, by name."""
+    """Return every text of this project that a user reads, by name."""
     folders = ("qwen_megakernel", "benchmarks", "examples", "tools", "deploy", "docs", "csrc")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + [*ROOT.iterdir()]
     names = [
@@ -35,7 +35,7 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Where the package lies after an installation, and the record of it that pip keeps."""
+    """Return where the package lies after an installation, and pip's record of it."""
     site = tmp_path / "site"
     monkeypatch.setattr(installing, "PACKAGE_FOLDER", site / "qwen_megakernel")
     monkeypatch.syspath_prepend(site)
@@ -91,7 +91,7 @@ def test_without_a_clone_it_names_the_repository_or_asks_for_a_clone(
 
 
 def test_a_package_that_pip_does_not_know_asks_for_a_clone(monkeypatch, tmp_path):
-    """As in a folder that was copied onto PYTHONPATH."""
+    """As if the folder had been copied onto PYTHONPATH."""
     monkeypatch.setattr(installing, "PACKAGE_FOLDER", tmp_path / "qwen_megakernel")
     monkeypatch.setattr(installing, "NAME", "qwen_megakernel_copied")
     monkeypatch.setattr(installing, "REPOSITORY_URL", "")
@@ -119,7 +119,7 @@ def test_what_asks_an_index_is_found(command, asks):
 
 
 def test_every_extra_that_is_named_exists():
-    """pip only warns of one that does not, and installs nothing."""
+    """For an extra that does not exist, pip only prints a warning and installs nothing."""
     (call,) = (
         node
         for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))

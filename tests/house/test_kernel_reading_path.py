@@ -1,4 +1,4 @@
-"""csrc/README.md: the path through a frame exists, and is as short as it says."""
+"""csrc/README.md: the path through a frame exists, and has the length that the page states."""
 
 import re
 
@@ -10,7 +10,7 @@ DEFINITION = r"^ *(?:(?:__device__ .*?|class )\b{name}\b).*$"
 
 
 def lines_of(file: str, name: str) -> int:
-    """Lines of the longest definition of `name`, with the comment in front of it."""
+    """Return the lines of the longest definition of `name`, with the comment in front of it."""
     text = (CSRC / file).read_text()
     found = []
     for match in re.finditer(DEFINITION.format(name=name), text, re.MULTILINE):

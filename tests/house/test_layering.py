@@ -1,4 +1,4 @@
-"""The house: a room imports only rooms below it, and importing the package loads no torch."""
+"""A room imports only rooms on lower floors, and importing the package loads no torch."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 
-# From the ground up. A room, or a module of the top, may import what stands above it in this list.
+# From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
     errors  choices  installing
     gpu  native  voice  signals
@@ -35,7 +35,7 @@ MODULES = {
 
 
 def imports(module: str) -> Iterator[str]:
-    """The package's modules that a module imports, at its top or inside its functions."""
+    """Return the package's modules that a module imports, at its top or inside its functions."""
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
@@ -47,7 +47,7 @@ def imports(module: str) -> Iterator[str]:
 
 
 def calls(module: str, name: str) -> list[ast.Call]:
-    """Calls of a function, by its own name or as an attribute."""
+    """Return the calls of a function, by its own name or as an attribute."""
     nodes = [node for node in ast.walk(MODULES[module]) if isinstance(node, ast.Call)]
     return [
         node for node in nodes if name in (getattr(node.func, key, "") for key in ("id", "attr"))

@@ -1,4 +1,4 @@
-"""docs/ledger.md: no row is missing, the checks that it names are there, and CI has run them."""
+"""docs/ledger.md: no row is missing, its checks exist, and CI has run them."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ FOLDERS = ("", "tests/", "tests/decoders/kernel/", "benchmarks/", "tools/")
 
 
 def files_of(check: str) -> list[str]:
-    """The files that a row names, with `{a,b}` written out."""
+    """Return the files that a row names, with `{a,b}` written out."""
     names = []
     for name in re.findall(r"`([\w/.*{},-]+\.(?:py|md|sh))`", check):
         choice = re.search(r"\{(.*)\}", name)
@@ -34,18 +34,18 @@ def found(name: str) -> list[Path]:
 
 
 def named_tests(check: str) -> list[str]:
-    """The files of tests that a row names, from the root."""
+    """Return the files of tests that a row names, from the root."""
     paths = [path.relative_to(ROOT).as_posix() for name in files_of(check) for path in found(name)]
     return [path for path in paths if re.match(r"tests/.*test_\w+\.py$", path)]
 
 
 def parts_of(check: str) -> list[str]:
-    """The tests that a row names by a part of their name."""
+    """Return the tests that a row names by a part of their name."""
     return re.findall(r"`([a-z]+\w*_\w+)`", check)
 
 
 def missing(check: str, tests: set[tuple[str, str]]) -> list[str]:
-    """Files and parts that a row names and that no test is of, of `(file, name)`."""
+    """Return files and name parts of a row to which no test of `(file, name)` belongs."""
     files = named_tests(check)
     names = [name for file, name in tests if file in files]
     found_files = {file for file, _ in tests}
@@ -55,7 +55,7 @@ def missing(check: str, tests: set[tuple[str, str]]) -> list[str]:
 
 
 def finished(report: str) -> set[tuple[str, str]]:
-    """(file, name) of the tests of a JUnit report that were not skipped."""
+    """Return (file, name) of the tests of a JUnit report that were not skipped."""
     return {
         (case.get("classname").replace(".", "/") + ".py", case.get("name"))
         for case in ElementTree.fromstring(report).iter("testcase")
@@ -107,7 +107,7 @@ def test_pytest_collects_what_the_rows_name():
 
 
 def test_every_row_was_tested_in_the_run_of_the_reports(request):
-    """In .ci/run, behind all other tests."""
+    """.ci/run runs this after all other tests."""
     reports = request.config.getoption("--report")
     if not reports:
         pytest.skip("no --report of a run: it is .ci/run that has them")
@@ -116,7 +116,7 @@ def test_every_row_was_tested_in_the_run_of_the_reports(request):
 
 
 def test_every_part_that_a_row_names_is_looked_for():
-    assert parts_of(ROWS["A10"][1])[-1] == "the_seeds_curl"  # behind a semicolon
+    assert parts_of(ROWS["A10"][1])[-1] == "the_seeds_curl"  # after a semicolon
     check = (
         "`tests/a_b.py` (`one_two`, `three_four`; `five_six`: slow, `slow`), `a/b_{c,d}.py`, `x.py`"
     )

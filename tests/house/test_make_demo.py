@@ -1,4 +1,4 @@
-"""`make demo`: what it installs is all that the README's commands need, and it is never silent."""
+"""`make demo` installs all that the README's commands need, and reports progress while it works."""
 
 import json
 import os
@@ -44,7 +44,7 @@ else:
 
 
 def of_setup() -> dict:
-    """The arguments of `setup` in setup.py."""
+    """Return the arguments of `setup` in setup.py."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", found.update)
@@ -53,7 +53,7 @@ def of_setup() -> dict:
 
 
 def installed(requirements: list[str]) -> set[str]:
-    """Names of what these requirements bring, with all that it needs itself."""
+    """Return the names of these requirements' packages, and of all that those need."""
     found: set[tuple[str, str]] = set()
     left = [Requirement(line) for line in requirements]
     while left:
@@ -65,7 +65,7 @@ def installed(requirements: list[str]) -> set[str]:
             found.add(key)
             try:
                 needed = metadata.requires(requirement.name) or []
-            except metadata.PackageNotFoundError:  # of another system
+            except metadata.PackageNotFoundError:  # a requirement of another system
                 continue
             for line in map(Requirement, needed):
                 if line.marker is None or line.marker.evaluate({"extra": extra}):
@@ -78,7 +78,7 @@ def canonical(name: str) -> str:
 
 
 def absent() -> list[str]:
-    """Modules of this environment, which has more, that `make demo` does not install."""
+    """Return the modules of this environment, which has more, that `make demo` does not install."""
     (recipe,) = re.findall(r"\.demo-ready:.*?\n(.*?)@touch", MAKEFILE, re.DOTALL)
     (extras,) = re.findall(r"--editable \.\[([^\]]+)\]", recipe.replace("$(COMMA)", ","))
     assert "-r requirements.txt" in recipe
@@ -134,7 +134,7 @@ esac
 """
 
 
-def test_every_step_is_announced_and_says_every_few_seconds_that_it_goes_on(tmp_path):
+def test_every_step_is_announced_and_reports_every_few_seconds_that_it_goes_on(tmp_path):
     python, log = tmp_path / "python", tmp_path / "log"
     python.write_text(PYTHON.format(log=log))
     python.chmod(0o755)
@@ -143,7 +143,7 @@ def test_every_step_is_announced_and_says_every_few_seconds_that_it_goes_on(tmp_
     began = time.monotonic()
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {})
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20  # nothing of it lives on and holds the output
+    assert time.monotonic() - began < 20  # no part of it lives on and holds the output
     said = done.stdout.splitlines()
     steps = [line for line in said if re.search(r": .*(seconds|minutes?)", line)]
     assert [step.split(":")[0].split()[0] for step in steps] == ["Making", *["Installing"] * 2]

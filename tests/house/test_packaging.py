@@ -1,4 +1,4 @@
-"""What is distributed: complete, installable into an empty environment, spoken with from there."""
+"""The distributions are complete, install into an empty environment, and speak from there."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def distributions(source):
-    """The source distribution, and the wheel that is built from it alone."""
+    """The source distribution, and the wheel built from that alone."""
     folder = source.parent / "dist"
     command = [sys.executable, "-m", "build", "--outdir", folder, source]
     subprocess.run(command, check=True, timeout=200, stdout=subprocess.DEVNULL)
@@ -48,7 +48,7 @@ def distributions(source):
 
 
 def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
-    """`make demo` installs the package so; pip shows what setuptools writes to stderr."""
+    """`make demo` installs the package like this; pip shows what setuptools writes to stderr."""
     pytest.importorskip("setuptools", "77")
     build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
     command = [sys.executable, "-c", build]
@@ -94,13 +94,13 @@ def test_the_distributions_ship_kernel_sources_types_and_the_demonstration_voice
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
     written = {"MANIFEST.in", "PKG-INFO", "setup.cfg", "qwen_megakernel.egg-info"}
-    assert tops == {*PARTS, *written}  # no tests: they need the repository
+    assert tops == {*PARTS, *written}  # no tests, because they need the repository
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_path):
-    """As a stranger does: pip and a C++ compiler are all that there is beside Python."""
+    """A stranger's machine has only pip and a C++ compiler beside Python."""
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *distributions], check=True)
     python = tmp_path / "environment" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
@@ -137,8 +137,8 @@ def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_p
 
 
 def test_requirements_allow_what_the_package_allows():
-    """`pip install -r requirements.txt` must not install a Pipecat that the service fails on."""
+    """`pip install -r requirements.txt` must not install a Pipecat with which the service fails."""
     allowed = set(re.findall(r'"([\w-]+[^"\s]*)"', (ROOT / "setup.py").read_text()))
     lines = (ROOT / "requirements.txt").read_text().split()
-    assert lines[0].startswith("torch==")  # which build the others resolve against
+    assert lines[0].startswith("torch==")  # the others resolve against this build
     assert set(lines[1:]) <= allowed

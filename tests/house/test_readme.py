@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def commands():
-    """Every line of a bash block that starts Python; `make` builds environments and is CI's."""
+    """Return every line of a bash block that starts Python; `make` lines are left to CI."""
     for line in lines(README):
         if line.startswith("python"):  # one of them compiles the kernel
             yield pytest.param(line, marks=pytest.mark.ci if "validate_kernel" in line else [])
@@ -58,7 +58,7 @@ TRICKY = """It costs $5 & `touch ran`; $(shell touch ran) "she" said: it's \\n 1
 )
 def test_make_demo_passes_the_text_on_unchanged(argument, variable, said, tmp_path):
     """The Python of this test only prints its arguments, and checks that it writes bytecode."""
-    for name in ("requirements.txt", "setup.py"):  # older than what is ready
+    for name in ("requirements.txt", "setup.py"):  # older than the environment that is ready
         shutil.copy2(ROOT / name, tmp_path)
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()

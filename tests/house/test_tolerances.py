@@ -22,8 +22,8 @@ TOLERANCES = ROOT / "tests" / "support" / "tolerances.py"
 KEYWORDS = {"atol", "rtol", "abs", "rel"}
 # These allow a difference even where none is given.
 COMPARERS = {"approx", "isclose", "allclose", "assert_close", "assert_allclose"}
-# A number up to this size that an assertion compares with is a tolerance, up to the second where
-# it has a name. Below the third it is a value that a test gives.
+# A number up to this size with which an assertion compares is a tolerance, up to the second size
+# where it has a name. Below the third it is a value that a test gives.
 LARGEST, LARGEST_NAMED, SMALLEST = 0.01, 0.5, 1e-30
 ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 ARITHMETIC = {
@@ -36,7 +36,7 @@ ARITHMETIC = {
 
 
 def number(node: ast.expr) -> float | None:
-    """The value of a literal, or of arithmetic with literals: 1e-5, 1.5 / 32768, 2**-8."""
+    """Return the value of a literal, or of arithmetic with literals: 1e-5, 1.5 / 32768, 2**-8."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -50,7 +50,7 @@ def number(node: ast.expr) -> float | None:
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """As `ast.walk`, without what an `if` of two values asks, and without indices."""
+    """Walk a tree without the conditions of `a if b else c`, and without indices."""
     yield node
     for name, value in ast.iter_fields(node):
         if (type(node), name) not in ((ast.IfExp, "test"), (ast.Subscript, "slice")):
@@ -68,12 +68,12 @@ def has_literal(node: ast.expr, largest: float) -> bool:
 
 
 def name_of(call: ast.Call) -> str:
-    """`close` of `near.close(...)` and of `close(...)`."""
+    """Return `close` for `near.close(...)` and for `close(...)`."""
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def given(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """Constants behind the names of a file: `a = 1`, `a, b = 1, 2`, and those of `parametrize`."""
+    """Return constants behind names: `a = 1`, `a, b = 1, 2`, and those of `parametrize`."""
     pairs: list[tuple[str, ast.expr]] = []
     for node in ast.walk(tree):
         for target in node.targets if isinstance(node, ast.Assign) else []:
@@ -95,8 +95,9 @@ def given(tree: ast.Module) -> dict[str, list[ast.expr]]:
 
 
 def is_difference(node: ast.expr) -> bool:
-    """Whether an expression has the size of something without its sign, which is compared with a
-    tolerance, however large: `abs(a - b)`, `(a - b).abs().max()`."""
+    """Whether an expression is the size of something without its sign: `abs(a - b)`,
+    `(a - b).abs().max()`. Whatever it is compared with is a tolerance, however large.
+    """
     return any(isinstance(each, ast.Call) and name_of(each) == "abs" for each in ast.walk(node))
 
 
@@ -107,7 +108,7 @@ def is_rounded(node: ast.expr) -> bool:
 
 
 def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
-    """What a comparison holds something against, and up to which size that is a tolerance."""
+    """Return what a comparison compares with, and up to which size that is a tolerance."""
     sides = [compare.left, *compare.comparators]
     found = [(side, float("inf")) for side in sides if is_rounded(side)]
     for left, order, right in zip(sides, compare.ops, sides[1:], strict=False):
@@ -118,12 +119,12 @@ def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Of variables."""
+    """Return the names of the variables in an expression."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def decides(node: ast.AST, asserted: set[str]) -> list[ast.expr]:
-    """The expressions by which a statement lets a test fail: its own, or of a name it sets."""
+    """Return the expressions by which a statement can fail a test: its own or a set name's."""
     if isinstance(node, ast.Assert):
         return [node.test]
     if isinstance(node, ast.Assign) and any(names_in(each) & asserted for each in node.targets):
@@ -136,7 +137,7 @@ def decides(node: ast.AST, asserted: set[str]) -> list[ast.expr]:
 
 
 def literal_tolerances(source: str) -> list[int]:
-    """Lines that hold a tolerance of their own, or take their library's."""
+    """Return lines with a tolerance of their own, or with the default of their library."""
     tree = ast.parse(source)
     values = given(tree)
 
@@ -221,7 +222,7 @@ def test_a_named_tolerance_and_a_value_are_not(source):
 
 
 def test_the_limits_of_validate_kernel_are_those_of_the_file():
-    """A command of the package cannot read the tests' file, and loosening it changes this one."""
+    """A command of the package cannot read the tests' file; changing a limit changes this one."""
     assert compare.OFFICIAL_TOLERANCE == LOGITS_F32
     assert compare.FLOAT32_TOLERANCE == KERNEL_LOGITS_F32
     assert (compare.BF16_TOLERANCE, compare.RMS_SHARE) == (RELEASED_LOGITS_BF16, RELEASED_RMS_SHARE)

@@ -21,7 +21,7 @@ def test_the_file_has_every_case():
     assert list(EXPECTED) == [case.name for case in CASES]
 
 
-# These compile a kernel each, where nothing is compiled yet.
+# Each of these compiles a kernel that is not compiled yet.
 COMPILED = ("emulation: voice design", "emulation: int8", "emulation: sheen")
 
 

@@ -1,4 +1,4 @@
-"""How many threads compute: the rule, its limits, who is left alone, and how threads wait."""
+"""The number of threads that compute: the rule, its limits, other threads, and how threads wait."""
 
 import threading
 
@@ -88,7 +88,7 @@ def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, group, files
 
 @pytest.mark.parametrize(
     ("weights", "cores", "asked", "threads"),
-    [(4e6, 8, None, 1), (5e6, 8, None, 2), (1.6e9, 8, None, 8), (1.6e9, 1, None, 1), (1, 8, 3, 3)],
+    [(5e6, 8, None, 1), (17e6, 8, None, 2), (1.6e9, 8, None, 8), (1.6e9, 1, None, 1), (1, 8, 3, 3)],
 )
 def test_native_code_takes_the_cores_that_help(monkeypatch, weights, cores, asked, threads):
     monkeypatch.setattr(cpu_threads, "available_cores", lambda: cores)
@@ -119,13 +119,12 @@ def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
 ):
     speak = ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--max-frames", 2, "--stdout")
     monkeypatch.setattr(options, "write_output", lambda data: None)
-    default = {"cpu": 2, "torch": 1}[backend]
-    for words, threads in (((), default), (("--threads", 3), 3)):
+    for words, threads in (((), 1), (("--threads", 3), 3)):
         done = run_here(*speak, "--backend", backend, *words)
         assert done.returncode == 0, done.stderr
         assert f"backend {backend} (" in done.stderr
         assert f"threads: {threads} (cores: 8)" in done.stderr
-    assert "demo-voice 2 with backend cpu, 1 with torch" in " ".join(
+    assert "1 for demo-voice)" in " ".join(
         run_here("-m", "qwen_megakernel", "speak", "--help").stdout.split()
     )
 
@@ -142,7 +141,7 @@ def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
         assert found == [4]
 
 
-# What brings a program to the place where it imports torch, if it does not do so as it starts.
+# Arguments with which a program imports torch, if it does not import it as it starts.
 COMMANDS = [
     ("qwen_megakernel/__main__.py", "speak", "Hello.", *MODEL, "--stdout"),
     ("qwen_megakernel/__main__.py", "serve", *MODEL, "--port", "0"),
@@ -159,7 +158,7 @@ COMMANDS = [
     ("tests/support/truths.py", "--record", "nowhere"),
 ]
 WITHOUT_TORCH = {
-    "benchmarks/machine.py",  # it imports it to tell the machine of a result file, not by itself
+    "benchmarks/machine.py",  # imports torch to describe the machine of a result file
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
     "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a Markdown page in one language."""
+    """Return the code blocks of a Markdown page in one language."""
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def lines(page: str) -> list[str]:
-    """The commands in a page's bash blocks."""
+    """Return the commands in a page's bash blocks."""
     return [line for block in blocks(page, "bash") for line in block.splitlines()]
 
 
@@ -45,7 +45,7 @@ def start(*command: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        # A suite started in the background of a shell ignores Ctrl-C, and this process would, too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -53,14 +53,14 @@ def start(*command: object) -> subprocess.Popen[str]:
 class CommandsHere:
     """Runs commands without a new process and the seconds in which it imports torch.
 
-    Messages of `logging` are pytest's here: where they matter, a test uses `run`.
+    Pytest captures messages of `logging` here; a test that needs them on stderr uses `run`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
     def __call__(self, *command: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """command: a script of the checkout, `-m` and a module or `-c` and a program; arguments."""
+        """Run a script of the checkout, `-m` and a module or `-c` and a program; with arguments."""
         kind, *arguments = map(str, command)
         name = arguments.pop(0) if kind in ("-m", "-c") else kind
         self._monkeypatch.setattr(sys, "argv", [name if kind == "-m" else kind, *arguments])
@@ -76,7 +76,7 @@ class CommandsHere:
                 runpy.run_path(str(ROOT / name), run_name="__main__")
         except SystemExit as ended:
             code = ended.code or 0
-        if isinstance(code, str):  # Python prints it as it exits
+        if isinstance(code, str):  # Python prints it when it exits
             print(code, file=sys.stderr)
             code = 1
         return subprocess.CompletedProcess(command, code, *self._capsys.readouterr())

@@ -69,7 +69,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
         self.reference_cache_hits, self.ignores_instruct = 0, False
-        self.failure: QwenTTSError | None = None  # set: it takes no more requests
+        self.failure: QwenTTSError | None = None  # set: the engine takes no more requests
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
@@ -150,7 +150,7 @@ class FakeStream:
 
     @property
     def num_text_tokens(self) -> int:
-        """One for each letter."""
+        """Return one for each letter."""
         return count_letters(self.text)
 
     @property
@@ -164,7 +164,7 @@ class FakeStream:
         return (Piece(self.text, 0, len(self.text), is_kept=True),)
 
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
-        """[num_frames, 16]; the first code of a frame is its number."""
+        """Return [num_frames, 16]; the first code of a frame is its number."""
         codes = np.zeros((chunk.num_frames, 16), dtype=np.int32)
         codes[:, 0] = np.arange(chunk.frame_index, chunk.frame_index + chunk.num_frames)
         return codes
@@ -228,7 +228,7 @@ class FakeStream:
         leaving = asyncio.ensure_future(self._wait_for_cancel())
         try:
             await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # of the reader: a slot that gets free later is another's
+        except asyncio.CancelledError:  # the reader's: give back a slot taken meanwhile
             if not entering.cancel() and entering.result():
                 self.engine._slots.release()
             raise

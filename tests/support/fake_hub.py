@@ -1,4 +1,4 @@
-"""A local server with as much of the hub's protocol as a download by huggingface_hub needs."""
+"""A local server with the part of the hub's protocol that a download by huggingface_hub needs."""
 
 import hashlib
 import threading
@@ -12,28 +12,29 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Serves folders as repositories; counts what was asked and sent.
+    """Serves folders as repositories; counts what clients asked for and got.
 
-    `cut_after` bytes of a file's body the connection drops, once (a download that breaks off).
+    After `cut_after` bytes of a file's body the connection drops, once (a download that breaks
+    off).
     """
 
     def __init__(self) -> None:
         self.repos: dict[str, Path] = {}
         self.requests: list[tuple[str, str]] = []
         self.cut_after: int | None = None
-        self.status: int | None = None  # answer this to everything
+        self.status: int | None = None  # the answer to everything
         self.endpoint = ""
 
     @property
     def files_sent(self) -> set[str]:
-        """Paths within a repository whose contents were asked for."""
+        """The paths within a repository whose contents clients asked for."""
         parts = (path.partition("/resolve/")[2] for verb, path in self.requests if verb == "GET")
         return {part.partition("/")[2] for part in parts}
 
 
 @contextmanager
 def serve() -> Iterator[FakeHub]:
-    """A running `FakeHub` on 127.0.0.1; its address is `endpoint`."""
+    """Yield a running `FakeHub` on 127.0.0.1; its address is `endpoint`."""
     hub = FakeHub()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Checks without a GPU whether work could be recorded in a CUDA graph."""
+"""Check without a GPU whether work could be recorded in a CUDA graph."""
 
 from collections import Counter
 from typing import Any
@@ -28,6 +28,6 @@ class NoHostMode(TorchDispatchMode):
         assert all(each.device.type == self.device_type for each in tensors), name
         if name == "index":
             assert all(i is None or i.dtype == torch.int64 for i in args[1]), "mask as an index"
-        if not function.is_view and "empty" not in name:  # what starts a kernel
+        if not function.is_view and "empty" not in name:  # operations that start a kernel
             self.counts[name] += 1
         return found

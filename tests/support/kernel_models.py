@@ -1,4 +1,4 @@
-"""Small random models of every shape the kernel must take, and streams on them."""
+"""Small random models of every shape that the kernel must accept, and streams on them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos"
 
 
 def small_config(**changes: Any) -> ModelConfig:
-    """One layer of everything, 4 codes a frame; `talker` and `predictor` change their stacks."""
+    """Return one layer of everything, 4 codes a frame; the arguments change the two stacks."""
     stack = StackConfig(
         hidden_size=64,
         intermediate_size=96,
@@ -72,8 +72,8 @@ def small_config(**changes: Any) -> ModelConfig:
     )
 
 
-# What the kernel must cope with: unequal widths and head sizes, a head that is no power of two,
-# more than one layer, every ratio of heads, a matrix wider than one chunk of activations.
+# The kernel must handle unequal widths and head sizes, a head that is no power of two, more than
+# one layer, every ratio of heads, and a matrix wider than one chunk of activations.
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {},
     "projected": {
@@ -87,7 +87,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-# Of programs that a sanitizer watches.
+# The models of programs that a sanitizer watches.
 SANITIZED_ENVIRONMENT = {
     "TSAN_OPTIONS": "halt_on_error=1",
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
@@ -96,14 +96,14 @@ SANITIZED_ENVIRONMENT = {
 
 
 def sanitized_config(talker_head_dim: int = 64) -> ModelConfig:
-    """Of sanitized.cu: its prompt is two chunks of attention in float32, with 128 in bf16, too."""
+    """The model of sanitized.cu: its prompt is two chunks of attention, in float32 and in bf16."""
     return small_config(
         talker={"head_dim": talker_head_dim}, predictor={"hidden_size": 96, "head_dim": 48}
     )
 
 
 def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0) -> Any:
-    """Random weights for `config`; `eos_gain` > 1 lets streams end after a few frames."""
+    """Return random weights for `config`; `eos_gain` > 1 lets streams end after a few frames."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in model_tensors(config).items():
@@ -122,13 +122,13 @@ def random_checkpoint(config: ModelConfig, seed: int = 0, eos_gain: float = 1.0)
 
 
 def checkpoint(shape: str = "small", weights: str | None = None, **options: Any) -> Any:
-    """`random_checkpoint` of one of `SHAPES`, with int8 layers where `weights` names them."""
+    """Return `random_checkpoint` of one of `SHAPES`; `weights` names its int8 layers."""
     made = random_checkpoint(small_config(**SHAPES[shape]), **options)
     return with_int8(made, weights) if weights else made
 
 
 def with_int8(checkpoint: Any, weights: str) -> Any:
-    """The same model with int8 layers, as `weights` of `choices.WEIGHTS` says."""
+    """Return the model with the int8 layers that `weights`, one of `choices.WEIGHTS`, means."""
     talker = int8.quantize(checkpoint.talker, weights)
     return SimpleNamespace(config=checkpoint.config, talker=talker)
 
@@ -159,8 +159,9 @@ def is_clean(decoder: Any) -> bool:
 
 
 def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
-    """Let so many blocks be resident, and give a decoder's launches all of them; a GPU has its
-    own."""
+    """Let so many blocks be resident, and give all of them to a decoder's launches; a GPU has its
+    own number.
+    """
     if decoder.device.type == "cpu":
         monkeypatch.setenv("EMULATION_SMS", str(num_blocks))
         monkeypatch.setattr(decoder.launcher, "num_blocks", num_blocks)

@@ -45,24 +45,24 @@ class LiveServer:
         return self.client.post(SPEECH, json={"input": text} | body)
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
+        """Open a bare connection."""
         return socket.create_connection(self.address, timeout=20)
 
     def connect_slowly(self) -> socket.socket:
-        """A connection for which the kernel buffers almost nothing."""
+        """Open a connection for which the operating system buffers almost nothing."""
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(self.address)
         return connection
 
     def send_speech(self, text: str = "Hello there.", **body: Any) -> socket.socket:
-        """A connection on which a request has just been made, and nothing read yet."""
+        """Open a connection on which a request has just been made, and nothing has been read."""
         connection = self.connect()
         connection.sendall(http_post(json.dumps({"input": text} | body).encode()))
         return connection
 
     def num_tasks(self) -> int:
-        """Tasks on the server's event loop."""
+        """Return the number of tasks on the server's event loop."""
 
         async def count() -> int:
             return len(asyncio.all_tasks())
@@ -70,12 +70,12 @@ class LiveServer:
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
 
     def settle(self, seconds: float = 10.0) -> None:
-        """Wait until nothing is spoken and nothing is being sent."""
+        """Wait until the server speaks nothing and sends nothing."""
         wait_until(lambda: self.service.admission.idle, seconds)
 
 
 def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/json") -> bytes:
-    """The bytes of a POST request."""
+    """Return the bytes of a POST request."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -86,16 +86,16 @@ def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/
 def serving(
     engine: Any, *, send_buffer: int | None = None, **settings: Any
 ) -> Iterator[LiveServer]:
-    """A server for `engine` (or a function that makes one), stopped at the end.
+    """Yield a server for `engine` (or for a function that makes one); stop it at the end.
 
     Args:
-        send_buffer: bytes the kernel may hold for each client.
+        send_buffer: bytes that the operating system may hold for each client.
         settings: `ServerSettings`.
     """
     chosen = ServerSettings(**settings)
     running = new_server(app.create_app(engine, chosen), chosen)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-        if send_buffer is not None:  # connections inherit it
+        if send_buffer is not None:  # connections inherit this
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         address = listener.getsockname()
         thread = threading.Thread(target=running.run, args=([listener],), daemon=True)
@@ -124,6 +124,6 @@ def assert_error(answer: httpx.Response, status: int, code: str | None = None) -
 
 
 def sse(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, "[DONE]" left out."""
+    """Return the events of a stream, without "[DONE]"."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]

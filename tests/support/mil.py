@@ -18,7 +18,7 @@ from torch import Tensor
 
 @functools.cache
 def torch_types() -> dict[type, torch.dtype]:
-    """Torch's dtypes by Core ML's. coremltools is imported late, because it takes seconds."""
+    """Return torch's dtypes by Core ML's. coremltools is imported late: it takes seconds."""
     from coremltools.converters.mil.mil import types
 
     return {
@@ -113,7 +113,7 @@ class EmulatedModel:
 
 
 def plain(value: Any) -> Any:
-    """A constant as Python's or torch's own."""
+    """Return a constant as a value of Python or torch."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value))
     return value.item() if isinstance(value, np.generic) else value
@@ -140,7 +140,7 @@ def constant(operation: Any) -> Any:
 
 
 def numbers(value: Any) -> list[int]:
-    """[2, 3], of a tensor or a list."""
+    """Return numbers like [2, 3] of a tensor or a list."""
     return [int(each) for each in value]
 
 
@@ -183,7 +183,7 @@ def conv_transpose(
 def convolved(
     pad_type: str, strides: Any, dilations: Any, groups: int, pad: Any = ()
 ) -> dict[str, Any]:
-    """PyTorch's options of a convolution without padding."""
+    """Return PyTorch's options of a convolution without padding."""
     assert pad_type == "valid" or not any(numbers(pad))
     return {"stride": numbers(strides), "dilation": numbers(dilations), "groups": groups}
 
@@ -214,7 +214,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor
     return (x.mT if transpose_x else x) @ (y.mT if transpose_y else y)
 
 
-# Those that the export's programs have.
+# The operations that the export's programs have.
 OPERATIONS = {
     "abs": lambda x: x.abs(),
     "add": lambda x, y: x + y,
@@ -252,12 +252,12 @@ OPERATIONS = {
 
 
 def load(folder: Path, name: str) -> EmulatedModel:
-    """One of the models that an export left in `folder`."""
+    """Return one of the models that an export left in `folder`."""
     return EmulatedModel(str(folder / f"{name}.mlpackage"))
 
 
 def decode_speech(decoder: EmulatedModel, codes: Tensor, chunk_frames: int) -> np.ndarray:
-    """[num_samples] that a SpeechDecoder makes of codes [num_frames, num_quantizers] int32."""
+    """Return [num_samples] of a SpeechDecoder for codes [num_frames, num_quantizers] int32."""
     (shape,) = (e.type.multiArrayType.shape for e in decoder.description.input if e.name == "past")
     past, pieces = np.zeros(tuple(shape), dtype=np.float32), []
     for chunk in codes.split(chunk_frames):

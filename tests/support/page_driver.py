@@ -14,7 +14,7 @@ expect = playwright.expect
 expect.set_options(timeout=20_000)
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-# Nothing but the page: no profile, no updates, no look-ups of other hosts.
+# These leave only the page: no profile, no updates, no look-ups of other hosts.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -55,7 +55,7 @@ def speak(page: Any, text: str = STORY) -> None:
 
 
 def finished(page: Any) -> None:
-    expect(page.locator("#speak")).to_have_text("Speak")  # the request is over, too
+    expect(page.locator("#speak")).to_have_text("Speak")  # the request has ended, too
     expect(page.locator("#download")).to_be_visible()
 
 
@@ -81,7 +81,7 @@ def figure(page: Any, name: str) -> float:
 
 
 def pixels(page: Any, canvas: str, share: float) -> np.ndarray:
-    """[width, 4]: one row of what is drawn, at `share` of the height."""
+    """Return [width, 4]: one row of the drawing, at `share` of the height."""
     row = page.evaluate(
         """([id, share]) => {
           const canvas = document.getElementById(id), y = Math.floor(share * canvas.height);
@@ -93,5 +93,5 @@ def pixels(page: Any, canvas: str, share: float) -> np.ndarray:
 
 
 def waveform_width(page: Any) -> int:
-    """The last column whose bar is higher than silence."""
+    """Return the last column whose bar is higher than silence."""
     return int(pixels(page, "waveform", 0.45)[:, 3].nonzero()[0].max(initial=0))

@@ -37,22 +37,22 @@ from qwen_megakernel.pipecat.service import MegakernelTTSService
 SENTENCE, TOKEN = Mode.SENTENCE, Mode.TOKEN
 SPEECH = (TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame)  # in the order of one speech
 
-logger.remove()  # Pipecat's default prints everything
+logger.remove()  # Pipecat's default handler prints everything
 logger.add(sys.stderr, level="CRITICAL")
 
 
 def service(engine: FakeEngine, mode: Mode = SENTENCE, **options: Any) -> MegakernelTTSService:
-    """A service on an engine that hums."""
+    """Return a service on an engine that hums."""
     return MegakernelTTSService(engine=engine, text_aggregation_mode=mode, **options)
 
 
 def talk(mode: Mode = SENTENCE, **engine: Any) -> "Run":
-    """A run of a service on an engine of its own, `run.engine`, which hums as `FakeEngine` says."""
+    """Return a run of a service on an engine of its own, `run.engine`, a `FakeEngine`."""
     return Run(service(FakeEngine(**engine), mode))
 
 
 class Recorder(FrameProcessor):
-    """Keeps every frame that passes, with the time it did."""
+    """Keeps every frame that passes, with the time of its passage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class WavOutput(BaseOutputTransport):
             )
         )
         self.heard = bytearray()
-        self.gaps_s = 0.0  # of silence between chunks: no audio, or a machine that is busy
+        self.gaps_s = 0.0  # silence between chunks that no audio has caused, or a busy machine
         self._speed = speed
         self._free_at = 0.0
 
@@ -159,13 +159,13 @@ class Run:
         await self.send(frame)
 
     async def turn(self, *pieces: str) -> None:
-        """Send what an LLM sends for one answer."""
+        """Send the frames that an LLM sends for one answer."""
         await self.send(
             LLMFullResponseStartFrame(), *map(LLMTextFrame, pieces), LLMFullResponseEndFrame()
         )
 
     async def interrupt(self) -> None:
-        """Interrupt, as a user aggregator does, from in front of the service."""
+        """Interrupt from in front of the service, as a user aggregator does."""
         await self.before.broadcast_interruption()
 
     async def until(
@@ -195,13 +195,13 @@ class Run:
 
     @property
     def slack_s(self) -> float:
-        """How late this machine may have made data that tasks pass to each other."""
+        """The delay with which this machine may have made data that tasks pass to each other."""
         return 10 * self._late_s()
 
     # ---- what happened -------------------------------------------------------------------------
 
     def frames(self, *kinds: type[Frame]) -> list[Frame]:
-        """Frames of these types that the service pushed downstream, in order."""
+        """Return frames of these types that the service pushed downstream, in order."""
         return [
             frame
             for _, frame, direction in self.after.log
@@ -209,7 +209,7 @@ class Run:
         ]
 
     def order(self, *kinds: type[Frame]) -> list[type[Frame]]:
-        """The types of those frames, runs of audio folded into one."""
+        """Return the types of those frames, with runs of audio folded into one."""
         order: list[type[Frame]] = []
         for frame in self.frames(*kinds):
             if type(frame) is not TTSAudioRawFrame or order[-1:] != [TTSAudioRawFrame]:
@@ -217,7 +217,7 @@ class Run:
         return order
 
     def when(self, kind: type[Frame]) -> list[float]:
-        """When each frame of a type left the service."""
+        """Return when each frame of a type left the service."""
         return [at for at, frame, _ in self.after.log if isinstance(frame, kind)]
 
     @property
@@ -229,7 +229,7 @@ class Run:
         return [frame for _, frame, _ in self.before.log if isinstance(frame, ErrorFrame)]
 
     def metrics(self, kind: type) -> list[Any]:
-        """Measurements of a type that the service reported."""
+        """Return the measurements of a type that the service reported."""
         return [
             data
             for frame in self.frames(MetricsFrame)
@@ -240,7 +240,7 @@ class Run:
 
 @contextlib.contextmanager
 def logged(level: str = "WARNING") -> Iterator[list[str]]:
-    """The lines that Pipecat's logger gets in the block."""
+    """Collect the lines that Pipecat's logger gets in the block."""
     lines: list[str] = []
     handler = logger.add(lines.append, level=level, format="{message}")
     try:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build, packing
-from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace, fields
+from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace
+from qwen_megakernel.native.structs import fields
 
 
 class MatvecProbe(ctypes.Structure):
@@ -60,7 +61,7 @@ class Probes:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32):
         self.config, self.dtype = config, dtype
-        # Allows matrices of both kinds; the caller says whether one is int8.
+        # Built for matrices of both kinds; the caller says whether one is int8.
         precision = str(dtype).removeprefix("torch.")
         target = build.Target(None, precision, int8=("talker",), probes=True)
         self.library = ctypes.CDLL(str(build.build(config, target)))
@@ -79,7 +80,7 @@ class Probes:
     def stack(
         self, keys: Tensor | None = None, values: Tensor | None = None, name: str = "talker"
     ) -> Stack:
-        """Rope tables and, if given, caches [slots, kv heads, positions, dim]."""
+        """Return rope tables and, if given, caches [slots, kv heads, positions, dim]."""
         config = getattr(self.config, name).stack
         max_positions = config.max_positions if keys is None else keys.shape[2]
         cos, sin = packing.rope_tables(config, max_positions, torch.device("cpu"))
@@ -102,7 +103,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def with_poisoned_tail(tensor: Tensor) -> Tensor:
-    """The same values in front of a page of NaNs (of large int8): a read past the end shows."""
+    """Return the values in front of a page of NaNs (of large int8): a read past the end shows."""
     poison = torch.nan if tensor.is_floating_point() else 127
     padded = torch.full((tensor.numel() + 1024,), poison, dtype=tensor.dtype)
     padded[: tensor.numel()] = tensor.flatten()

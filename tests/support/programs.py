@@ -1,4 +1,4 @@
-"""The programs of this repository, found by reading the source, and what of it they import."""
+"""Find the programs of this repository, and what they import, by reading the source."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ FOLDERS = ("benchmarks", "deploy", "examples", "qwen_megakernel", "tests", "tool
 
 
 def programs() -> Iterator[Path]:
-    """Every file that is run by its name, as a module, or by another program (deploy/)."""
+    """Return every file that is run by its name, as a module, or by another program (deploy/)."""
     files = list(ROOT.glob("*.py"))
     for folder in FOLDERS:
         files += ROOT.glob(f"{folder}/**/*.py")
@@ -53,7 +53,7 @@ def _is_main(node: ast.stmt) -> bool:
 
 @functools.cache
 def _imported(path: Path, lazily: bool) -> frozenset[str]:
-    """Full names that a file imports, those of a type checker left out."""
+    """Return the full names that a file imports, without those of a type checker."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -80,7 +80,7 @@ def _full_name(module: str, name: str) -> str:
 
 
 def _file(name: str, folders: tuple[Path, ...]) -> Path | None:
-    """The file of a module of this repository."""
+    """Return the file of a module of this repository."""
     for folder in folders:
         path = folder.joinpath(*name.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):

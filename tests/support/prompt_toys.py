@@ -1,6 +1,6 @@
 """Toys of every kind of checkpoint: the official wrapper and `PromptBuilder` on the same weights.
 
-The input of the official talker is caught where the official code calls it.
+An exception catches the official talker's input where the official code calls the talker.
 """
 
 import json
@@ -45,7 +45,7 @@ STACK = {
 
 
 def config_values(model_type: str, model_size: str = "1b7") -> dict:
-    """A toy config.json; ids differ from the releases', so that none can be taken for granted."""
+    """Return a toy config.json; its ids differ from the releases', so no code can assume them."""
     names = ["pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos"]
     names += LANGUAGES + list(DIALECTS.values()) + SPEAKERS
     ids = {name: CODEBOOK_SIZE + 1 + 3 * i for i, name in enumerate(names)}
@@ -84,7 +84,7 @@ def config_values(model_type: str, model_size: str = "1b7") -> dict:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Byte tokens, those that make up "assistant", and chat markup."""
+    """Write byte tokens, the tokens of "assistant", and chat markup."""
     vocab = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges = []
     for end in range(1, len("assistant")):
@@ -99,11 +99,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 class Handover(Exception):
-    """Carries the input of the official talker."""
+    """An exception that carries the input of the official talker."""
 
 
 class OfficialEmbeddings:
-    """`prompt.Embeddings` on the official modules; counts the rows it was asked for."""
+    """`prompt.Embeddings` on the official modules; counts the rows that callers ask for."""
 
     def __init__(self, talker):
         self.talker = talker
@@ -170,7 +170,7 @@ class Toy:
         raise Handover(inputs)
 
     def build(self, text_open: bool = False, **request):
-        """Build the prompt of `SpeechRequest(**request)`."""
+        """Return the prompt of `SpeechRequest(**request)`."""
         request = SpeechRequest(text=TEXT, **request)
         voice = request.voice
         transcript = voice.transcript if isinstance(voice, Voice) else None
@@ -188,13 +188,13 @@ def assert_same_prompt(prefill, call, **kwargs) -> None:
     torch.testing.assert_close(prefill.embeds, inputs["inputs_embeds"][0], **close)
     torch.testing.assert_close(prefill.pad_embed, inputs["tts_pad_embed"][0, 0], **close)
     trailing = prefill.trailing_text
-    if not len(trailing):  # the official form of "nothing trails" is one pad
+    if not len(trailing):  # the official form of "no text is left" is one pad
         trailing = prefill.pad_embed[None]
     torch.testing.assert_close(trailing, inputs["trailing_text_hidden"][0], **close)
 
 
 def clone(num_frames: int = 0, **changes) -> Voice:
-    """A random cloned voice, in context if it has frames."""
+    """Return a random cloned voice, in context if it has frames."""
     rng = np.random.default_rng(7)
     voice = Voice("mario", rng.standard_normal(HIDDEN_SIZE).astype(np.float32))
     if num_frames:

@@ -15,7 +15,7 @@ from qwen_megakernel.sheen.training.trainer import TrainOptions
 
 CODEBOOK_SIZE = 4096
 
-# Enough for two sentences at this size, on one core in seconds.
+# Enough to learn two sentences at this size, on one core in seconds.
 BY_HEART = TrainOptions(
     learning_rate=2e-2,
     precision="fp32",
@@ -28,7 +28,7 @@ BY_HEART = TrainOptions(
 
 
 def speaker(folder: Path, **options: Any) -> SheenEngine:
-    """An engine of a trained voice that begins without a warm-up."""
+    """Return an engine of a trained voice that begins without a warm-up."""
     return SheenEngine.from_pretrained(str(folder), backend="torch", warmup=False, **options)
 
 
@@ -38,7 +38,7 @@ needs_espeak = pytest.mark.skipif(
 GREEDY = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
 TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}
 HELLO, MORNING = TEXTS.values()
-# The worked example of the description this family was built from.
+# The worked example in the description of this model family.
 EXAMPLE_LAYERS = [[100, 200], [10, 11, 20, 21], [1, 2, 3, 4, 5, 6, 7, 8]]
 QWEN2_CONFIG = {
     "hidden_size": 64,

@@ -1,10 +1,10 @@
-"""How much noise 16 bits put into the waveform of Core ML's speech decoder.
+"""Measure how much noise 16 bits put into the waveform of Core ML's speech decoder.
 
 python tests/support/speech_decoder_noise.py
 
-writes the result file and the table of docs/coreml.md. The program in the file is run operation by
-operation (mil.py), each result rounded to the type that it declares: a Neural Engine that computes
-in 16 bits inside of an operation adds to that.
+This writes the result file and the table of docs/coreml.md. mil.py runs the program in the file
+operation by operation and rounds each result to the type that it declares: a Neural Engine that
+computes in 16 bits inside an operation adds to that noise.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import mil
 import numpy as np
@@ -31,7 +31,7 @@ NUM_FRAMES, CHUNK_FRAMES = 24, 4
 
 
 def signal_to_noise(loaded: loading.Checkpoint, precision: str) -> float:
-    """Decibels, of random codes decoded in chunks, against the vocoder in float32."""
+    """Return decibels, of random codes decoded in chunks, against the vocoder in float32."""
     config = loaded.codec_config.decoder
     generator = torch.Generator().manual_seed(0)
     shape = NUM_FRAMES, config.num_quantizers

@@ -16,7 +16,7 @@ STREAM = "/v1/audio/speech/stream"
 async def session(
     live: LiveServer, config: dict[str, Any] | bool | None = None, **options: Any
 ) -> AsyncIterator[ClientConnection]:
-    """A connection; configured, unless `config` is False."""
+    """Open a connection; configure it unless `config` is False."""
     url = live.url.replace("http", "ws") + STREAM
     async with connect(url, max_size=None, **options) as socket:
         if config is not False:

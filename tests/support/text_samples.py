@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-# What makes tokenising in pieces hard: contractions, digits, marks that compose (also across
+# These make tokenising in pieces hard: contractions, digits, marks that compose (also across
 # another mark, also Hangul), runs of white space, line ends after punctuation, joined emoji.
 TRICKY = [" ", "  ", "\u00a0", "\u3000", "\n", "\r\n", "\n\n", "\t", "\x00", "\x0b", "\x85"]
 TRICKY += ["a", "b", "Z", "e", "é", "'", "’", "s", "re", "'ll", "VE", "1", "42", "½", "<|im_end|>"]

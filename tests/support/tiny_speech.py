@@ -1,11 +1,11 @@
-"""The smallest engines, and what tests have them say."""
+"""The smallest engines, and what tests let them say."""
 
 from typing import Any
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.stream import Speech, SpeechStream
 
-# The backend of tests about something else; `pytest --backend cpu` sets another.
+# The backend of tests about other things; `pytest --backend cpu` sets another.
 default_backend = "torch"
 
 TEXT = "Hello there, how are you today?"
@@ -15,7 +15,7 @@ VOICE = "vivian"
 def tiny_engine(
     model: str = "tiny-random", *, backend: str | None = None, **options: Any
 ) -> TTSEngine:
-    """An engine that begins without a warm-up; `options` as for `TTSEngine.from_pretrained`."""
+    """Return an engine without a warm-up; `options` as for `TTSEngine.from_pretrained`."""
     options = {"backend": backend or default_backend, "warmup": False} | options
     return TTSEngine.from_pretrained(model, **options)
 

@@ -23,9 +23,10 @@ AUDIO_F32 = 1e-5
 # float32 samples, the same layers on the same CPU beside another number of streams: 6e-8 was seen.
 AUDIO_SAME_CPU_F32 = 1e-6
 
-# Times the error of torch's samples, both root mean squares against float64: the native vocoder on
-# a CPU. Direct sums of 64 terms at a time are more exact than torch's (0.9 times was seen); the
-# transforms along time, of 3 and 6 outputs, lose another 1.2 times, whatever the weights.
+# A multiple of the error of torch's samples, both as root mean squares against float64: the native
+# vocoder on a CPU. Direct sums of 64 terms at a time are more exact than torch's (0.9 times was
+# seen); the transforms along time, of 3 and 6 outputs, lose another 1.2 times, whatever the
+# weights.
 CPU_VOCODER_ERROR = 1.5
 
 # float32 vocoder states relative to their largest value, two correct implementations: inputs of the
@@ -56,8 +57,8 @@ COREML_NOISE_DB = 0.5
 # The vocoder's activation, compiled by PyTorch for a GPU, against the four operations it replaces.
 SNAKE_F32 = 1e-5
 
-# float32 x-vector: seven layers of some 1500 terms, pooled over frames. The official code against
-# ours gives 2e-7; a window one sample too short (symmetric, not periodic) moves it by 1e-4.
+# float32 x-vector: seven layers of some 1500 terms, pooled over frames. The official code and ours
+# differ by 2e-7; a window one sample too short (symmetric, not periodic) moves it by 1e-4.
 X_VECTOR_F32 = 1e-5
 
 # float32 logits, the kernel or the graphs against the plain decoder: sums of at most 2080 products
@@ -131,7 +132,7 @@ COREML_HIDDEN_F32, COREML_HIDDEN_F16 = 2e-3, 2e-2
 # the last bit of some samples differs.
 MP3_F32 = 1e-7
 
-# int16 steps of a stream's samples, alone and in company: one where a float sum tips over.
+# int16 steps of a stream's samples, alone and beside others: one where a float sum tips over.
 PCM_STEPS = 1
 
 # Sums of 88 losses, each of logits of order 10 in float32; and the mean of some, relative.
@@ -163,7 +164,7 @@ DRAWN_SPREAD, LOGIT_DISTANCE = 0.2, 2e-6
 # and of the variance of 500 counts (6 %).
 GAP_MEAN, GAP_SPREAD, COUNT_VARIANCE = 0.03, 0.05, 0.15
 
-# Published parameter counts are told in whole millions.
+# Published parameter counts are in whole millions.
 PUBLISHED_COUNT = 0.01
 
 # Samples of the demonstration voice's features: silence is below the first, a band of sound above
@@ -178,7 +179,7 @@ WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15
 PITCH, PACE = 0.02, 0.05
 
 # The web page: a piece begins on a sample of 24 kHz (in samples), behind the piece before it, and
-# figures are told to a hundredth of a second.
+# the page shows figures to a hundredth of a second.
 PAGE_ON_A_SAMPLE, PAGE_BEHIND_THE_LAST, PAGE_SECONDS = 1e-4, 1e-3, 0.01
 
 # CPU seconds of a run, as it reports them and as the system counts: a rounding, and how processes
@@ -217,5 +218,5 @@ STAGE_SUM = 0.2
 
 
 def nearly(expected: Any) -> Any:
-    """What equals `expected` but for roundings of float64."""
+    """Return what equals `expected` but for roundings of float64."""
     return pytest.approx(expected, rel=ROUNDING_F64, abs=ROUNDING_F64)

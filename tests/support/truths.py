@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def _say(text: str | None = TEXT, **options: Any) -> dict[str, Any]:
 
 
 def voice(name: str) -> Callable[[Any], Any]:
-    """A cloned voice for an engine: "x-vector" or "in context"."""
+    """Return a cloned voice for an engine: "x-vector" or "in context"."""
 
     def make(engine: Any) -> Any:
         from qwen_megakernel import Voice
@@ -74,7 +74,7 @@ def voice(name: str) -> Callable[[Any], Any]:
 
 
 def cases() -> Iterator[Case]:
-    """Each family, task and feed; torch, graph and emulation; one and four slots."""
+    """Return cases of each family, task, feed and backend, with one and with four slots."""
     voices = ("vivian", "eric", "serena", "ryan")
     many = tuple(_say(seed=seed, voice=name) for seed, name in enumerate(voices))
     for backend in ("torch", "graph", "emulation", "cpu"):
@@ -113,7 +113,7 @@ def cases() -> Iterator[Case]:
 
 
 def speak(case: Case, sheen_folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Codes [num_frames, num_code_groups] and int16 samples of every request."""
+    """Return codes [num_frames, num_code_groups] and int16 samples of every request."""
     from qwen_megakernel import SheenEngine, TTSEngine
 
     options = {"dtype": "float32", "num_slots": case.num_slots, "warmup": False} | case.engine
@@ -152,7 +152,7 @@ def _held(engine: Any) -> Iterator[None]:
 
 
 def _start(engine: Any, request: dict[str, Any]) -> Any:
-    """The stream of one request."""
+    """Start the stream of one request."""
     request = dict(request)
     if callable(request.get("voice")):
         request["voice"] = request["voice"](engine)
@@ -165,7 +165,7 @@ def _start(engine: Any, request: dict[str, Any]) -> Any:
 
 
 def write_sheen_voice(folder: Path) -> None:
-    """A small untrained voice; its weights are drawn, so that they are the same on every CPU."""
+    """Write a small untrained voice; its weights are drawn, so they are the same on every CPU."""
     import torch
     from sheen_toys import CODEBOOK_SIZE, QWEN2_CONFIG
     from snac import SNAC
@@ -186,7 +186,7 @@ def write_sheen_voice(folder: Path) -> None:
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 40, **QWEN2_CONFIG))
         tokens = add_audio_tokens(tokenizer, CODEBOOK_SIZE)
         resize_embeddings(model, tokenizer)
-        for weight in model.parameters():  # drawn once more: resizing solves equations
+        for weight in model.parameters():  # drawn once more, because resizing solves equations
             if weight.dim() == 2:
                 weight.data.normal_(std=0.1)
     model_folder.save(folder, model, tokenizer, tokens, model_folder.SheenConfig(512, None), snac)

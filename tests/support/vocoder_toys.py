@@ -11,7 +11,7 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_con
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
-# Unlike any release: grouped heads, head_dim that is not hidden / heads, other rates.
+# These differ from any release: grouped heads, head_dim that is not hidden / heads, other rates.
 TOY = {
     "codebook_size": 24,
     "codebook_dim": 12,
@@ -30,7 +30,7 @@ TOY = {
     "upsampling_ratios": [3],
     "upsample_rates": [4, 2],
 }
-TOY_SAMPLES = 24  # a frame
+TOY_SAMPLES = 24  # samples in a frame
 
 
 def codec_config(decoder_config: dict[str, Any]) -> CodecConfig:
@@ -48,7 +48,7 @@ def codec_config(decoder_config: dict[str, Any]) -> CodecConfig:
 
 
 def toy_tensors(config: CodecConfig) -> dict[str, Tensor]:
-    """The decoder's tensors, filled."""
+    """Return the decoder's tensors, filled."""
     tensors = {
         name.removeprefix(CODEC_DECODER_PREFIX): torch.empty(shape)
         for name, shape in codec_tensors(config).items()
@@ -92,7 +92,7 @@ def mean_and_std(name: str, weight: Tensor) -> tuple[float, float]:
 
 
 def random_codes(vocoder: Vocoder, *shape: int, seed: int = 0) -> Tensor:
-    """[*shape, num_quantizers] int32, as the decoder of codes gives them."""
+    """Return [*shape, num_quantizers] int32, as the decoder of codes returns them."""
     config = vocoder.config
     generator = torch.Generator().manual_seed(seed)
     shape = (*shape, config.num_quantizers)
@@ -107,6 +107,6 @@ def random_split(total: int, largest: int, seed: int) -> list[int]:
 
 
 def decode_in_chunks(vocoder: Vocoder, codes: Tensor, sizes: list[int]) -> Tensor:
-    """codes [n, num_frames, num_quantizers] -> PCM [n, num_samples]."""
+    """Decode codes [n, num_frames, num_quantizers] in chunks to PCM [n, num_samples]."""
     states = [vocoder.new_state() for _ in codes]
     return torch.cat([vocoder.step(part, states) for part in codes.split(sizes, dim=1)], dim=1)

@@ -1,4 +1,4 @@
-"""Waiting for something that happens on another thread, task or process."""
+"""Wait for an event on another thread, task or process."""
 
 import asyncio
 import contextlib

@@ -1,17 +1,17 @@
-"""Signals that stand for recordings: noise, and something with pitch and formants."""
+"""Signals that stand for recordings: noise, and sound with pitch and formants."""
 
 import numpy as np
 
 
 def noise(seconds: float, rate: int, seed: int = 0, channels: int = 1) -> np.ndarray:
-    """White noise at -20 dBFS: [num_samples] or [num_samples, channels] float32."""
+    """Return white noise at -20 dBFS: [num_samples] or [num_samples, channels] float32."""
     shape = (round(seconds * rate), channels)
     values = 0.1 * np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return values[:, 0] if channels == 1 else values
 
 
 def voice_like(seconds: float, rate: int, seed: int = 0) -> np.ndarray:
-    """Harmonics of a gliding pitch under two formants, in syllables: [num_samples] float32."""
+    """Return a gliding pitch under two formants, in syllables: [num_samples] float32."""
     rng = np.random.default_rng(seed)
     time = np.arange(round(seconds * rate)) / rate
     pitch = 110 * 2 ** (rng.uniform(0, 1) + 0.3 * np.sin(2 * np.pi * 0.7 * time))

@@ -53,7 +53,7 @@ def pcm_of(events: list[Event]) -> bytes:
 
 
 async def error_of(client: AsyncTcpClient) -> Error:
-    """The error that ends the connection."""
+    """Return the error that ends the connection."""
     error = Error.from_event((await events_until(client, Error))[-1])
     assert await client.read_event() is None
     return error

@@ -1,4 +1,4 @@
-"""The demonstration voice says what it is given: words, end, length, on every way through."""
+"""The demonstration voice speaks its text: words, end and length, on every backend."""
 
 import json
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_all_unseen_sentences_end_in_time_with_their_words_said(reader, referenc
 
 @pytest.fixture(scope="module")
 def written(references) -> list[tuple[int, shards.Utterance]]:
-    """The sentences that the recogniser hears, with the seeds of evaluate.py."""
+    """Return the sentences that the recogniser hears, with the seeds of evaluate.py."""
     return [(i, u) for i, u in enumerate(references) if u.kind == "written"][:HEARD]
 
 
@@ -119,8 +119,8 @@ def test_the_committed_figures_of_the_recogniser_meet_the_bar():
         assert found["sentence_told_apart"] >= MIN_TOLD_APART
 
 
-def test_another_sentence_is_told_apart(reader, references):
-    """The measure that the bars rest on sees a sentence that was not asked for."""
+def test_another_sentence_is_recognised_as_another(reader, references):
+    """The measure on which the bars rest recognises a sentence that was not requested."""
     right, wrong = references[0], references[1]
     codes, _ = reader.codes(wrong.text, 200, text_feed="stepwise")
     swapped = shards.Utterance(right.kind, wrong.text, right.ids, right.codes, right.words)
@@ -141,8 +141,8 @@ def test_the_emulated_kernel_draws_the_same_codes(reader):
 
 def test_an_instruction_is_ignored_not_read_aloud(engine, caplog):
     plain = engine.synthesize(TEXT, seed=3)
-    told = engine.synthesize(TEXT, seed=3, instruct="Speak slowly and sadly, please.")
-    np.testing.assert_array_equal(told.codes, plain.codes)
+    instructed = engine.synthesize(TEXT, seed=3, instruct="Speak slowly and sadly, please.")
+    np.testing.assert_array_equal(instructed.codes, plain.codes)
     assert "instruct is ignored" in caplog.text
 
 
@@ -160,7 +160,7 @@ def test_the_official_classes_say_the_same(engine, official_model, feed):
 
 
 def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
-    """Along the whole sentence: the stored bf16 weights mean the same to both."""
+    """Along a whole sentence, the stored bf16 weights give both implementations the same logits."""
     decoder, taps = reader._decoder, {}
     step = decoder.step
     sampling = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
@@ -174,7 +174,7 @@ def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
     run = official.generate(model, sampling, 80, **prompt)
     np.testing.assert_array_equal(run.codes, codes)
     theirs = np.array(run.talker_logits)
-    assert len(theirs) == len(codes) + 1  # and those that EOS was drawn from
+    assert len(theirs) == len(codes) + 1  # and those from which EOS was drawn
     ours = taps["talker"][0, : len(theirs)].numpy()
     assert np.abs(ours - theirs).max() <= np.abs(ours).max() * LOGITS_F32
 
@@ -224,7 +224,7 @@ def test_the_committed_sample_is_what_it_says(engine, index):
     committed, rate = soundfile.read(samples.FOLDER / samples.file_name(index), dtype="int16")
     spoken = samples.speak(engine, index)
     assert rate == engine.sample_rate and len(committed) == len(spoken)
-    assert np.abs(committed.astype(int) - spoken).max() <= PCM16_STEP  # rounding on another CPU
+    assert np.abs(committed.astype(int) - spoken).max() <= PCM16_STEP  # roundings of another CPU
 
 
 def test_the_page_of_samples_is_written_by_its_script():

@@ -1,4 +1,4 @@
-"""What the demonstration voice learns from: texts, frames, codes, shards, and the word measure."""
+"""The demonstration voice's material: texts, frames, codes, shards, and the word measure."""
 
 import dataclasses
 import random
@@ -104,7 +104,7 @@ def test_no_word_is_spoken_before_its_letters_are_there():
     text = "an orange"
     words = np.array([0, 0, 1, 1, 1])
     frames = features.Frames(np.zeros((5, features.NUM_FEATURES)), words, [0, 3])
-    order = schedule(frames, text, lambda num_chars: num_chars - 1)  # a token a letter
+    order = schedule(frames, text, lambda num_chars: num_chars - 1)  # a token for each letter
     spoken = [index for index in order if index != shards.SILENCE]
     assert spoken == list(range(5))
     assert order.index(2) == min(3 + LOOKAHEAD_CHARS, len(text) + 1) - 1

@@ -47,7 +47,7 @@ def reader() -> Reader:
 
 @pytest.fixture(scope="module")
 def weights(reader: Reader) -> talker_net.Weights:
-    """The shipped voice's talker, float32."""
+    """Return the shipped voice's talker, float32."""
     return {name: tensor.float() for name, tensor in reader.checkpoint.talker.items()}
 
 
@@ -95,7 +95,7 @@ def test_the_training_network_is_the_plain_decoder(
 def _plain_hidden(
     reader: Reader, reference: shards.Utterance, layout: Layout, patch: pytest.MonkeyPatch
 ) -> torch.Tensor:
-    """The package's own hidden states, of every frame and of the end, teacher-forced."""
+    """Return the package's hidden states of every frame and of the end, teacher-forced."""
     decoder = reader._decoder
     states: list[torch.Tensor] = []
     codes = torch.from_numpy(reference.codes.astype(np.int64))
@@ -170,7 +170,7 @@ def test_muon_brings_singular_values_near_one():
 
 @pytest.fixture
 def train(tmp_path: Path, references: list[shards.Utterance]) -> Callable[..., dict]:
-    """train(name, *options): a few updates on a few sentences; the state it saved."""
+    """Return train(name, *options): a few updates on a few sentences; the state that it saved."""
     data = tmp_path / "data"
     data.mkdir()
     kept = [dataclasses.replace(u, kind=shards.TRAINING) for u in references[:40]]

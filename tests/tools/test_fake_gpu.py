@@ -1,6 +1,6 @@
-"""tools/fake_gpu: what a GPU forbids is refused, and what is read too early is wrong.
+"""tools/fake_gpu refuses what a GPU forbids, and what is read too early is wrong.
 
-Under it these run with every test that needs a GPU: `make rehearse-gpu`.
+These tests run under it, with every test that needs a GPU: `make rehearse-gpu`.
 """
 
 import os
@@ -29,7 +29,7 @@ def pinned(*values: float) -> torch.Tensor:
     return torch.tensor(values).pin_memory()
 
 
-def test_a_copy_that_nobody_waited_for_has_not_come():
+def test_a_copy_without_a_wait_has_not_arrived():
     host = pinned(1.0)
     host.copy_(torch.tensor([2.0]).to(GPU), non_blocking=True)
     assert host.item() == 1
@@ -44,7 +44,7 @@ def test_a_source_that_is_overwritten_too_soon_is_copied_late():
     assert target.item() == 2
 
 
-def test_another_stream_does_not_wait_unless_it_is_told_to():
+def test_another_stream_waits_only_where_the_program_asks_for_it():
     host, target = pinned(1.0), torch.zeros(1, device=GPU)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -1,10 +1,11 @@
-"""The calculated frame time: it follows the kernel's stages, and the page quotes it as it is."""
+"""The calculated frame time follows the kernel's stages, and the pages quote it as it is."""
 
 import re
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from tolerances import nearly
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -27,6 +28,15 @@ def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers():
     config = parse_model_config(model_config("random-0.6b"))
     apart = tool.frame(config, tool.Design(attention_everywhere=False))
     assert f"{len(apart)} with two streams and more" in text
+
+
+def test_row_tiles_are_multiplied_two_at_a_time_and_an_odd_last_one_alone():
+    """The kernel takes a column's row tiles in steps of two (csrc/matvec.cuh, `add_column`)."""
+    shapes = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "head": (3072, 1024)}
+    found = {name: tool.tiles_of(*shape) for name, shape in shapes.items()}
+    assert found == {"qkv": (4, 4), "o": (2, 0), "gate_up": (6, 6), "head": (3, 2)}
+    instructions = [tool.IDEAL.tile(tool.Stage(0.0, 3, n)) * tool.IDEAL_ISSUE / 4 for n in (0, 2)]
+    assert instructions == nearly([42, (2 * 35 + 42) / 3])
 
 
 @pytest.mark.parametrize("name", NAMES)

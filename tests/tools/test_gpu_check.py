@@ -34,11 +34,11 @@ from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 
-# What the machines that have a GPU do not have.
+# A machine with a GPU may lack these.
 ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
 
 ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
-ENGINE_SECONDS = 20  # to start a script and load an engine of 256 slots
+ENGINE_SECONDS = 20  # time to start a script and load an engine of 256 slots
 
 PLANTED = """
 import json, subprocess, sys, time
@@ -71,7 +71,7 @@ def gpu_check(monkeypatch):
 
 @pytest.fixture
 def run(gpu_check, monkeypatch, tmp_path):
-    """run(*arguments, then=""): exit code and result of steps that are `PLANTED` and `then`."""
+    """Return run(*arguments, then=""): exit code and result of steps `PLANTED` and `then`."""
 
     def run(*arguments: str, then: str = "") -> tuple[int, dict]:
         steps = tmp_path / "steps.py"
@@ -99,7 +99,7 @@ def test_one_failing_and_one_hanging_step_leave_the_others(gpu_check, run, monke
     assert result["steps"]["endurance"]["result"] == {"so far": 1}
     assert "planted failure" in capsys.readouterr().out
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert "sleep 321" not in processes  # what a step started ends with it
+    assert "sleep 321" not in processes  # all that a step has started ends with it
 
 
 def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
@@ -114,19 +114,19 @@ def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
     assert names == ["sleep", "record", "launch", "record", "synchronize", "elapsed_time"]
 
 
-def test_a_step_is_told_to_end_before_its_time_is_up(gpu_check, run, monkeypatch, tmp_path):
+def test_a_step_gets_a_deadline_before_its_time_is_up(gpu_check, run, monkeypatch, tmp_path):
     monkeypatch.setitem(gpu_check.SETS["planted"], "build", 30)
-    told = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
-    run("--emulation", "--steps", "build", then=told)
+    program = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
+    run("--emulation", "--steps", "build", then=program)
     left = float((tmp_path / "out" / "log.txt").read_text().split()[-1])
-    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports are in it, whatever they take
+    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports count, however long they take
 
 
 def test_a_step_and_what_it_starts_know_the_commit(run, tmp_path):
     program = "import sys; sys.path.insert(0, '.'); from benchmarks import common"
-    told = f"""
+    process = f"""
 subprocess.run([sys.executable, "-c", "{program}; print(common.commit())"], check=True)"""
-    run("--emulation", "--steps", "build", "--commit", "abc123", then=told)
+    run("--emulation", "--steps", "build", "--commit", "abc123", then=process)
     assert (tmp_path / "out" / "log.txt").read_text().split()[-1] == "abc123"
 
 
@@ -245,7 +245,7 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
         {each.name for each in path.iterdir()} for path in (tmp_path / "its cache").iterdir()
     ]
     assert unpacked == [{*carried.KEPT}] * len(names)
-    run("--emulation", "--steps", "build")  # what is there already is left alone
+    run("--emulation", "--steps", "build")  # an existing library is left alone
     context = SimpleNamespace(
         arch="sm_90a", models=(SMALL, BIG), dtypes=("float32", "bfloat16"), toy=False
     )
@@ -261,11 +261,11 @@ def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ(
     for defines in VARIANTS.values():
         assert all(re.search(rf"\b{name}\b", sources) for name in defines), defines
     assert len({tuple(defines.items()) for defines in VARIANTS.values()}) == len(VARIANTS)
-    assert next(iter(VARIANTS.values())) == {}  # what the others are held against
+    assert next(iter(VARIANTS.values())) == {}  # the others are compared with this
 
 
 def listening_seconds(listeners: int) -> float:
-    """How long `measures.load.listen` takes: nobody hears faster than sound plays."""
+    """Return how long `measures.load.listen` takes: a listener hears no faster than sound plays."""
 
     def of(index: int) -> float:
         spent = 0.0
@@ -281,7 +281,7 @@ def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
     budgets, models = gpu_check.SETS["more"], 2
     heard = sum(listening_seconds(int(count)) for count in scripts.LISTENERS.split(","))
     assert models * (heard + ENGINE_SECONDS) < budgets["capacity"] - gpu_check.END_SECONDS
-    late = 20  # seconds for the speech that is left when the last request has come
+    late = 20  # seconds for the speech that is left after the last request has arrived
 
     def sending(rates: str) -> float:
         return len(rates.split(",")) * scripts.RATE_SECONDS + late + ENGINE_SECONDS
@@ -371,11 +371,11 @@ def test_every_set_begins_with_what_a_fresh_machine_lacks_and_ends_in_its_minute
             assert gpu_check.SECONDS[name] == 60 * minutes[name]
 
 
-CARRIED_SECONDS = 10  # of a step that finds all its libraries: the import of torch
+CARRIED_SECONDS = 10  # a step that finds all its libraries takes this: the import of torch
 
 
 def test_with_carried_libraries_most_of_a_set_fits_its_call(gpu_check):
-    """Budgets are for steps that go badly; the last step may be the one that is cut short."""
+    """Budgets allow for steps that go badly; the last step may be the one that is cut short."""
     for name, steps in gpu_check.SETS.items():
         if name not in ("planted", "more"):
             *others, last = list(steps.values())[1:]
@@ -457,7 +457,7 @@ def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
 
 
 def check_rows(found: dict) -> None:
-    """What docs/performance.md shows of each step is there."""
+    """Check what docs/performance.md shows of each step."""
     for step, (_, columns) in performance_page.GPU_TABLES.items():
         for row in found.get(step, {}).get("rows", []):
             if "why_not" not in row:
@@ -468,7 +468,7 @@ def check_rows(found: dict) -> None:
         assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
     if "microbenchmark" in found:
         rows = found["microbenchmark"]["rows"]
-        # What decides most comes first: a run that is cut short has it.
+        # The most decisive figures come first, so that a run that is cut short has them.
         kinds = ["device", "barrier_in_traffic", "l2_latency", "exchange"]
         kinds += ["copy", "read", "barrier", "frame_skeleton"]
         assert list(dict.fromkeys(row["kind"] for row in rows)) == kinds
@@ -498,5 +498,5 @@ def check_rows(found: dict) -> None:
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):
     names = {step for name, steps in gpu_check.SETS.items() for step in steps if name != "planted"}
-    # What the steps sanitizer and ncu run.
+    # The steps sanitizer and ncu run these.
     assert set(registry.STEPS) == names | {"toy_frames", "profiled_frames"}

@@ -1,4 +1,4 @@
-"""tools/precision_table.py: the committed result is whole, and its variants stand in order."""
+"""tools/precision_table.py: the committed result is complete, and its variants are in order."""
 
 import json
 
@@ -38,10 +38,10 @@ def test_the_result_has_every_variant_and_stands_on_both_feet(run):
 
 
 def test_each_form_of_int8_has_its_row():
-    """Each that `--weights` can mean; a name without rows or groups means what suits a backend."""
-    told = {line.split(" | ")[0].removeprefix("| ") for line in pages.precision()}
+    """`--weights` takes each of these; a name without rows or groups suits the backend."""
+    listed = {line.split(" | ")[0].removeprefix("| ") for line in pages.precision()}
     forms = {w.replace("-heads", "") + s for w in INT8_STACKS for s in ("-rows", "-groups")}
-    assert forms | {f"{form}-heads" for form in forms} <= told & set(WEIGHTS)
+    assert forms | {f"{form}-heads" for form in forms} <= listed & set(WEIGHTS)
 
 
 def test_the_runs_differ_in_torchs_instructions_and_the_page_has_what_repeats():

@@ -1,4 +1,4 @@
-"""The calculated time of a prompt: what a block reads decides, and the pages quote it as it is."""
+"""The calculated time of a prompt: a block's reads decide, and the pages quote it as it is."""
 
 import re
 from dataclasses import replace

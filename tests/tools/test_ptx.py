@@ -1,8 +1,8 @@
 """The kernel as nvcc compiles it for a GPU, instruction by instruction on this CPU.
 
-tools/kernel_study/ptx does it. First the instructions themselves, then the machine's checks on
-faults planted in the kernel, then frames. `pytest -m slow -k ptx` runs every other test of the
-kernel on it as well.
+tools/kernel_study/ptx runs it. The tests begin with the instructions themselves, then plant faults
+in the kernel for the machine's checks, then run frames. `pytest -m slow -k ptx` runs every other
+test of the kernel on it as well.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 HERE = Path(__file__).parent
 SANITIZED = HERE.parent / "decoders" / "kernel" / "sanitized.cu"
 slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(3000)  # a library is a minute of compiling, a whole GPU ten
+pytestmark = pytest.mark.timeout(3000)  # a library takes a minute to compile, a whole GPU ten
 
 # ---- instructions, on small kernels written by hand
 
@@ -131,7 +131,7 @@ def library(build_cache: Path) -> ctypes.CDLL:
 
 
 def execute(library: ctypes.CDLL, name: str, given: Tensor, out: Tensor | None = None) -> Tensor:
-    """What one warp makes of [32, 8] int32 or float32; RuntimeError with what the machine says."""
+    """Return what a warp makes of [32, 8] numbers; RuntimeError with the machine's message."""
     out = torch.zeros_like(given) if out is None else out.clone()
     kernel = ctypes.cast(getattr(library, name), ctypes.c_void_p)
     addresses = [ctypes.c_void_p(each.data_ptr()) for each in (given, out)]
@@ -186,7 +186,7 @@ def test_lanes_exchange_what_they_hold(library):
 
 
 def test_the_tensor_core_product_has_the_documented_layout(library):
-    """Registers as the PTX ISA lists them: row and column of each, by its formulas."""
+    """The PTX ISA lists the registers: row and column of each, by its formulas."""
     generator = torch.Generator().manual_seed(1)
     a = torch.randn(16, 16, generator=generator).bfloat16()
     b = torch.randn(16, 8, generator=generator).bfloat16()
@@ -224,7 +224,7 @@ def test_what_a_gpu_traps_on_or_gets_wrong_is_an_error(library, name, message):
         execute(library, name, torch.ones(32, 8))
 
 
-def test_a_copy_that_nobody_waits_for_has_not_arrived(library, monkeypatch):
+def test_a_copy_that_no_thread_waits_for_has_not_arrived(library, monkeypatch):
     monkeypatch.setenv("EMULATION_LAZY_COPIES", "1")
     assert not (execute(library, "not_waited_for", torch.ones(32, 8))[:, 0] == 1).any()
 
@@ -244,14 +244,14 @@ def test_an_unknown_instruction_or_kernel_is_refused():
 
 
 def decoder_from_ptx(checkpoint, dtype, arch, change=None, **options) -> KernelDecoder:
-    """A decoder whose library is made of what nvcc compiles for `arch`."""
+    """A decoder whose library consists of what nvcc compiles for `arch`."""
     options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
     with instead_of_emulation(arch, change=change):
         return KernelDecoder(checkpoint, DecoderSizes(device=CPU, dtype=dtype, **options))
 
 
 def frames(decoder, sampling: Sampling):
-    """Codes and logits of six frames of three streams."""
+    """Return codes and logits of six frames of three streams."""
     for slot, seed in ((2, 5), (0, 6), (3, 7)):
         k.start(decoder, slot, sampling, seed=seed, positions=7 + seed)
     taps: dict[str, Tensor] = {}
@@ -278,7 +278,7 @@ def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.checkpoint(shape, weights)
     emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, 16, device=CPU, dtype=dtype))
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
-    small = arch in ("sm_86", "sm_89", "sm_120")  # 99 KB of shared memory in a block
+    small = arch in ("sm_86", "sm_89", "sm_120")  # with 99 KB of shared memory in a block
     assert ptx.library.description.num_threads == kernel_build.GPU_THREADS // (2 if small else 1)
     for sampling in (Sampling.greedy(), Sampling()):
         (codes, logits), (expected, others) = frames(ptx, sampling), frames(emulation, sampling)
@@ -324,8 +324,9 @@ def test_a_planted_fault_is_noticed(fault):
 @k.needs_nvcc
 @pytest.mark.parametrize("name", ["random-0.6b", "random-1.7b"])
 def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
-    """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor; behind
-    a prompt for six teams of blocks, of two chunks."""
+    """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor; after
+    a prompt for six teams of blocks, of two chunks.
+    """
     monkeypatch.setenv("EMULATION_SMS", "132")
     config = parse_model_config(model_config(name))
     stack = replace(config.talker.stack, num_layers=1)
@@ -334,7 +335,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     checkpoint.talker = {name: w.bfloat16() for name, w in checkpoint.talker.items()}
     sizes = {"num_slots": 1, "max_positions": 96, "max_text_rows": 8}
     ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
-    ptx.launcher.timeout_seconds = 3600  # of one barrier: 67,584 threads share a core
+    ptx.launcher.timeout_seconds = 3600  # seconds for one barrier: 67,584 threads share a core
     reference = PlainDecoder(checkpoint, DecoderSizes(device=CPU, dtype=torch.float32, **sizes))
     forced = torch.randint(0, 2048, (1, 1, 16), generator=torch.Generator().manual_seed(9))
     for decoder in (ptx, reference):

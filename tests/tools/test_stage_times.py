@@ -32,7 +32,7 @@ BLOCKS = [
 
 
 def records() -> np.ndarray:
-    """What a kernel of two blocks leaves whose SMs count from different starts."""
+    """Return what a kernel of two blocks writes whose SMs count from different starts."""
     found = np.zeros((2, 8), dtype=RECORD)
     for block, start in enumerate((10**6, 5 * 10**9)):
         now = start
@@ -55,7 +55,7 @@ def test_parts_of_a_stage_are_those_of_the_stamps():
         "per_frame": 0.5,
         "frame_us": 1.0,
         "span_us": 2.0,
-        "work_us": 1.25,  # of blocks that took 1.0 and 1.5
+        "work_us": 1.25,  # the medians of blocks that took 1.0 and 1.5
         "longest_us": 1.5,
         "hidden_us": 0.125,
         "wait_us": 0.625,
@@ -98,7 +98,7 @@ def test_every_stage_of_an_emulated_frame_has_its_stamps(document):
     assert stages["lm_head"]["per_frame"] == config.talker.num_code_groups - 1
     layers = config.talker.stack.num_layers
     assert stages["talker attention"]["per_frame"] == layers
-    assert "predictor attention" not in stages  # of one stream every block's
+    assert "predictor attention" not in stages  # with one stream every block does it
     total = sum(row["frame_us"] for row in stages.values())
     assert total == pytest.approx(document["us_per_frame"], rel=STAGE_SUM)
     for row in stages.values():

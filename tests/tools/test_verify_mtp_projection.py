@@ -1,4 +1,4 @@
-"""The projection's checker: each planted fault is found, and without a reference it says less."""
+"""The projection's checker finds each planted fault; without a reference it finds fewer."""
 
 import shutil
 
@@ -18,14 +18,14 @@ FIRST = "talker.model.codec_embedding.weight"
 
 @pytest.fixture
 def spoiled(tmp_path, model_folder):
-    """spoiled(change): a 1.7B toy whose tensors `change` has changed."""
+    """Return spoiled(change): a 1.7B toy whose tensors `change` has changed."""
 
     def make(change):
         folder = tmp_path / "spoiled"
         folder.mkdir()
         source = model_folder("tiny-random-1.7b")
         shutil.copy(source / "config.json", folder)
-        stored = load_file(source / "model.safetensors")  # most of which is the text's
+        stored = load_file(source / "model.safetensors")  # most of it is the text's
         tensors = {n: t for n, t in stored.items() if n == FIRST or n.startswith(PREDICTOR)}
         change(tensors)
         kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -42,7 +42,7 @@ def inputs(width):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, official_model):
-    """The same products by the official package's modules, in float32."""
+    """Return the same products by the official package's modules, in float32."""
     talker = official_model("tiny-random-1.7b").model.talker
     predictor = talker.code_predictor
     projection = predictor.small_to_mtp_projection
@@ -65,7 +65,7 @@ def test_it_needs_no_torch_and_claims_no_more_than_it_checks(tmp_path, model_fol
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"ok: {count} tensors, their names, shapes and plausible sizes",
-        "not checked: the values themselves, which takes --reference",
+        "not checked: whether the values are the right ones; --reference FILE checks that",
     ]
 
 
@@ -74,7 +74,7 @@ def move(tensors, old, new):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda tensors: tensors.pop(HEAD), f"{HEAD}: missing; need (2048, 128)"),
         (lambda tensors: tensors.pop(FIRST), f"{FIRST}: missing"),
@@ -97,10 +97,10 @@ def move(tensors, old, new):
         ),
     ],
 )
-def test_a_planted_fault_is_found_without_a_reference(run_here, spoiled, change, told):
+def test_a_planted_fault_is_found_without_a_reference(run_here, spoiled, change, message):
     done = run_here(TOOL, spoiled(change))
     assert (done.returncode, done.stdout.count("\n")) in ((1, 1), (1, 2)), done.stdout
-    assert told in done.stdout
+    assert message in done.stdout
 
 
 def test_a_projection_that_the_sizes_do_not_ask_for_is_found(run_here, tmp_path, model_folder):
@@ -148,7 +148,7 @@ def test_products_of_the_official_package_are_ours(run_here, model_folder, refer
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda products: products.pop(HEAD), f"{HEAD}: only in the checkpoint"),
         (lambda products: products.update(more=products[HEAD].clone()), "more: only in the ref"),
@@ -157,14 +157,14 @@ def test_products_of_the_official_package_are_ours(run_here, model_folder, refer
     ],
 )
 def test_a_reference_that_lacks_something_vouches_for_nothing(
-    run_here, model_folder, reference, tmp_path, change, told
+    run_here, model_folder, reference, tmp_path, change, message
 ):
     products = load_file(reference)
     change(products)
     save_file(products, tmp_path / "changed.safetensors")
     folder = model_folder("tiny-random-1.7b")
     done = run_here(TOOL, folder, "--reference", tmp_path / "changed.safetensors")
-    assert done.returncode == 1 and told in done.stdout
+    assert done.returncode == 1 and message in done.stdout
 
 
 def test_a_missing_file_is_named(run_here, tmp_path, model_folder):

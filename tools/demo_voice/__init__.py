@@ -1,1 +1,1 @@
-"""How the demonstration voice is made: README.md beside this file has the recipe."""
+"""The programs that made the demonstration voice. README.md beside this file has the recipe."""

@@ -1,4 +1,4 @@
-"""Utterances in the official prompt layout, packed into rows of one length.
+"""This module packs utterances in the official prompt layout into rows of one length.
 
 Source of the layout: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, generate (docs/model.md).
 """
@@ -16,29 +16,29 @@ from tools.demo_voice.recipe import LANGUAGE, SPEAKER
 from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import IGNORED
 
-NO_CONTROL = -1  # a position without a control id of the codec vocabulary
+NO_CONTROL = -1  # marks a position without a control id of the codec vocabulary
 
-MAX_MISSES = 25  # utterances in a row that fit nowhere: the batch is full
-SHARE_OF_NEIGHBOURS = 0.3  # of the frames that are spoilt, those that a near frame replaces
+MAX_MISSES = 25  # a batch is full when so many utterances have fit in no row
+SHARE_OF_NEIGHBOURS = 0.3  # share of the spoilt frames that a near frame replaces
 REACH_OF_NEIGHBOURS = 3
-SHARE_OF_SPOILT_CODES = 0.05  # among the codes after the first
-BANK_UTTERANCES = 3000  # whose frames replace spoilt ones
+SHARE_OF_SPOILT_CODES = 0.05  # a near frame differs among the codes after the first
+BANK_UTTERANCES = 3000  # utterances whose frames replace spoilt ones
 
 
 @dataclass(slots=True)
 class Rows:
-    """Positions of the talker. Everything int64 but the mask; `num_codes` codes in a frame."""
+    """Positions of the talker. All are int64 except the mask; a frame has `num_codes` codes."""
 
     text: np.ndarray  # [..., length] text id
     control: np.ndarray  # [..., length] id of the codec vocabulary, or NO_CONTROL
-    codes: np.ndarray  # [..., length, num_codes] of the previous frame, where `is_frame`
+    codes: np.ndarray  # [..., length, num_codes] the previous frame, where `is_frame`
     is_frame: np.ndarray  # [..., length] bool
-    targets: np.ndarray  # [..., length, num_codes] the frame drawn here, where there is one
-    labels: np.ndarray  # [..., length] code 0 of that frame, EOS, or IGNORED
+    targets: np.ndarray  # [..., length, num_codes] the frame to draw here, where there is one
+    labels: np.ndarray  # [..., length] code 0 of that frame, or EOS, or IGNORED
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], num_codes: int, pad_id: int) -> "Rows":
-        """Positions that say nothing."""
+        """Return positions that hold nothing."""
         return cls(
             text=np.full(shape, pad_id),
             control=np.full(shape, NO_CONTROL),
@@ -49,7 +49,7 @@ class Rows:
         )
 
     def put(self, row: int, start: int, piece: "Rows") -> None:
-        """Copy `piece` to where it belongs."""
+        """Copy `piece` into this object from `row` and `start` on."""
         end = start + len(piece.text)
         for field in fields(self):
             getattr(self, field.name)[row, start:end] = getattr(piece, field.name)
@@ -57,15 +57,15 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an utterance is asked for."""
+    """The choices in how a request is laid out."""
 
-    is_full: bool = False  # the whole text in the prefill, else a token with each frame
-    is_auto: bool = True  # no language is named
-    has_speaker: bool = False  # the speaker is named
+    is_full: bool = False  # False: a token of text comes with each frame
+    is_auto: bool = True  # True: the prompt names no language
+    has_speaker: bool = False  # True: the prompt names the speaker
 
     def length(self, utterance: Utterance) -> int:
-        """Positions that `lay_out` will need."""
-        # Role, language, start of text, codec_bos.
+        """Return how many positions `lay_out` will need."""
+        # The terms are role, language, start of text, codec_bos.
         head = 3 + (3 if self.is_auto else 4) + self.has_speaker + 2
         return head + len(utterance.codes) + (len(utterance.ids) + 1 if self.is_full else 0)
 
@@ -76,7 +76,7 @@ LONGEST_LAYOUT = Layout(is_full=True, is_auto=False, has_speaker=True)
 def lay_out(
     config: ModelConfig, role_ids: Sequence[int], utterance: Utterance, layout: Layout
 ) -> Rows:
-    """One utterance as the talker sees it.
+    """Lay out one utterance as the talker sees it.
 
     Args:
         role_ids: the three text ids in front of every prompt.
@@ -111,15 +111,15 @@ def lay_out(
 
 
 class Packer:
-    """Endless batches of a pool of utterances, each pass in another order.
+    """An endless source of batches from a pool of utterances, each pass in another order.
 
     Args:
         config: ids and number of codes.
         role_ids: as in `lay_out`.
-        pool: what to draw from.
+        pool: the utterances to draw from.
         num_rows, row_length: shape of a batch; longer utterances are left out.
         num_frames: frames of a batch that the code predictor learns from.
-        full_share, auto_share, speaker_share: of the utterances, those laid out so.
+        full_share, auto_share, speaker_share: shares of the utterances that are laid out so.
         spoil: least and greatest share of the frames of an utterance that are spoilt in what the
             talker hears of itself, so that it learns to go on after its own mistakes.
         seed: same seed, same batches.
@@ -154,7 +154,7 @@ class Packer:
         return len(self._pool)
 
     def batch(self) -> tuple[dict[str, Tensor], int]:
-        """The next batch, on the CPU, and how many utterances are in it."""
+        """Return the next batch, on the CPU, and how many utterances are in it."""
         num_rows, length = self._shape
         config = self._config
         rows = Rows.empty(self._shape, config.talker.num_code_groups, config.tts_pad_id)
@@ -195,12 +195,12 @@ class Packer:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}, count
 
     def state(self) -> dict[str, Any]:
-        """All that the next batches depend on, besides the arguments; for `restore`."""
+        """Return all that the next batches depend on, besides the arguments; `restore` takes it."""
         rng = self._rng.bit_generator.state
         return {"rng": rng, "order": list(self._order), "left": list(self._left)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Go on from where `state` was called."""
         self._rng.bit_generator.state = state["rng"]
         self._order, self._left = list(state["order"]), list(state["left"])
 
@@ -212,7 +212,7 @@ class Packer:
         return self._order.pop()
 
     def _spoilt(self, codes: np.ndarray) -> np.ndarray:
-        """The frames of an utterance with some replaced: by others, by near ones, in part."""
+        """Return an utterance's frames with some replaced: by others, by near ones, or in part."""
         rng, length = self._rng, len(codes)
         spoilt = codes.astype(np.int64)
         where = np.flatnonzero(rng.random(length) < rng.uniform(*self._spoil))

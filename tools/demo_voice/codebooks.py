@@ -1,4 +1,4 @@
-"""Frames of features to codes and back: principal components and residual vector quantisation.
+"""Turn frames of features into codes and back: principal components, residual quantisation.
 
 python -m tools.demo_voice.codebooks --texts DATA/train.tsv --output codebooks.safetensors
 """
@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 import torch
@@ -21,14 +21,14 @@ from tools.demo_voice import features, texts
 from tools.demo_voice.espeak import Espeak
 from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
 
-SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # what the shipped voice speaks
+SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # the shipped voice's codebooks
 
 NUM_COMPONENTS = 64
-VOICED_WEIGHT = 3.0  # of a voiced value beside a log energy, in the distance
-BEAM = 3  # choices kept from codebook to codebook
-NUM_ITERATIONS = 14  # of k-means, for each codebook
+VOICED_WEIGHT = 3.0  # weight of a voiced value beside a log energy, in the distance
+BEAM = 3  # candidates that the search keeps from codebook to codebook
+NUM_ITERATIONS = 14  # iterations of k-means for each codebook
 FRAMES_AT_ONCE = 4096
-NUM_SILENT = 500  # silent frames among those the codebooks are fitted to
+NUM_SILENT = 500  # silent frames among those to which the codebooks are fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Codebooks:
         return sum(book[index[:, i]] for i, book in enumerate(self.books)).numpy()
 
     def _encode(self, frames: Tensor) -> Tensor:
-        """Beam search: the best few sums of codes go on from codebook to codebook."""
+        """Search with a beam: the best few sums of codes go on from codebook to codebook."""
         rest = _project(frames, self.mean, self.components)[:, None]  # [n, beam, components]
         codes = torch.zeros(len(frames), 1, 0, dtype=torch.uint8)
         for book in self.books:
@@ -81,7 +81,7 @@ class Codebooks:
 
 
 def fit(frames: np.ndarray, seed: int = 0) -> Codebooks:
-    """Fit components and codebooks to [num_frames, NUM_FEATURES], of which the last is silent."""
+    """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent."""
     data = torch.from_numpy(frames)
     mean = data.mean(0)
     weighted = (data - mean) * _feature_weights()
@@ -93,7 +93,7 @@ def fit(frames: np.ndarray, seed: int = 0) -> Codebooks:
     for index in tqdm(range(NUM_CODEBOOKS), desc="codebooks"):
         book = rest[torch.randperm(len(rest), generator=generator)[:CODEBOOK_SIZE]].clone()
         if index == 0:
-            book[0] = rest[-1]  # silence keeps a code of its own
+            book[0] = rest[-1]  # Silence keeps a code of its own.
         for _ in range(NUM_ITERATIONS):
             nearest = _nearest(rest, book)
             counts = torch.bincount(nearest, minlength=CODEBOOK_SIZE)[:, None]
@@ -121,7 +121,7 @@ def _nearest(rows: Tensor, book: Tensor) -> Tensor:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Speak sentences, fit codebooks to their frames."""
+    """Let espeak-ng speak sentences and fit codebooks to their frames."""
     espeak = Espeak()
     sentences = [text for kind, text in texts.read(args.texts) if kind == texts.TRAINING]
     random.Random(args.seed).shuffle(sentences)
@@ -134,12 +134,18 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=Path, required=True, help="from tools.demo_voice.texts")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--sentences", type=int, default=8000, help="to fit to")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="codebooks file to write")
+    parser.add_argument(
+        "--sentences", type=int, default=8000, help="number of sentences to fit the codebooks to"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
+    )
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Greedy decoding of many sentences at once with the training network, to see how it goes.
+"""The training network decodes many sentences at once, greedily, to show how training goes.
 
-No cache: short sentences on a small network do not need one. What is published is measured with
-the engine (evaluate.py).
+It has no cache, because short sentences on a small network do not need one. Published figures are
+measured with the engine (evaluate.py).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def greedy(
     max_frames: int,
     layout: Layout,
 ) -> list[np.ndarray | None]:
-    """Codes of each sentence, [num_frames, num_codes]; None where it did not end by itself."""
+    """Return each sentence's codes [num_frames, num_codes]; None where it did not end itself."""
     groups, eos = config.talker.num_code_groups, config.talker.codec_eos_id
     pieces = [
         lay_out(config, tokenizer.role_ids(), _blank(u, max_frames, groups), layout) for u in batch
@@ -84,7 +84,7 @@ def word_accuracy(
     codebooks: Codebooks,
     layout: Layout,
 ) -> float:
-    """Share of words that are said right; a sentence that does not end counts as wrong."""
+    """Return the share of words said right; a sentence that does not end counts as wrong."""
     right = total = 0
     for start in range(0, len(sentences), BATCH):
         batch = sentences[start : start + BATCH]
@@ -101,6 +101,6 @@ def word_accuracy(
 
 
 def _blank(utterance: Utterance, num_frames: int, num_codes: int) -> Utterance:
-    """The sentence with room for frames that are not known yet."""
+    """Return the sentence with room for frames that are not known yet."""
     room = np.zeros((num_frames, num_codes), np.uint8)
     return Utterance(utterance.kind, utterance.text, utterance.ids, room, room[:, 0])

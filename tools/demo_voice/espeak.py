@@ -1,7 +1,7 @@
-"""espeak-ng as the speaker to learn from: samples, and when each phoneme and word begins.
+"""espeak-ng is the speaker to learn from: it gives samples, and when each phoneme and word begins.
 
-Debian: apt-get install espeak-ng. The program is GPL; it is called as a library here, and nothing
-of it ships. What it speaks is data.
+On Debian, `apt-get install espeak-ng` installs it. The program is under the GPL; this module calls
+it as a library, and no part of it ships. Its speech is data.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import numpy as np
 LIBRARY = "libespeak-ng.so.1"
 WORDS_PER_MINUTE = 150
 
-# A voice variant without melody or flutter: one pitch lets a frame hold a whole number of periods.
+# This voice variant has no melody or flutter: at one pitch a frame holds whole periods.
 VARIANT = "flat"
 _VARIANT_FILE = f"language variant\nname {VARIANT}\npitch 100 100\nflutter 0\n"
 VOICE = f"en-us+{VARIANT}"
 
-# Numbers of speak_lib.h (espeak-ng 1.51).
+# These are the numbers of speak_lib.h (espeak-ng 1.51).
 _AUDIO_OUTPUT_SYNCHRONOUS = 2
 _INITIALIZE_PHONEME_EVENTS = 1
 _PARAMETER_RATE, _PARAMETER_RANGE = 1, 4
@@ -37,7 +37,7 @@ class _Event(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_int),
         ("unique_identifier", ctypes.c_uint),
-        ("text_position", ctypes.c_int),  # in characters, from 1
+        ("text_position", ctypes.c_int),  # in characters, counted from 1
         ("length", ctypes.c_int),
         ("audio_position", ctypes.c_int),
         ("sample", ctypes.c_int),
@@ -53,21 +53,21 @@ _Callback = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True, slots=True)
 class Phoneme:
-    """One sound; pauses have names that begin with "_"."""
+    """One sound. The names of pauses begin with "_"."""
 
-    sample: int  # where it begins
+    sample: int  # the sample where it begins
     name: str
     word: int  # index into `Spoken.word_starts`
 
     @property
     def is_pause(self) -> bool:
-        """Nothing is said."""
+        """Whether it is silent."""
         return self.name.startswith("_")
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A sentence as espeak-ng says it."""
+    """A sentence that espeak-ng has spoken."""
 
     samples: np.ndarray  # [num_samples] float32 in [-1, 1]
     phonemes: list[Phoneme]
@@ -75,7 +75,7 @@ class Spoken:
 
 
 class Espeak:
-    """The library, with one voice. It keeps global state: one instance in a process.
+    """The library with one voice. It keeps global state, so a process may have one instance.
 
     Raises:
         OSError: the library is not installed.
@@ -85,7 +85,7 @@ class Espeak:
         self._library = library = ctypes.CDLL(LIBRARY)
         library.espeak_Info.restype = ctypes.c_char_p
         data = self._initialize(None)
-        self._folder = tempfile.TemporaryDirectory()  # read again when a word changes the language
+        self._folder = tempfile.TemporaryDirectory()  # espeak-ng reads it again later
         _write_data(Path(self._folder.name), data)
         library.espeak_Terminate()
         self._initialize(self._folder.name.encode())
@@ -100,7 +100,7 @@ class Espeak:
 
     @property
     def version(self) -> str:
-        """Of the library, as it tells."""
+        """The version that the library reports."""
         return self._library.espeak_Info(None).decode()
 
     def __call__(self, text: str) -> Spoken:
@@ -118,7 +118,7 @@ class Espeak:
         return Spoken(samples.astype(np.float32) / 32768, phonemes, word_starts or [0])
 
     def _initialize(self, folder: bytes | None) -> Path:
-        """Load data from `folder` or, with None, from where the system keeps them; says where."""
+        """Load data from `folder`, or with None from the system's place; return where they are."""
         self.sample_rate = self._library.espeak_Initialize(
             _AUDIO_OUTPUT_SYNCHRONOUS, 0, folder, _INITIALIZE_PHONEME_EVENTS
         )
@@ -129,7 +129,7 @@ class Espeak:
         return Path(path.value.decode())
 
     def _collect(self, samples: Any, num_samples: int, events: Any) -> int:
-        """Called by the library with each piece of sound; 0 asks for the next."""
+        """Take a piece of sound from the library; the result 0 asks for the next one."""
         if samples and num_samples > 0:
             self._samples.append(np.ctypeslib.as_array(samples, (num_samples,)).copy())
         index = 0
@@ -144,7 +144,7 @@ class Espeak:
 
 
 def _write_data(folder: Path, system: Path) -> None:
-    """espeak-ng-data in `folder`: the system's by links, and the variant beside its variants."""
+    """Make espeak-ng-data in `folder`: links to the system's files, and the voice variant."""
     data = folder / "espeak-ng-data"
     variants = data / "voices" / "!v"
     variants.mkdir(parents=True)

@@ -1,9 +1,10 @@
-"""Measure a demonstration voice on sentences it has not learned from.
+"""Measure a demonstration voice on sentences that it has not learned from.
 
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
-Figures: words said right (word_accuracy.py), sentences that end by themselves, length beside the
-reference's, and, of some of them, what an offline recogniser hears. Sampling is the checkpoint's.
+The figures are words said right (word_accuracy.py), sentences that end by themselves, length beside
+the reference's, and, for some of them, the words that an offline recogniser hears. Sampling is the
+checkpoint's.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 import torch
@@ -35,37 +36,37 @@ from tools.demo_voice.word_accuracy import words_right
 
 REFERENCES = Path(__file__).parent / "references.npz"
 FEEDS = ("full", "stepwise")
-AS_REFERENCE = "reference"  # beside the feeds: the vocoder alone, given the reference's codes
+AS_REFERENCE = "reference"  # beside the two feeds: the vocoder alone, on the reference's codes
 LENGTH_TOLERANCE = 0.25
 PART = 25  # sentences that a worker reads at once
-MAX_STRETCH = 3  # times the reference's length, where a sentence is cut off
+MAX_STRETCH = 3  # a sentence is cut off at this multiple of the reference's length
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one sentence went."""
+    """The result of reading one sentence."""
 
     kind: str
     text: str
     codes: np.ndarray  # [num_frames, num_codes]
-    ended: bool  # by itself
+    ended: bool  # whether it ended by itself
     num_words: int
     num_right: int
-    stretch: float  # frames, over the reference's
+    stretch: float  # number of frames over that of the reference
 
     @property
     def is_length_right(self) -> bool:
-        """Within the tolerance of the reference's."""
+        """Whether the length is within the tolerance of the reference's."""
         return abs(self.stretch - 1) <= LENGTH_TOLERANCE
 
 
 class Reader:
-    """Reads sentences aloud to codes, and to sound where asked.
+    """A reader turns sentences into codes, and into sound where asked.
 
     Args:
         model: folder or name of a checkpoint.
         backend: "torch" or "emulation".
-        max_frames: of the longest sentence.
+        max_frames: the most frames of a sentence.
     """
 
     def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):
@@ -83,7 +84,7 @@ class Reader:
         self._codebooks = Codebooks.load()
 
     def codes(self, text: str, max_frames: int, **request: Any) -> tuple[np.ndarray, bool]:
-        """Codes [num_frames, num_codes] of one sentence, and whether it ended by itself.
+        """Return a sentence's codes [num_frames, num_codes], and whether it ended by itself.
 
         Args:
             request: fields of `SpeechRequest`; the sampling is the checkpoint's unless given.
@@ -103,12 +104,12 @@ class Reader:
         return Reading(reference.kind, reference.text, codes, ended, words, right, stretch)
 
     def sound(self, codes: np.ndarray) -> np.ndarray:
-        """Codes to samples."""
+        """Return the samples of these codes."""
         return self._vocoder.decode(codes)
 
 
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:
-    """The figures of some sentences."""
+    """Return the figures of some sentences."""
     words = sum(reading.num_words for reading in readings)
     return {
         "sentences": len(readings),
@@ -120,7 +121,7 @@ def summary(readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str, Any]:
-    """What pocketsphinx hears: freely, and asked which of these sentences it was."""
+    """Return what pocketsphinx hears: freely, and as a choice among these sentences."""
     from tools.demo_voice.recogniser import Recogniser, word_error_rate
 
     recogniser = Recogniser()
@@ -138,7 +139,7 @@ def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str,
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Read every sentence in both ways of feeding text."""
+    """Read every sentence with both ways of feeding text."""
     references = list(enumerate(shards.read(REFERENCES)))[:: args.every]
     parts = [references[i : i + PART] for i in range(0, len(references), PART)]
     jobs = [(args.model, feed, part) for feed in FEEDS for part in parts]
@@ -180,7 +181,7 @@ def _read_part(job: tuple[str, str, list[tuple[int, Utterance]]]) -> list[Readin
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure; print and keep the figures."""
+    """Measure, print the figures and keep them."""
     if args.json:
         common.observe(args.idle)
     found = measure(args)
@@ -193,14 +194,21 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="demo-voice", help="name or folder")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read sentences")
-    parser.add_argument("--every", type=int, default=1, help="take each n-th sentence only")
+    parser.add_argument(
+        "--model", default="demo-voice", help="name or folder of the checkpoint to measure"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of processes that read sentences"
+    )
+    parser.add_argument("--every", type=int, default=1, help="read each n-th sentence only")
     common.add_result_option(parser)
     parser.add_argument(
-        "--recogniser", type=int, default=60, help="sentences for the recogniser; 0: none"
+        "--recogniser",
+        type=int,
+        default=60,
+        help="number of sentences for the recogniser to hear; 0: none",
     )
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""espeak-ng's speech as frames of source and filter, and frames as sound again.
+"""Frames of source and filter: analysed from espeak-ng's speech, and synthesised as sound again.
 
 A frame is 80 ms, eight subframes of 10 ms. A subframe holds the spectral envelope (log energy in 48
 bands) and how voiced four bands are. Each phoneme is stretched to a whole number of frames, so that
 the same sound gives about the same frame wherever it occurs: that makes the codes learnable. Sound
-is made with a pulse every 10 ms, one a subframe, and noise where a band is unvoiced.
+consists of a pulse every 10 ms, one a subframe, and of noise where a band is unvoiced.
 """
 
 import itertools
@@ -19,11 +19,11 @@ SUBFRAMES = 8
 NUM_BANDS = 48
 NUM_VOICED = 4
 NUM_FEATURES = SUBFRAMES * (NUM_BANDS + NUM_VOICED)
-LOG_FLOOR = -12.0  # of a band's energy, natural logarithm; digital silence
+LOG_FLOOR = -12.0  # the natural logarithm of a band's energy in digital silence
 
 # ---- analysis, at espeak-ng's rate
 ESPEAK_RATE = 22050
-PITCH_PERIOD = 242  # samples: the pitch of the voice variant
+PITCH_PERIOD = 242  # in samples: the pitch of the voice variant
 WINDOW = 3 * PITCH_PERIOD
 ANALYSIS_SIZE = 1024
 BAND_RANGE_HZ = (60, 10500)
@@ -33,14 +33,14 @@ VOICED_FROM, VOICED_WIDTH = 0.2, 0.5  # similarity of neighbouring periods: 0 at
 
 # ---- phonemes on the grid
 FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
-ROUNDING_BIAS = 0.10  # frames taken off each phoneme: the grid would slow speech down
+ROUNDING_BIAS = 0.10  # frames taken off each phoneme, because the grid would slow speech down
 MAX_PAUSE_FRAMES = 4
 MIN_SECONDS, MIN_PAUSE_SECONDS = 0.003, 0.03  # shorter sounds are dropped
 
 # ---- sound, at 24 kHz
 HOP = SAMPLES_PER_FRAME // SUBFRAMES
 SYNTHESIS_SIZE = 1024
-FADE_HZ = 10500  # above, the spectrum falls to nothing
+FADE_HZ = 10500  # above this the spectrum falls to nothing
 LOUDNESS = 1.25
 
 
@@ -58,7 +58,7 @@ def _band_centers() -> np.ndarray:
 
 
 def _band_matrix(frequencies: np.ndarray) -> np.ndarray:
-    """[num_bins, NUM_BANDS]: mean power in each triangular band, harmonics smoothed away.
+    """[num_bins, NUM_BANDS]: the mean power in each triangular band, with harmonics smoothed away.
 
     The power spectrum is averaged over one harmonic's width first; both steps are linear.
     """
@@ -68,7 +68,7 @@ def _band_matrix(frequencies: np.ndarray) -> np.ndarray:
     rise = (frequencies - left) / (middle - left + 1e-9)
     fall = (right - frequencies) / (right - middle + 1e-9)
     bands = np.maximum(0, np.minimum(rise, fall))
-    for band in np.flatnonzero(bands.sum(1) <= 0):  # narrower than a bin
+    for band in np.flatnonzero(bands.sum(1) <= 0):  # a band narrower than a bin
         bands[band, np.argmin(np.abs(frequencies - centers[band]))] = 1
     bands /= bands.sum(1, keepdims=True)
     return (_smoothing(frequencies) @ bands.T).astype(np.float32)
@@ -105,7 +105,7 @@ _VOICED = _voiced_matrix(_FREQUENCIES)
 
 
 def silence() -> np.ndarray:
-    """[1, NUM_FEATURES] of a silent frame."""
+    """Return [1, NUM_FEATURES] of a silent frame."""
     subframe = np.zeros(NUM_BANDS + NUM_VOICED, np.float32)
     subframe[:NUM_BANDS] = LOG_FLOOR
     return np.tile(subframe, SUBFRAMES)[None]
@@ -116,19 +116,19 @@ class Frames:
     """A sentence on the grid of frames."""
 
     features: np.ndarray  # [num_frames, NUM_FEATURES] float32
-    words: np.ndarray  # [num_frames] index of the word that is spoken
+    words: np.ndarray  # [num_frames] index of the spoken word
     word_starts: list[int]  # first character of each word in the text
 
 
 def analyse(spoken: Spoken) -> Frames | None:
-    """Put a sentence on the grid; None if nothing in it sounds."""
+    """Put a sentence on the grid; None if it has no sound."""
     places, words = _place_phonemes(spoken.phonemes, len(spoken.samples))
     if not len(places):
         return None
     padded = np.pad(spoken.samples, (WINDOW, WINDOW + PITCH_PERIOD))
     index = (np.round(places).astype(int) + WINDOW - WINDOW // 2)[:, None] + np.arange(WINDOW)
     half = PITCH_PERIOD // 2
-    around, before, after = (  # the last two one period apart
+    around, before, after = (  # The last two are one period apart.
         scipy.fft.rfft(padded[index + shift] * _HANN, ANALYSIS_SIZE)
         for shift in (0, -half, PITCH_PERIOD - half)
     )
@@ -145,9 +145,10 @@ def _power(spectrum: np.ndarray) -> np.ndarray:
 
 
 def _place_phonemes(phonemes: list[Phoneme], num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the sound each subframe looks, [num_frames * SUBFRAMES], and each frame's word.
+    """Return where in the sound each subframe lies, and each frame's word.
 
-    Pauses behind the last sound are dropped.
+    Returns [num_frames * SUBFRAMES] places and [num_frames] words; pauses after the last sound are
+    dropped.
     """
     places: list[np.ndarray] = []
     words: list[int] = []
@@ -184,7 +185,7 @@ _OUT_HANN = np.hanning(2 * HOP + 1)[:-1].astype(np.float32)
 
 
 def _noise() -> np.ndarray:
-    """A frame of noise, the same in every frame: the decoder cannot learn noise that changes."""
+    """Return a frame of noise, the same for every frame: changing noise cannot be learned."""
     noise = np.random.RandomState(0).randn(SAMPLES_PER_FRAME).astype(np.float32)
     noise -= noise.mean()
     return noise / noise.std()
@@ -215,7 +216,7 @@ def synthesize(features: np.ndarray) -> np.ndarray:
 
 
 def _minimum_phase(log_magnitude: np.ndarray) -> np.ndarray:
-    """The causal filter of a magnitude that spreads least in time, by its folded cepstrum."""
+    """Return the minimum-phase filter of a magnitude, by its folded cepstrum."""
     cepstrum = np.fft.irfft(log_magnitude, SYNTHESIS_SIZE, axis=-1)
     half = SYNTHESIS_SIZE // 2
     cepstrum[..., 1:half] *= 2

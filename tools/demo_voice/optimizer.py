@@ -1,4 +1,4 @@
-"""Muon for the layers' matrices beside torch's AdamW for everything else."""
+"""Muon updates the layers' matrices; torch's AdamW updates everything else."""
 
 import math
 
@@ -37,7 +37,7 @@ class Muon:
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values brought near one; float32."""
+    """Return the matrix with its singular values brought near one; float32."""
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.mT if is_tall else matrix).bfloat16()

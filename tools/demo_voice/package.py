@@ -1,4 +1,4 @@
-"""A checkpoint folder in the official layout from what was trained.
+"""Make a checkpoint folder in the official layout from training states.
 
 python -m tools.demo_voice.package --talker talker.pt --vocoder vocoder.pt --output demo-voice
 """
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,13 +25,13 @@ MAX_BYTES = 12e6
 def package(
     folder: Path, talker: dict[str, Tensor] | None, vocoder: dict[str, Tensor] | None
 ) -> int:
-    """Write a checkpoint folder; returns its size in bytes.
+    """Write a checkpoint folder; return its size in bytes.
 
     Args:
-        folder: where; weights that are not given stay as they are there.
+        folder: the folder to write; weights that are not given stay as they are there.
         talker: names without "talker."; stored in bfloat16, as released models are.
         vocoder: names without "decoder."; stored in float16, and widened when it is loaded. The
-            codec encoder is left out: text to speech never listens.
+            codec encoder is left out, because text to speech never listens.
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def package(
 
 
 def load_vocoder(folder: Path) -> dict[str, Tensor]:
-    """The vocoder's float32 weights of a checkpoint folder, names without "decoder."."""
+    """Return a checkpoint folder's float32 vocoder weights, names without "decoder."."""
     tensors = load_file(folder / "speech_tokenizer" / WEIGHTS)
     return {
         name.removeprefix(CODEC_DECODER_PREFIX): tensor.float()
@@ -68,7 +68,7 @@ def _write_weights(path: Path, tensors: dict[str, Tensor], prefix: str, dtype: t
 
 
 def main(args: argparse.Namespace) -> int:
-    """Package; 1 if the folder is larger than it may be."""
+    """Write the folder; return 1 if it is larger than it may be."""
     weights: dict[str, Any] = {
         part: torch.load(path, map_location="cpu", weights_only=True)["weights"] if path else None
         for part, path in (("talker", args.talker), ("vocoder", args.vocoder))
@@ -79,11 +79,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--talker", type=Path, help="state of tools.demo_voice.train_talker")
-    parser.add_argument("--vocoder", type=Path, help="state of tools.demo_voice.train_vocoder")
-    parser.add_argument("--output", type=Path, required=True, help="what is not given stays there")
+    parser.add_argument(
+        "--talker",
+        type=Path,
+        help="state file of tools.demo_voice.train_talker; without it, the folder's talker stays",
+    )
+    parser.add_argument(
+        "--vocoder",
+        type=Path,
+        help="state file of tools.demo_voice.train_vocoder; without it, the folder's vocoder stays",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="checkpoint folder to write")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Every dimension of the demonstration voice: its config files, in the official layout.
 
-All other modules read the parsed configs, so another size of voice is a change here alone.
+All other modules read the parsed configs, so another size of voice needs a change only here.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ SAMPLES_PER_FRAME = 1920  # 80 ms
 
 NUM_CODEBOOKS = 8
 CODEBOOK_SIZE = 256
-NUM_CONTROL_IDS = 1024  # of the codec vocabulary; the official code never draws them, EOS excepted
+NUM_CONTROL_IDS = 1024  # ids of the codec vocabulary; the official code draws none of them but EOS
 
 SPEAKER = "demo"
 LANGUAGE = "english"
 
-# Text ids: bytes and merges of the tokenizer come first (tokenizer.py checks their number).
+# The tokenizer's bytes and merges are the first text ids (tokenizer.py checks their number).
 NUM_TEXT_TOKENS = 355
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -33,7 +33,7 @@ _TEXT_IDS = {token: NUM_TEXT_TOKENS + i for i, token in enumerate(SPECIAL_TOKENS
 _CODEC_NAMES = ("pad", "bos", "eos", "think", "nothink", "think_bos", "think_eos")
 _CODEC_IDS = {name: CODEBOOK_SIZE + i for i, name in enumerate((*_CODEC_NAMES, LANGUAGE, SPEAKER))}
 
-# The kernel wants activations in 32 columns and heads in 16 elements.
+# The kernel needs activations in multiples of 32 columns and heads in multiples of 16 elements.
 _STACK = {
     "hidden_size": 192,
     "num_attention_heads": 4,
@@ -110,12 +110,12 @@ def model_config() -> dict[str, Any]:
 
 
 def parsed_model_config() -> ModelConfig:
-    """The same as the package reads it."""
+    """Return the model's config in the package's form."""
     return parse_model_config(model_config())
 
 
 def generation_config() -> dict[str, Any]:
-    """generation_config.json: close to greedy; a voice this small wanders when it is sampled."""
+    """Return generation_config.json: nearly greedy, for so small a voice wanders when sampled."""
     return {
         "do_sample": True,
         "temperature": 0.3,
@@ -141,7 +141,7 @@ def codec_preprocessor_config() -> dict[str, Any]:
 
 
 def codec_config() -> dict[str, Any]:
-    """speech_tokenizer/config.json. The encoder is described, as the format asks, and left out."""
+    """Return speech_tokenizer/config.json, which has to describe the encoder that is left out."""
     encoder = {
         "model_type": "mimi",
         "hidden_size": 32,

@@ -1,8 +1,8 @@
-"""What an offline recogniser hears: pocketsphinx, whose wheel carries a model of US English.
+"""An offline recogniser: pocketsphinx, whose wheel carries a model of US English.
 
 It is an old recogniser and the voice is synthetic, so it mishears much even where the sound is
-right; figures are to be compared with each other only. Asked which of some sentences was said, it
-is dependable.
+right; its figures should only be compared with each other. It is dependable when it has to choose
+which of some sentences was said.
 """
 
 import re
@@ -18,31 +18,31 @@ from scipy.signal import resample_poly
 RATE = 16000
 PAD_SECONDS = 0.25
 PEAK = 0.6
-NOISE = 0.0005  # digital silence confuses its noise estimate
+NOISE = 0.0005  # digital silence confuses the recogniser's noise estimate
 
 
 def spoken_words(text: str) -> list[str]:
-    """A text in words as they are said: small letters, numbers spelt out, no punctuation."""
+    """Return a text's spoken words: small letters, numbers spelt out, no punctuation."""
     text = re.sub(r"\d+", lambda number: f" {num2words(int(number[0]))} ", text.lower())
     return re.sub(r"[^a-z' ]", " ", text.replace("-", " ")).split()
 
 
 class Recogniser:
-    """Hears speech, freely or as one of some sentences."""
+    """A recogniser that hears speech freely, or as one of some sentences."""
 
     def __init__(self) -> None:
         self._free = Decoder(loglevel="FATAL")
 
     def knows(self, sentence: str) -> bool:
-        """Its dictionary has every word."""
+        """Whether its dictionary has every word."""
         return all(self._free.lookup_word(word) for word in spoken_words(sentence))
 
     def hear(self, samples: np.ndarray, rate: int) -> list[str]:
-        """The words it hears, with its own language model."""
+        """Return the words that it hears, with its own language model."""
         return _decode(self._free, samples, rate)
 
     def choose(self, samples: np.ndarray, rate: int, sentences: Sequence[str]) -> int:
-        """Index of the sentence it hears among `sentences`; -1 if none.
+        """Return the index of the sentence that it hears among `sentences`; -1 if none.
 
         Raises:
             ValueError: a sentence has a word that its dictionary lacks.
@@ -60,7 +60,7 @@ class Recogniser:
 
 
 def word_error_rate(texts: Sequence[str], heard: Sequence[Sequence[str]]) -> float:
-    """Words that are wrong, missing or too many, over the words of all texts."""
+    """Return the words that are wrong, missing or extra, over the words of all texts."""
     wanted = [" ".join(spoken_words(text)) for text in texts]
     return float(jiwer.wer(wanted, [" ".join(words) for words in heard]))
 

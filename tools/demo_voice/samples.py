@@ -1,4 +1,4 @@
-"""Ten sentences to listen to and a picture of one: docs/samples.
+"""Write docs/samples: ten sentences to listen to, and a picture of one.
 
 python -m tools.demo_voice.samples
 """
@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 import soundfile
@@ -18,7 +18,7 @@ from qwen_megakernel.audio import to_int16
 
 FOLDER = Path(__file__).parents[2] / "docs" / "samples"
 PICTURE = "spectrogram.png"
-DECIBELS = 70  # shown below the loudest
+DECIBELS = 70  # range of the picture below the loudest value
 SENTENCES = (
     "Hello, how are you today?",
     "Your table for two is ready.",
@@ -34,17 +34,17 @@ SENTENCES = (
 
 
 def file_name(index: int) -> str:
-    """Of sentence `index`."""
+    """Return the file name of sentence `index`."""
     return f"{index + 1:02d}.wav"
 
 
 def speak(tts: TTSEngine, index: int) -> np.ndarray:
-    """[num_samples] int16 of sentence `index`; its number is the seed."""
+    """Return [num_samples] int16 of sentence `index`; its number is the seed."""
     return to_int16(tts.synthesize(SENTENCES[index], seed=index).audio)
 
 
 def page() -> str:
-    """The page that lists them."""
+    """Return the page that lists the files."""
     lines = [
         "# Samples of the demonstration voice",
         "",
@@ -63,7 +63,7 @@ def page() -> str:
 
 
 def draw(samples: np.ndarray, rate: int, path: Path) -> None:
-    """A spectrogram of one sentence."""
+    """Draw a spectrogram of one sentence."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -94,9 +94,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="demo-voice")
+    parser.add_argument(
+        "--model", default="demo-voice", help="name or folder of the checkpoint that speaks"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What is learned from: utterances as text, token ids, codes and words, thousands to a file."""
+"""Training material: utterances as text, token ids, codes and words, thousands to a file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from tools.demo_voice.recipe import NUM_CODEBOOKS
 
 TRAINING = "train"
-SILENCE = -1  # in `Utterance.words`
+SILENCE = -1  # a value in `Utterance.words`
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Utterance:
     text: str
     ids: np.ndarray  # [num_tokens] int16, without the prompt's own tokens
     codes: np.ndarray  # [num_frames, NUM_CODEBOOKS] uint8
-    words: np.ndarray  # [num_frames] int16: which word is spoken, or SILENCE
+    words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
 
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
@@ -41,7 +41,7 @@ def write(path: Path, utterances: Sequence[Utterance]) -> None:
 
 
 def read(path: Path) -> list[Utterance]:
-    """The utterances of one shard."""
+    """Return the utterances of one shard."""
     with np.load(path) as shard:
         token_ends = np.cumsum(shard["num_tokens"])[:-1]
         frame_ends = np.cumsum(shard["num_frames"])[:-1]
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Utterance]:
 
 
 def read_folder(folder: Path) -> Iterator[Utterance]:
-    """Every utterance of every shard, in the order of file names."""
+    """Return every utterance of every shard, in the order of file names."""
     paths = sorted(folder.glob("*.npz"))
     if not paths:
         raise SystemExit(f"{folder} has no shards; make them with tools.demo_voice.speech.")

@@ -1,4 +1,4 @@
-"""Sentences to shards: spoken by espeak-ng, put on the grid, quantised, timed for streaming.
+"""Turn sentences into shards: espeak-ng speaks them; their frames are quantised and timed.
 
 python -m tools.demo_voice.speech --texts DATA/train.tsv --output DATA/train --workers 4
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 import torch
@@ -22,20 +22,20 @@ from tools.demo_voice.espeak import Espeak
 from tools.demo_voice.features import Frames
 from tools.demo_voice.shards import Utterance
 
-LOOKAHEAD_CHARS = 7  # of a word's letters, those that must be there before it is spoken
-TAIL_FRAMES = 2  # of silence, before the end
+LOOKAHEAD_CHARS = 7  # share of a word's letters that must be there before it is spoken
+TAIL_FRAMES = 2  # frames of silence before the end
 MAX_FRAMES = 400
 
 
 def schedule(frames: Frames, text: str, token_at: Callable[[int], int]) -> list[int]:
-    """When each frame is spoken if one token of the text comes with each frame.
+    """Return when each frame is spoken if one token of the text comes with each frame.
 
     A word waits until enough of it is there to know how it sounds, and speech does not end before
     the text does.
 
     Args:
-        token_at: index of the token with which the first so many characters are there; past the
-            end of the text, of the token behind the last.
+        token_at: index of the token with which the first so many characters have arrived; past the
+            end of the text, that of the token after the last.
     Returns:
         Indices into `frames`, or SILENCE.
     """
@@ -53,7 +53,7 @@ def schedule(frames: Frames, text: str, token_at: Callable[[int], int]) -> list[
 
 
 class Speaker:
-    """Makes utterances. espeak-ng keeps global state: one in a process."""
+    """A maker of utterances. espeak-ng keeps global state, so a process may have one."""
 
     def __init__(self, codebooks: Path):
         torch.set_num_threads(1)
@@ -63,7 +63,7 @@ class Speaker:
         self._silence = self._codebooks.encode(features.silence())[0]
 
     def utterances(self, lines: Sequence[tuple[str, str]]) -> list[Utterance]:
-        """(kind, text) -> utterances; what does not sound, or is too long, is left out."""
+        """Turn (kind, text) into utterances, leaving out texts without sound and too long ones."""
         spoken = [(kind, text, features.analyse(self._espeak(text))) for kind, text in lines]
         spoken = [item for item in spoken if item[2] and len(item[2].words) <= MAX_FRAMES]
         if not spoken:
@@ -76,7 +76,7 @@ class Speaker:
         ]
 
     def pair(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Codes of `text` and how its frames sound unquantised; None if nothing sounds.
+        """Return the codes of `text`, and its frames' unquantised sound; None without sound.
 
         Returns:
             [num_frames, NUM_CODEBOOKS] uint8, and as many frames' samples, float32.
@@ -98,7 +98,7 @@ class Speaker:
         return Utterance(kind, text, np.array(ids, np.int16), timed, words.astype(np.int16))
 
     def _order(self, text: str, frames: Frames) -> tuple[list[int], np.ndarray]:
-        """The text's ids, and when its frames are spoken (`schedule`)."""
+        """Return the text's ids, and when its frames are spoken (`schedule`)."""
         encoded = self._tokenizer(text, return_offsets_mapping=True)
         ends = np.array([end for _, end in encoded["offset_mapping"]])
 
@@ -115,7 +115,7 @@ def _write_shard(job: dict[str, Any]) -> int:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the shards that are not there yet."""
+    """Write the shards that do not exist yet."""
     args.output.mkdir(parents=True, exist_ok=True)
     lines = list(texts.read(args.texts))
     jobs = [
@@ -130,8 +130,8 @@ def main(args: argparse.Namespace) -> None:
     context = multiprocessing.get_context("spawn")
     with (
         tqdm(total=sum(len(job["lines"]) for job in missing), unit=" utterances") as bar,
-        # A fresh process for each shard: how espeak-ng says a sentence depends a little on what it
-        # said before, and so a shard is the same whoever makes it.
+        # Each shard has a fresh process: how espeak-ng says a sentence depends a little on what it
+        # said before, so only then is a shard the same on every run.
         context.Pool(args.workers, maxtasksperchild=1) as pool,
     ):
         for count in pool.imap_unordered(_write_shard, missing):
@@ -139,13 +139,26 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=Path, required=True, help="from tools.demo_voice.texts")
-    parser.add_argument("--output", type=Path, required=True, help="folder; goes on where it was")
-    parser.add_argument("--codebooks", type=Path, default=SHIPPED)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--shard-size", type=int, default=2500)
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for the shards; existing ones stay"
+    )
+    parser.add_argument(
+        "--codebooks",
+        type=Path,
+        default=SHIPPED,
+        help="codebooks file (default: the shipped voice's)",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of processes that make shards (default: 1)"
+    )
+    parser.add_argument(
+        "--shard-size", type=int, default=2500, help="number of texts in a shard (default: 2500)"
+    )
     return parser.parse_args()
 
 

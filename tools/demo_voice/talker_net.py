@@ -1,9 +1,9 @@
 """Talker and code predictor for training: one static shape, every position at once.
 
-The same parameters under the same names as the official classes, as a dict. Utterances lie packed
-in rows with a block-causal mask, so nothing is padded and `torch.compile` compiles once.
+The parameters are those of the official classes, under their names, in a dict. Utterances lie
+packed in rows with a block-causal mask, so nothing is padded and `torch.compile` compiles once.
 
-Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py; the tests hold it against the plain decoder.
+Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py; the tests compare it with the plain decoder.
 """
 
 import torch
@@ -21,7 +21,7 @@ IGNORED = -100  # a label that is not learned
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:
-    """Fresh float32 weights of every tensor of the talker, names without "talker."."""
+    """Return fresh float32 weights of every tensor of the talker, names without "talker."."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in model_tensors(config).items():
@@ -38,7 +38,7 @@ def initial_weights(config: ModelConfig, seed: int) -> Weights:
 def losses(
     weights: Weights, config: ModelConfig, batch: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropies of one batch.
+    """Return the cross-entropies of one batch.
 
     Args:
         weights: float32; matrix products are done in `dtype`.
@@ -72,7 +72,7 @@ def losses(
 def talker_hidden(
     weights: Weights, config: ModelConfig, batch: dict[str, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """[num_rows, row_length, hidden_size] after the final norm, float32."""
+    """Return [num_rows, row_length, hidden_size] after the final norm, float32."""
     tables = _code_tables(weights, config)
     text = F.embedding(batch["text"], _text_table(weights))
     control = F.embedding(batch["control"].clamp(min=0), tables[0])
@@ -87,7 +87,7 @@ def talker_hidden(
 def predictor_hidden(
     weights: Weights, config: ModelConfig, hidden: Tensor, codes: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """[n, 1 + num_codes, hidden_size] after the final norm.
+    """Return [n, 1 + num_codes, hidden_size] after the final norm.
 
     Args:
         hidden: [n, hidden_size] of the talker.
@@ -102,12 +102,12 @@ def predictor_hidden(
 
 
 def _num_used_ids(config: ModelConfig) -> int:
-    """Rows of codec_head that can ever be drawn: codes, and the end among the control ids."""
+    """Return how many rows of codec_head can be drawn: codes, and control ids up to the end."""
     return config.talker.codec_eos_id + 1
 
 
 def _text_table(weights: Weights) -> Tensor:
-    """text_projection(text_embedding) of the whole, small text vocabulary."""
+    """Return text_projection(text_embedding) of the whole, small text vocabulary."""
     part = "text_projection.linear_fc"
     rows = weights["model.text_embedding.weight"]
     rows = F.silu(F.linear(rows, weights[f"{part}1.weight"], weights[f"{part}1.bias"]))
@@ -115,7 +115,7 @@ def _text_table(weights: Weights) -> Tensor:
 
 
 def _code_tables(weights: Weights, config: ModelConfig) -> list[Tensor]:
-    """The embedding of every code of a frame."""
+    """Return the embedding of every code of a frame."""
     names = ["model.codec_embedding.weight"]
     names += [
         f"code_predictor.model.codec_embedding.{group}.weight"
@@ -127,7 +127,7 @@ def _code_tables(weights: Weights, config: ModelConfig) -> list[Tensor]:
 def _stack(
     weights: Weights, prefix: str, stack: StackConfig, x: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Every decoder layer and the final norm; the residual stream stays float32."""
+    """Run every decoder layer and the final norm; the residual stream stays float32."""
     positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
     dims = torch.arange(0, stack.head_dim, 2, device=x.device, dtype=torch.float32)
     angles = torch.outer(positions, stack.rope_theta ** (-dims / stack.head_dim))
@@ -147,7 +147,7 @@ def _layer(
     mask: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """One pre-norm Qwen3 block over x [num_rows, row_length, hidden_size]."""
+    """Run one pre-norm Qwen3 block over x [num_rows, row_length, hidden_size]."""
 
     def fused(*names: str) -> Tensor:
         return torch.cat([weights[f"{prefix}{name}.weight"] for name in names]).to(dtype)
@@ -177,6 +177,6 @@ def _rms_norm(x: Tensor, weight: Tensor, stack: StackConfig) -> Tensor:
 
 
 def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Split-half rotary embedding of x [..., row_length, head_dim]."""
+    """Apply split-half rotary embedding to x [..., row_length, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     return x * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]

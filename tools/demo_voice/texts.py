@@ -1,10 +1,10 @@
-"""What is said, in files of "kind<TAB>text": sentences to learn from, to choose by, and to test.
+"""Write files of "kind<TAB>text": sentences to learn from, to choose settings by, and to test with.
 
 python -m tools.demo_voice.texts --output DATA     writes train.tsv, development.tsv and test.tsv
 
 Sentences come from the grammar beside this file, alone and as paragraphs, and from words drawn at
-random, so that every word of the list is learned outside its usual company too. No text for
-training has a sentence of the other two sets in it, nor one that is nearly the same.
+random, so that every word of the list is learned among unusual neighbours too. No text for
+training contains a sentence of the other two sets, or one that is nearly the same.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 FOLDER = Path(__file__).parent
 TRAINING = "train"
-TEMPLATE, WRITTEN = "template", "written"  # kinds of test sentences: from the grammar, and by hand
+TEMPLATE, WRITTEN = "template", "written"  # kinds of test sentences: from grammar, by hand
 
 NUM_TEMPLATE = 200  # test sentences from the grammar
-NUM_DEVELOPMENT = 100  # as many to choose settings by
+NUM_DEVELOPMENT = 100  # as many sentences to choose settings by
 TEST_WORDS = (3, 14)
 MAX_SENTENCE_CHARS = 120
 MAX_PARAGRAPH_CHARS = 280
@@ -29,13 +29,13 @@ PARAGRAPH_SENTENCES = (2, 5)
 
 # Kinds of training text and their shares.
 SHARES = {"everyday": 0.40, "sentence": 0.24, "common": 0.10, "rare": 0.14, "paragraph": 0.12}
-RULES = ("everyday", "sentence")  # whole sentences; test sentences are drawn from the second
+RULES = ("everyday", "sentence")  # whole sentences; test sentences come from the second
 NUM_COMMON = 1200  # words
 SALAD_WORDS = (2, 7)
 SHARE_OF_COMMAS = 0.07
-NEARLY_THE_SAME = 0.75  # of the words of two sentences are in both: more is a copy
+NEARLY_THE_SAME = 0.75  # share of the words of two sentences that are in both: more is a copy
 
-ENDINGS = (".", ".", ".", ".", ".", ".", "!", "?", "")  # where a sentence has none
+ENDINGS = (".", ".", ".", ".", ".", ".", "!", "?", "")  # for a sentence that has none
 QUESTION = re.compile(
     r"(What|Where|When|Who|Whose|Why|How|Which|Can|Could|Is|Are|Do|Does|Did|Would|Will|Should|May|"
     r"Have|Has)\b"
@@ -44,7 +44,7 @@ KEEPS_CAPITAL = re.compile(r"(I\b|I'|English|Merry|Happy|[A-Z][a-z]+day\b)")
 
 
 class Grammar:
-    """Draws texts from a grammar file, whose format its head explains."""
+    """A grammar file from which texts are drawn; the head of the file explains its format."""
 
     def __init__(self, path: Path):
         bodies: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Grammar:
         self._options = {name: _options(body) for name, body in bodies.items()}
 
     def draw(self, rule: str, rng: random.Random) -> str:
-        """One text of `rule`."""
+        """Return one text of `rule`."""
 
         def expand(match: re.Match) -> str:
             mark, name = match.groups()
@@ -77,7 +77,7 @@ class Grammar:
 
 
 def _options(body: str) -> list[str]:
-    """The options of a rule, those that count several times repeated."""
+    """Return the options of a rule, repeating those that count several times."""
     found = []
     for option in body.split("|"):
         times, _, rest = option.strip().rpartition("* ")
@@ -86,27 +86,27 @@ def _options(body: str) -> list[str]:
 
 
 def words() -> list[str]:
-    """Common English words, the commonest first (README.md tells where they come from)."""
+    """Return common English words, the commonest first (README.md documents their source)."""
     return (FOLDER / "words.txt").read_text(encoding="utf-8").split()
 
 
 def written() -> list[str]:
-    """Test sentences by hand."""
+    """Return the test sentences written by hand."""
     return (FOLDER / "written.txt").read_text(encoding="utf-8").splitlines()
 
 
 def written_for_development() -> list[str]:
-    """Sentences by hand to choose settings and states by, so that the test's are left alone."""
+    """Return sentences by hand to choose settings and states by, which leaves the test's unused."""
     return (FOLDER / "development.txt").read_text(encoding="utf-8").splitlines()
 
 
 def normalize(text: str) -> str:
-    """What makes two texts the same sentence."""
+    """Return the form in which equal texts are equal."""
     return re.sub(r"[^a-z0-9 ]", "", text.lower()).strip()
 
 
 def finish(text: str, rng: random.Random) -> str:
-    """With a capital, mostly, and with an end."""
+    """Return the text with an end and, mostly, a capital."""
     if rng.random() < 0.9:
         text = text[0].upper() + text[1:]
     if text[-1] in ".?!":
@@ -115,18 +115,18 @@ def finish(text: str, rng: random.Random) -> str:
 
 
 class Withheld:
-    """Sentences that training must not see: finds them, and what is nearly the same, in texts."""
+    """Sentences that training must not see. It finds them, and near copies, in texts."""
 
     def __init__(self, sentences: Iterable[str]):
         self.normalized = {normalize(sentence) for sentence in sentences}
         self._words = [Counter(sentence.split()) for sentence in sorted(self.normalized)]
-        self._having: dict[str, list[int]] = {}  # a word -> sentences
+        self._having: dict[str, list[int]] = {}  # maps a word to sentences
         for index, words_of in enumerate(self._words):
             for word in words_of:
                 self._having.setdefault(word, []).append(index)
 
     def is_in(self, text: str) -> bool:
-        """The text, or a sentence of it, is one of these or shares most of its words with one."""
+        """Whether a text is one of these, or has one of them or a near copy in it."""
         parts = {normalize(part) for part in (text, *re.split(r"(?<=[.?!]) ", text))}
         return any(part in self.normalized or self._is_copy(part) for part in parts)
 
@@ -142,7 +142,7 @@ class Withheld:
 
 
 def development_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
-    """Sentences to choose settings by, of the kinds of the test's and none of them."""
+    """Return sentences to choose settings by, of the kinds of the test's and none of them."""
     tests = Withheld(text for texts in test_sets(grammar, seed + 1).values() for text in texts)
     drawn = _template_sentences(grammar, seed + 2, NUM_TEMPLATE + NUM_DEVELOPMENT)
     template = [text for text in drawn if not tests.is_in(text)][:NUM_DEVELOPMENT]
@@ -150,12 +150,12 @@ def development_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
 
 
 def test_sets(grammar: Grammar, seed: int) -> dict[str, list[str]]:
-    """Sentences to test with, which nothing else must use."""
+    """Return the sentences to test with, which nothing else may use."""
     return {TEMPLATE: _template_sentences(grammar, seed, NUM_TEMPLATE), WRITTEN: written()}
 
 
 def _template_sentences(grammar: Grammar, seed: int, number: int) -> list[str]:
-    """Different sentences of the grammar, of usual length."""
+    """Return different sentences of the grammar, of usual length."""
     rng = random.Random(seed)
     drawn: dict[str, str] = {}
     phrases = {normalize(option) for option in grammar._options["phrase"]}
@@ -172,7 +172,7 @@ def _template_sentences(grammar: Grammar, seed: int, number: int) -> list[str]:
 def training_texts(
     grammar: Grammar, withheld: Withheld, number: int, seed: int
 ) -> Iterator[tuple[str, str]]:
-    """(kind of text, text), all different, none with a sentence that is withheld."""
+    """Return (kind of text, text), all different and none with a withheld sentence."""
     rng = random.Random(seed)
     vocabulary = words()
     weights = {
@@ -219,7 +219,7 @@ def _paragraph(grammar: Grammar, rng: random.Random) -> str:
 
 
 def read(path: Path) -> Iterator[tuple[str, str]]:
-    """(kind, text) of every line; kind is TRAINING or a test set's name."""
+    """Return (kind, text) of every line; kind is TRAINING or a test set's name."""
     for line in path.read_text(encoding="utf-8").splitlines():
         kind, text = line.split("\t")
         yield kind, text
@@ -244,11 +244,13 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder")
-    parser.add_argument("--number", type=int, default=100_000, help="training texts")
-    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the three files")
+    parser.add_argument("--number", type=int, default=100_000, help="number of texts for training")
+    parser.add_argument(
+        "--seed", type=int, default=11, help="seed of all random choices (default: %(default)s)"
+    )
     return parser.parse_args()
 
 

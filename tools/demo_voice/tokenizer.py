@@ -1,6 +1,6 @@
 """A tiny byte-level BPE in the Qwen2 file format: bytes, words' first letters, common pairs.
 
-Few merges on purpose: a voice this small learns to spell, and a token stays about one sound.
+Merges are few on purpose: a voice this small learns to spell, and a token stays about one sound.
 """
 
 import json
@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from tools.demo_voice.recipe import NUM_TEXT_TOKENS, SPECIAL_TOKENS
 
 NUM_BYTES = 256
-_SPACE = "Ġ"  # how GPT-2's byte table writes a space
+_SPACE = "Ġ"  # GPT-2's byte table writes a space like this
 
-ROLE = "assistant"  # of every prompt; one token
+ROLE = "assistant"  # one token, which begins every prompt
 _PAIRS = (
     "t h,s h,c h,p h,c k,g h,o u,o w,o o,o i,o y,e e,e a,a i,a y,a u,a w,i n,in g,e r,o r,a r,i r,"
     "u r,q u,l l,e d,i e,o a,e w,t i,o n,ti on"
@@ -25,17 +25,17 @@ _WORD_STARTS = (("t", "h"), ("th", "e"), ("s", "h"), ("c", "h"), ("w", "h"))
 
 
 def byte_alphabet() -> list[str]:
-    """The printable stand-in of every byte, GPT-2's table: itself, or the next free letter."""
+    """Return the printable stand-in of every byte in GPT-2's table: itself, or a free letter."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte if byte in printable else next(spare)) for byte in range(NUM_BYTES)]
 
 
 def merges() -> list[tuple[str, str]]:
-    """The merges in order of rank."""
+    """Return the merges in order of rank."""
     found = [("s", "s"), ("ss", "i"), ("a", "ssi")]
     found += [(ROLE[:end], ROLE[end]) for end in range(4, len(ROLE))]
-    # Spaces before letters: every word starts with a token of its own.
+    # Spaces come before letters, so every word starts with a token of its own.
     found += [(_SPACE, letter) for letter in string.ascii_lowercase + string.ascii_uppercase]
     found += [tuple(pair.split()) for pair in _PAIRS.split(",")]
     found += [(_SPACE + left, right) for left, right in _WORD_STARTS]
@@ -44,7 +44,7 @@ def merges() -> list[tuple[str, str]]:
 
 
 def vocabulary() -> list[str]:
-    """Every token in order of its id, special ones left out.
+    """Return every token in order of its id, without the special ones.
 
     The alphabet keeps the order of bytes, so a byte's id is the byte.
     """
@@ -54,7 +54,7 @@ def vocabulary() -> list[str]:
 
 
 def role_ids() -> list[int]:
-    """The ids of "<|im_start|>assistant" and the newline behind it."""
+    """Return the ids of "<|im_start|>assistant" and the newline behind it."""
     tokens = vocabulary()
     start = len(tokens) + SPECIAL_TOKENS.index("<|im_start|>")
     return [start, tokens.index(ROLE), ord("\n")]
@@ -96,7 +96,7 @@ def write(folder: Path) -> None:
 
 
 def load() -> Any:
-    """The tokenizer as transformers reads what `write` writes."""
+    """Return the tokenizer as transformers loads what `write` wrote."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)

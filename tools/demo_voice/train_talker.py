@@ -1,10 +1,10 @@
 """Train talker and code predictor on shards.
 
 python -m tools.demo_voice.train_talker --data DATA/train --test DATA/development --output talker.pt
-python -m tools.demo_voice.train_talker ... --resume           go on with --output
+python -m tools.demo_voice.train_talker ... --resume           continue the run of --output
 python -m tools.demo_voice.train_talker ... --init FOLDER      start from a checkpoint folder
 
-An interrupted run that is resumed ends with the weights of one that was not.
+A resumed run ends with the same weights as an uninterrupted one.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 import torch
@@ -32,17 +32,17 @@ from tools.demo_voice.optimizer import Muon
 from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import Weights, initial_weights, losses
 
-RESIDUAL_WEIGHT = 0.6  # of the other codes' loss beside code 0's
+RESIDUAL_WEIGHT = 0.6  # weight of the other codes' loss beside code 0's
 WARMUP_STEPS = 100
-MIN_RATE = 0.01  # of the peak, at the end
+MIN_RATE = 0.01  # share of the peak rate at the end
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.02
-NUM_SPOKEN = 32  # test sentences of each kind that are spoken now and then
+NUM_SPOKEN = 32  # test sentences of each kind to speak at intervals
 
 
 class Training:
-    """Weights, optimizers and batches of one run, and where it stands."""
+    """Weights, optimizers and batches of one run, and how far it has come."""
 
     def __init__(self, args: argparse.Namespace, config: ModelConfig, pool: list[Utterance]):
         self.args, self.config, self.device = args, config, torch.device(args.device)
@@ -76,7 +76,7 @@ class Training:
         self.losses: Callable = torch.compile(losses, dynamic=False) if args.compile else losses
 
     def run(self) -> None:
-        """Train to the end, saving now and then."""
+        """Train to the end, saving at intervals."""
         args = self.args
         bar = tqdm(total=args.presentations, initial=self.seen, unit=" utterances", smoothing=0.02)
         recent, saved = [], time.monotonic()
@@ -107,7 +107,7 @@ class Training:
         bar.close()
 
     def train_step(self) -> tuple[list[float], int]:
-        """One update; returns loss of code 0, accuracy, loss of the others, and utterances."""
+        """Make one update; return loss of code 0, accuracy, loss of the others, and utterances."""
         batch, count = self.packer.batch()
         batch = {name: value.to(self.device) for name, value in batch.items()}
         first, accuracy, residual = self.losses(self.weights, self.config, batch, self.dtype)
@@ -127,13 +127,13 @@ class Training:
         return [first.item(), accuracy.item(), residual.item()], count
 
     def rate(self) -> float:
-        """Learning rate now: up, constant, then straight down."""
+        """Return the learning rate now: it rises, stays constant, then falls in a line."""
         done, hold = self.seen / self.args.presentations, self.args.hold
         fall = 1.0 if done < hold else max(MIN_RATE, (1 - done) / (1 - hold))
         return self.args.learning_rate * fall * min(1.0, (self.step + 1) / WARMUP_STEPS)
 
     def test(self) -> dict[str, float]:
-        """Word accuracy on a few sentences of `--test`, text with the frames and text in full."""
+        """Return the word accuracy on a few sentences of `--test`, in both ways of feeding text."""
         return {
             f"{kind}_{name}": word_accuracy(
                 self.weights, self.config, sentences[:NUM_SPOKEN], self.codebooks, layout
@@ -160,7 +160,7 @@ class Training:
         draft.replace(path)
 
     def resume(self, path: Path) -> None:
-        """Go on where `save` was called."""
+        """Go on from where `save` was called."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         with torch.no_grad():
             for name, value in state["weights"].items():
@@ -173,7 +173,7 @@ class Training:
 
 
 def _is_learned(name: str, predictor_only: bool) -> bool:
-    """The predictor's embeddings are the talker's input, so they belong to the talker here."""
+    """Whether a tensor is learned here: the predictor's embeddings belong to the talker."""
     return not predictor_only or (
         name.startswith("code_predictor.") and "codec_embedding" not in name
     )
@@ -184,7 +184,7 @@ def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
 
 
 def _fitting(path: Path, weights: Weights) -> Weights:
-    """The tensors of a checkpoint that have the wanted shape; says which have not."""
+    """Return a checkpoint's tensors that have the wanted shape; log the names of the others."""
     stored = {
         name.removeprefix(TALKER_PREFIX): value.float() for name, value in load_file(path).items()
     }
@@ -194,40 +194,96 @@ def _fitting(path: Path, weights: Weights) -> Weights:
         if name in stored and stored[name].shape == value.shape
     }
     fresh = sorted(weights.keys() - found.keys())
-    print(f"{path}: {len(found)} tensors taken; fresh: {', '.join(fresh) or 'none'}")
+    print(f"{path}: {len(found)} tensors loaded; newly drawn: {', '.join(fresh) or 'none'}")
     return found
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of shards")
-    parser.add_argument("--test", type=Path, help="shards of sentences to try now and then")
-    parser.add_argument("--output", type=Path, required=True, help="state file")
+    parser.add_argument("--data", type=Path, required=True, help="folder of shards to learn from")
+    parser.add_argument(
+        "--test", type=Path, help="folder of shards with sentences to speak at intervals"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="state file to write")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--init", type=Path, help="checkpoint folder to start from")
-    start.add_argument("--resume", action="store_true", help="go on with --output")
-    parser.add_argument("--presentations", type=int, default=500_000, help="utterances in all")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--hold", type=float, default=0.35, help="share of the run at full rate")
-    parser.add_argument("--predictor-only", action="store_true", help="leave the talker alone")
-    parser.add_argument("--rows", type=int, default=4, help="of a batch")
-    parser.add_argument("--row-length", type=int, default=512, help="positions of a row")
-    parser.add_argument("--frames", type=int, default=320, help="a batch's, for the predictor")
-    parser.add_argument("--codebooks", type=Path, default=SHIPPED, help="to tell words by")
-    parser.add_argument("--save-minutes", type=float, default=5.0)
-    parser.add_argument("--test-minutes", type=float, default=10.0, help="speak test sentences")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    start.add_argument(
+        "--resume", action="store_true", help="continue the run whose state is in --output"
+    )
+    parser.add_argument(
+        "--presentations",
+        type=int,
+        default=500_000,
+        help="number of utterances to learn from in all, with repetitions",
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=2e-3,
+        help="peak learning rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hold", type=float, default=0.35, help="share of the run that has the full learning rate"
+    )
+    parser.add_argument(
+        "--predictor-only",
+        action="store_true",
+        help="train the code predictor and leave the talker as it is",
+    )
+    parser.add_argument("--rows", type=int, default=4, help="number of rows in a batch")
+    parser.add_argument("--row-length", type=int, default=512, help="number of positions in a row")
+    parser.add_argument(
+        "--frames",
+        type=int,
+        default=320,
+        help="number of frames of a batch that the code predictor learns from",
+    )
+    parser.add_argument(
+        "--codebooks",
+        type=Path,
+        default=SHIPPED,
+        help="codebooks file, to decide which words were said",
+    )
+    parser.add_argument(
+        "--save-minutes",
+        type=float,
+        default=5.0,
+        help="minutes between two savings of the state (default: 5)",
+    )
+    parser.add_argument(
+        "--test-minutes",
+        type=float,
+        default=10.0,
+        help="minutes between two readings of test sentences",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="PyTorch device to train on (default: a GPU if there is one)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="number format of the computation; weights are float32 (default: bfloat16)",
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the talker's step with torch.compile (default: yes)",
+    )
     return parser.parse_args(arguments)
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Train; returns the last figures."""
+    """Train; return the last figures."""
     if not math.isfinite(args.learning_rate) or args.learning_rate <= 0:
         raise SystemExit(f"--learning-rate is {args.learning_rate}; it must be positive.")
     torch.manual_seed(args.seed)

@@ -1,7 +1,7 @@
-"""Train the vocoder: the official decoder class, from codes to the sound of their frames.
+"""Train the vocoder, an instance of the official decoder class, on codes and their frames' sound.
 
 python -m tools.demo_voice.train_vocoder --texts DATA/train.tsv --output vocoder.pt
-python -m tools.demo_voice.train_vocoder ... --resume            go on with --output
+python -m tools.demo_voice.train_vocoder ... --resume            continue the run of --output
 python -m tools.demo_voice.train_vocoder ... --init FOLDER       start from a checkpoint folder
 """
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import librosa
 import numpy as np
@@ -28,7 +28,7 @@ from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker
 
 SAMPLES = recipe.SAMPLES_PER_FRAME
-CONTEXT_FRAMES = 2  # of a segment, at its start: their past is missing, so they are not compared
+CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing
 RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60))  # window, hop
 MEL_WINDOW, NUM_MELS = 1024, 80
 MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 1.0, 0.5, 0.5
@@ -38,11 +38,11 @@ MIN_RATE = 0.02
 MAX_GRADIENT_NORM = 3.0
 NUM_TEST = 16
 
-Pair = tuple[Tensor, Tensor]  # codes [num_frames, num_codes] int64, samples
+Pair = tuple[Tensor, Tensor]  # codes [num_frames, num_codes] int64, and samples
 
 
 class Spectra:
-    """What the losses are computed from."""
+    """The spectra from which the losses are computed."""
 
     def __init__(self, device: torch.device):
         self._windows = {size: torch.hann_window(size, device=device) for size, _ in RESOLUTIONS}
@@ -50,7 +50,7 @@ class Spectra:
         self._mel = torch.from_numpy(mel).to(device)
 
     def losses(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Total, log-mel distance and relative wave distance of [n, num_samples] sounds."""
+        """Return total, log-mel distance and relative wave distance of [n, num_samples] sounds."""
         total, mel = output.new_zeros(()), output.new_zeros(())
         for size, hop in RESOLUTIONS:
             ours, wanted = (self._magnitude(sound, size, hop) for sound in (output, target))
@@ -71,7 +71,7 @@ class Spectra:
 
 
 def new_decoder(codebooks: Codebooks, seed: int) -> torch.nn.Module:
-    """The official decoder class; its codebooks start as those that made the codes."""
+    """Return the official decoder; its codebooks start as those that made the codes."""
     official.package()
     tokenizer = "qwen_tts.core.tokenizer_12hz"
     modeling = importlib.import_module(f"{tokenizer}.modeling_qwen3_tts_tokenizer_v2")
@@ -90,14 +90,14 @@ def new_decoder(codebooks: Codebooks, seed: int) -> torch.nn.Module:
         width = books.shape[-1]
         projection = torch.randn(quantizer.rvq_first.output_proj.weight.shape) * width**-0.5
         for part in (quantizer.rvq_first, quantizer.rvq_rest):
-            part.output_proj.weight.copy_(projection)  # codes of all books add up
+            part.output_proj.weight.copy_(projection)  # the codes of all books add up
         for stage in decoder.upsample:
             stage[1].gamma.fill_(INITIAL_GAMMA)
     return decoder
 
 
 class Training:
-    """Network, optimizer and where the run stands."""
+    """Network and optimizer of one run, and how far it has come."""
 
     def __init__(self, args: argparse.Namespace, training: list[Pair], test: list[Pair]):
         self.args, self.device = args, torch.device(args.device)
@@ -116,7 +116,7 @@ class Training:
         self.history: list[dict[str, float]] = []
 
     def run(self) -> None:
-        """Train to the end, saving now and then."""
+        """Train to the end, saving at intervals."""
         args, recent, saved = self.args, [], time.monotonic()
         for _ in (bar := tqdm(range(self.step, args.steps), initial=self.step, total=args.steps)):
             recent.append(self.train_step())
@@ -130,7 +130,7 @@ class Training:
                 recent, saved = [], time.monotonic()
 
     def train_step(self) -> list[float]:
-        """One update on random segments; returns total, mel and wave."""
+        """Make one update on random segments; return total, mel and wave."""
         args = self.args
         codes, sounds = zip(*(self._segment() for _ in range(args.batch)), strict=True)
         target = torch.stack(sounds).to(self.device)
@@ -148,7 +148,7 @@ class Training:
         return [loss.item() for loss in losses]
 
     def rate(self) -> float:
-        """Learning rate now: up, constant, then half a cosine down."""
+        """Return the learning rate now: it rises, stays constant, then falls by half a cosine."""
         done, hold = self.step / self.args.steps, self.args.hold
         fall = 1.0 if done < hold else 0.5 * (1 + math.cos(math.pi * (done - hold) / (1 - hold)))
         return (
@@ -157,7 +157,7 @@ class Training:
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:
-        """Distances on whole sentences that were not trained on."""
+        """Return the distances on whole sentences that were not trained on."""
         self.decoder.eval()
         found = []
         for codes, sound in self.test_pairs:
@@ -181,7 +181,7 @@ class Training:
         draft.replace(path)
 
     def resume(self, path: Path) -> None:
-        """Go on where `save` was called."""
+        """Go on from where `save` was called."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.decoder.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -197,7 +197,7 @@ class Training:
 
 
 def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
-    """(training, test) sentences as codes and as what these should sound like."""
+    """Return (training, test) sentences as codes and the sound that they should have."""
     speaker = Speaker(args.codebooks)
     training = [text for _, text in texts.read(args.texts)]
     random.Random(args.seed).shuffle(training)
@@ -216,31 +216,68 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True, help="state file")
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="state file to write")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--init", type=Path, help="checkpoint folder to start from")
-    start.add_argument("--resume", action="store_true", help="go on with --output")
-    parser.add_argument("--codebooks", type=Path, default=SHIPPED)
-    parser.add_argument("--sentences", type=int, default=1300)
-    parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--batch", type=int, default=6, help="segments")
-    parser.add_argument("--segment", type=int, default=9, help="frames")
-    parser.add_argument("--learning-rate", type=float, default=1.2e-3)
-    parser.add_argument("--hold", type=float, default=0.4, help="share of the run at full rate")
-    parser.add_argument("--save-minutes", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    start.add_argument(
+        "--resume", action="store_true", help="continue the run whose state is in --output"
+    )
+    parser.add_argument(
+        "--codebooks",
+        type=Path,
+        default=SHIPPED,
+        help="codebooks file (default: the shipped voice's)",
+    )
+    parser.add_argument(
+        "--sentences",
+        type=int,
+        default=1300,
+        help="number of sentences to learn from (default: 1300)",
+    )
+    parser.add_argument("--steps", type=int, default=8000, help="number of updates (default: 8000)")
+    parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
+    parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=1.2e-3,
+        help="peak learning rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hold", type=float, default=0.4, help="share of the run that has the full learning rate"
+    )
+    parser.add_argument(
+        "--save-minutes",
+        type=float,
+        default=3.0,
+        help="minutes between two savings of the state (default: 3)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="PyTorch device to train on (default: a GPU if there is one)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="number format of the computation; weights are float32 (default: bfloat16)",
+    )
     return parser.parse_args(arguments)
 
 
 def main(args: argparse.Namespace) -> dict[str, float]:
-    """Train; returns the last figures."""
+    """Train; return the last figures."""
     training = Training(args, *make_pairs(args))
     if args.resume:
         training.resume(args.output)

@@ -1,8 +1,9 @@
-"""Was every word said? Told from codes alone, without a recogniser.
+"""Decide from codes alone, without a recogniser, whether every word was said.
 
 The frames that were drawn are aligned with the reference's (dynamic time warping over the codes'
-latents, which are spectra). A word is right if most of its frames were met closely. It does not
-see the vocoder, and it is strict: the same word at another speed is right, other sounds are not.
+latents, which are spectra). A word is right if most of its frames were met closely. The
+measure does not see the vocoder, and it is strict: the same word at another speed is right, other
+sounds are not.
 """
 
 import numpy as np
@@ -11,21 +12,21 @@ from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.shards import SILENCE
 
 CLOSE = 25.0  # distance of latents; frames of one sound are about 10 apart, other sounds 50
-MOST = 0.7  # of a word's frames
-SKIP_COST = 8.0  # of a frame that only one of the two has
+MOST = 0.7  # share of a word's frames
+SKIP_COST = 8.0  # cost of a frame that only one of the two has
 
 
 def words_right(
     codes: np.ndarray, reference: np.ndarray, words: np.ndarray, codebooks: Codebooks
 ) -> tuple[int, int]:
-    """How many of a sentence's words were said.
+    """Return how many of a sentence's words were said.
 
     Args:
         codes: [num_frames, num_codes] as drawn.
         reference: [num_reference, num_codes].
         words: [num_reference], which word each reference frame belongs to, or SILENCE.
     Returns:
-        Right words, words.
+        The number of right words, and of all words.
     """
     spoken = sorted(set(words.tolist()) - {SILENCE})
     if not len(codes):
@@ -38,7 +39,7 @@ def words_right(
 
 
 def _aligned_distances(distances: np.ndarray) -> np.ndarray:
-    """Least distance that each column (reference frame) has on the cheapest path."""
+    """Return the least distance of each column (reference frame) on the cheapest path."""
     num_rows, num_columns = distances.shape
     cost = np.full((num_rows + 1, num_columns + 1), np.inf)
     cost[0, 0] = 0

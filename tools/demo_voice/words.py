@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pocketsphinx
 
-DICTIONARY = Path("/usr/share/dict/american-english")  # Debian package wamerican
+DICTIONARY = Path("/usr/share/dict/american-english")  # from the Debian package wamerican
 NUMBER = 8000
 MAX_CHARS = 12
 ONE_LETTER = {"a", "i"}
 
 
 def ranked() -> list[str]:
-    """Words by their probability in the language model of pocketsphinx's wheel."""
+    """Return words by their probability in the language model of pocketsphinx's wheel."""
     spelt = set(re.findall(r"^[a-z]+$", DICTIONARY.read_text(encoding="utf-8"), re.MULTILINE))
     decoder = pocketsphinx.Decoder(loglevel="FATAL")
     model = decoder.get_lm("_default")

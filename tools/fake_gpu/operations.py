@@ -1,8 +1,8 @@
-"""What PyTorch's CUDA kernels would do, done by its CPU kernels on the same bytes.
+"""PyTorch's CPU kernels do what its CUDA kernels would do, on the same bytes.
 
-Imported into every process that run.py starts, behind torch. An operation waits for the copies that
-its stream has pending; during a capture it is recorded, and done at every replay. What waits for
-the device on a GPU is refused during a capture, as there.
+run.py has every process that it starts import this module after torch. An operation waits for the
+copies that are pending on its stream; during a capture it is recorded, and every replay does it.
+What waits for the device on a GPU is refused during a capture, as PyTorch refuses it there.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ _runtime.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
 _runtime.cudaMemcpyAsync.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_int]
 _runtime.cudaMemcpyAsync.argtypes += [ctypes.c_void_p]
 
-# Memory comes from the CUDA build itself; a view is the same on every device.
+# The CUDA build itself allocates memory, and a view is the same on every device.
 KEPT = ("empty", "empty_strided", "set_", "resize_", "record_stream", "copy_")
 KEPT += ("_local_scalar_dense", "is_pinned", "_pin_memory")
-COMPOSITE = ("aten::convolution",)  # by cuDNN, below the dispatcher
+COMPOSITE = ("aten::convolution",)  # cuDNN does these below the dispatcher
 WAITING = ("nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
 
 _recorded: list[Callable[[], Any]] = []
@@ -47,10 +47,10 @@ def _run_operation(index: int) -> int:
 
 
 def install() -> None:
-    """Do every operation of the CUDA build on the CPU, from now on."""
+    """From now on, do every operation of the CUDA build on the CPU."""
     _runtime.fake_set_operations(_run_operation)
     library = torch.library.Library("aten", "IMPL")
-    _registrations.append(library)  # which ends with this
+    _registrations.append(library)  # an operation is registered while its library exists
     warnings.filterwarnings("ignore", message=".*[Oo]verrid", module=r"torch\.library")
     names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     for name in sorted({name for name in names if name.startswith("aten::")} | {*COMPOSITE}):
@@ -68,7 +68,7 @@ def install() -> None:
 
 
 def install_own(operation: torch._ops.OpOverload) -> None:
-    """Do an operation of ours on the CPU, too."""
+    """Do an operation of this package on the CPU, too."""
     namespace, _, name = operation._schema.name.partition("::")
     library = torch.library.Library(namespace, "FRAGMENT")
     _registrations.append(library)
@@ -76,8 +76,9 @@ def install_own(operation: torch._ops.OpOverload) -> None:
 
 
 def precede(kind: type, name: str) -> None:
-    """Let a method that launches on a stream (params, num_blocks, stream) come behind the copies
-    that the stream has pending, as on a GPU."""
+    """Make a method that launches on a stream (params, num_blocks, stream) wait for the copies that
+    are pending on the stream, as a GPU does.
+    """
     launch = getattr(kind, name)
 
     def launched(self: Any, params: Any, num_blocks: int, stream: int | None) -> None:
@@ -92,7 +93,7 @@ def precede(kind: type, name: str) -> None:
 
 
 class _Operation:
-    """One operation of PyTorch on the device's tensors."""
+    """One operation of PyTorch on tensors of the device."""
 
     def __init__(self, operation: torch._ops.OpOverload):
         self._name = operation._schema.name.removeprefix("aten::")
@@ -104,7 +105,8 @@ class _Operation:
         self._tensors = [i for i, a in enumerate(self._arguments) if str(a.type) == "Tensor"]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        # As PyTorch: on the device of its first tensor, on the stream that is current there.
+        # PyTorch runs an operation on the device of its first tensor, on that device's current
+        # stream.
         with torch.cuda.device(_device(args, options)):
             return self._call(torch.cuda.current_stream().cuda_stream, args, options)
 
@@ -137,11 +139,11 @@ class _Operation:
 
     def _run(self, args: tuple, options: dict) -> Any:
         if any(i < len(args) and isinstance(args[i], int | float) for i in self._tensors):
-            return self._packet(*args, **options)  # a number came as a tensor
+            return self._packet(*args, **options)  # PyTorch passed a number as a tensor
         return self._on_cpu(*args, **options)
 
     def _change(self, stream: int, args: tuple, options: dict) -> None:
-        """An operation in place, or into `out`."""
+        """Do an operation in place, or into `out`."""
         targets = [
             options.get(argument.name, args[i] if i < len(args) else None)
             for i, argument in enumerate(self._arguments)
@@ -169,7 +171,7 @@ class _Operation:
         raise NotImplementedError(f"{self._exact}: both changes its arguments and returns others")
 
     def _waits(self, args: tuple, options: dict) -> bool:
-        """Would a GPU be waited for, to know a size or to bring an index?"""
+        """Whether a GPU would be waited for, to learn a size or to copy an index."""
         for x in pytree.tree_leaves((args, options)):
             if isinstance(x, Tensor) and x.device.type == "cpu" and x.dim():
                 return True
@@ -199,7 +201,7 @@ def _copy_here(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
             _runtime.fake_finish(stream)
             to.copy_(from_)
         return target
-    # As PyTorch: what is not one block of the same type goes through one that is.
+    # PyTorch copies anything but one block of the same type through such a block.
     if target.is_cuda and not (source.is_contiguous() and source.dtype == target.dtype):
         source, non_blocking = source.to(target.dtype).contiguous(), False
     elif source.is_cuda:
@@ -234,7 +236,7 @@ def _wait(stream: int, what: str) -> None:
 
 
 def _check_may_wait() -> None:
-    """As PyTorch, under `torch.cuda.set_sync_debug_mode("error")`."""
+    """Do what PyTorch does under `torch.cuda.set_sync_debug_mode("error")`."""
     if torch.cuda.get_sync_debug_mode() == 2:
         raise RuntimeError("called a synchronizing CUDA operation")
 
@@ -250,7 +252,7 @@ def _record(stream: int, run: Callable[[], Any]) -> None:
 
 
 def _device(args: tuple, options: dict) -> torch.device:
-    """Where an operation runs; PyTorch refuses tensors of several GPUs, single numbers excepted."""
+    """Return where an operation runs; PyTorch refuses several GPUs, except for single numbers."""
     leaves = pytree.tree_leaves((args, options))
     tensors = [x.device for x in leaves if _is_on_device(x) and x.dim()]
     if len({*tensors}) > 1:
@@ -265,7 +267,7 @@ def _is_on_device(x: Any) -> bool:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the same bytes, which nobody keeps: as a kernel sees them."""
+    """Return a CPU tensor over the same bytes, which no other code keeps: what a kernel sees."""
     if not tensor.numel():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     last = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
@@ -286,7 +288,7 @@ def _new_like(tensor: Tensor, copied: bool = False) -> Tensor:
 
 
 def _swapped(args: tuple, options: dict, swap: Callable[[Tensor], Tensor]) -> tuple[tuple, dict]:
-    """Arguments with other tensors in place of the device's."""
+    """Return the arguments with other tensors in place of the device's."""
     device = torch.device("meta" if swap is not _alias else "cpu")
 
     def swapped(x: Any) -> Any:
@@ -306,7 +308,7 @@ def _attend(
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     attend = torch.ops.aten._scaled_dot_product_attention_math
     mixed = attend(q, k, v, bias, 0.0, causal, None, scale=scale)[0]
-    return mixed.transpose(1, 2).contiguous().transpose(1, 2)  # as both kernels leave it
+    return mixed.transpose(1, 2).contiguous().transpose(1, 2)  # both kernels leave it like this
 
 
 def _flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale=None):
@@ -319,7 +321,7 @@ def _efficient(q, k, v, bias, with_lse, dropout=0.0, causal=False, *, scale=None
     return _attend(q, k, v, bias, causal, scale), torch.empty(0), seed, offset
 
 
-# A CPU has none of these; attention by cuDNN stays unknown, which the engine must not use.
+# A CPU has none of these. Attention by cuDNN stays unknown, and the engine must not use it.
 ATTENTION = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,

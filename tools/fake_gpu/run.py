@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs a command as if this machine had a GPU: run.py COMMAND [ARGUMENT ...]
+"""Run a command as if this machine had a GPU: run.py COMMAND [ARGUMENT ...]
 
-Needs PyTorch's CUDA build (what `pip install torch` gives on most machines), its Python first on
-the PATH, nm and a C++ compiler. The CUDA runtime that PyTorch finds is runtime.cpp; tensors on
-"cuda" lie in host memory, operations on them are done by the CPU, and the frame kernel is its
-emulation. So everything of ours that only a GPU executes is executed: uploads, downloads, graphs,
-captures. It says nothing about speed, nor about kernels of PyTorch's.
+This needs PyTorch's CUDA build (which `pip install torch` installs on most machines), its Python
+first on the PATH, nm and a C++ compiler. runtime.cpp takes the place of the CUDA runtime; tensors
+on "cuda" lie in host memory, the CPU does the operations on them, and the frame kernel is its
+emulation. So all of the project's code that only a GPU executes is executed: uploads, downloads,
+graphs, captures. It proves nothing about speed, nor about PyTorch's own kernels.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 
 
 def main() -> None:
-    """Become the command."""
+    """Replace this process by the command."""
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     packages = site_packages()
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def site_packages() -> Path:
-    """Where the CUDA build of PyTorch is."""
+    """Return where the CUDA build of PyTorch is."""
     python = shutil.which("python") or sys.executable
     script = "import torch; print(torch.version.cuda, *torch.__path__)"
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
@@ -50,7 +50,7 @@ def site_packages() -> Path:
 
 
 def build(packages: Path) -> Path:
-    """runtime.cpp as libcudart and libcuda, with everything else that PyTorch would link to."""
+    """Compile runtime.cpp as libcudart and libcuda, with stubs of all that PyTorch links to."""
     sources = (HERE / "runtime.cpp").read_bytes() + Path(__file__).read_bytes()
     key = hashlib.sha256(sources + str(packages).encode()).hexdigest()[:16]
     result = Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}-{key}"
@@ -61,7 +61,7 @@ def build(packages: Path) -> Path:
         folder = Path(name) / "lib"
         folder.mkdir()
         compile_ = ["c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
-        include = (header.parent, packages / "triton/backends/nvidia/include")  # which has crt/
+        include = (header.parent, packages / "triton/backends/nvidia/include")  # has crt/
         runtime = [*compile_, *(f"-I{path}" for path in include), str(HERE / "runtime.cpp")]
         first = folder / "first.so"
         run([*runtime, "-o", str(first)])
@@ -70,7 +70,7 @@ def build(packages: Path) -> Path:
         wanted |= symbols([packages / "torch/lib/libcaffe2_nvrtc.so"], "undefined", r"cu[A-Z]\w+")
         missing = sorted(wanted - symbols([first], "defined", r"\w+"))
         first.unlink()
-        # cudaErrorNotSupported, and who asked.
+        # Each stub returns cudaErrorNotSupported and reports its name.
         body = '{ std::fprintf(stderr, "fake GPU: %s is not there\\n", __func__); return 801; }'
         stubs = "".join(f"int {name}() {body}\n" for name in missing)
         (folder / "stubs.cpp").write_text(f'#include <cstdio>\nextern "C" {{\n{stubs}}}\n')
@@ -83,7 +83,7 @@ def build(packages: Path) -> Path:
 
 
 def symbols(libraries: list[Path], kind: str, pattern: str) -> set[str]:
-    """Names of dynamic symbols that are defined, or wanted, by libraries."""
+    """Return the names of dynamic symbols that libraries define, or want."""
     found = set()
     for library in libraries:
         listed = run(["nm", "-D", f"--{kind}-only", "--format=posix", str(library)])
@@ -93,7 +93,7 @@ def symbols(libraries: list[Path], kind: str, pattern: str) -> set[str]:
 
 
 def run(command: list[str]) -> str:
-    """What a command says."""
+    """Return what a command prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed:\n{done.stderr[-4000:]}")

@@ -1,11 +1,11 @@
-// libcudart for a machine without a GPU: streams, events, captures and copies as CUDA's runtime API
-// describes them, with host memory as the device's. PyTorch's CUDA build is linked against it by
-// run.py; what its kernels would do, operations.py does on the CPU.
+// A libcudart for a machine without a GPU: streams, events, captures and copies as CUDA's runtime
+// API describes them, with host memory as the device's. run.py lets PyTorch's CUDA build load it;
+// operations.py does on the CPU what PyTorch's kernels would do.
 //
-// Copies between host and device are done as late as CUDA allows: when their stream is waited for
-// or goes on. What reads them too early, or overwrites their source too soon, sees it. Everything
-// else is done at once, which CUDA allows, too. During a capture nothing is done, and what CUDA
-// forbids fails.
+// Copies between host and device happen as late as CUDA allows: when a call waits for their stream
+// or the stream goes on. So code that reads them too early, or overwrites their source too soon,
+// gets wrong bytes. Everything else happens at once, which CUDA allows, too. During a capture
+// nothing happens, and what CUDA forbids fails.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -25,11 +25,11 @@ namespace {
 constexpr int kNumDevices = 2;
 constexpr size_t kDeviceBytes = size_t{8} << 30;
 
-// One thing of a graph: an operation of operations.py, or bytes that are copied or set.
+// One node of a graph: an operation of operations.py, or bytes to copy or set.
 struct Node {
   int operation = -1;
   void* target = nullptr;
-  const void* source = nullptr;  // null: set to `value`
+  const void* source = nullptr;  // null: bytes are set to `value`
   size_t num_bytes = 0;
   int value = 0;
 };
@@ -90,7 +90,7 @@ cudaError_t fail(cudaError_t error, const char* what) {
   return last_error = error;
 }
 
-// Of a call that may wait or touch what is captured.
+// The error of a call that may wait or touch what is captured.
 cudaError_t refuse_in_capture(const char* what) {
   if (thread_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   const bool others = global_captures && thread_mode == cudaStreamCaptureModeGlobal;
@@ -120,7 +120,7 @@ bool holds(const Memory& memory, const void* address) {
   return block != memory.begin() && wanted < (--block)->first + block->second.num_bytes;
 }
 
-int device_of(const void* address) {  // which device_memory holds
+int device_of(const void* address) {  // the device whose device_memory holds it
   return (--device_memory.upper_bound(reinterpret_cast<uintptr_t>(address)))->second.device;
 }
 
@@ -168,7 +168,7 @@ void fake_finish(cudaStream_t stream) {
   const Lock lock(mutex);
   finish(stream_of(stream));
 }
-// Whether the current device is that of a stream and of memory.
+// Whether the current device is that of a stream and of a memory block.
 int fake_is_here(cudaStream_t stream, const void* address) {
   const Lock lock(mutex);
   return stream_of(stream)->device == current_device && holds(device_memory, address) &&
@@ -360,7 +360,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const Lock lock(mutex);
   if (const cudaError_t error = refuse_in_capture("cudaStreamQuery")) return error;
   if (stream_of(stream)->queue.empty()) return cudaSuccess;
-  finish(stream_of(stream));  // whoever asks again will be told so
+  finish(stream_of(stream));  // a second call reports the same error
   return last_error = cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t of_event, unsigned) {
@@ -493,7 +493,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (fake_is_capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported, "cudaGraphLaunch");
   for (const Node& node : *graph_of(executable)) {
-    if (node.operation >= 0) {  // without the lock: it wants Python's
+    if (node.operation >= 0) {  // without the lock: it takes Python's
       fake_finish(stream);
       if (run_operation(node.operation)) return fail(cudaErrorLaunchFailure, "cudaGraphLaunch");
     } else if (node.source) {
@@ -505,7 +505,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// ---- kernels that operations.py does not stand for: none is started
+// ---- kernels that operations.py has no operation for: none starts
 void** __cudaRegisterFatBinary(void*) {
   static void* handle;
   return &handle;
@@ -531,7 +531,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* kernel, v
   return not_done(kernel);
 }
 
-// ---- libcuda, as far as PyTorch asks it
+// ---- libcuda, as far as PyTorch calls it
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   if (flags) *flags = 0;
   *active = 1;

@@ -1,5 +1,6 @@
-"""Found by every Python that run.py starts: puts operations.py behind torch, and the kernel's
-emulation where its library for a GPU would be."""
+"""Every Python that run.py starts finds this file. It loads operations.py after torch, and the
+kernel's emulation in place of its library for a GPU.
+"""
 
 import dataclasses
 import importlib.abc
@@ -32,13 +33,12 @@ def _with_snake(_: ModuleType) -> None:
     import operations
     import torch
 
-    operations.install_own(
-        torch.ops.qwen_megakernel.vocoder.snake.default
-    )  # NVRTC has no GPU to ask
+    # Its kernel comes from NVRTC, which finds no GPU to ask.
+    operations.install_own(torch.ops.qwen_megakernel.vocoder.snake.default)
 
 
 class _Behind(importlib.abc.MetaPathFinder):
-    """Calls a function when a module has been imported."""
+    """An import hook that calls a function when a module has been imported."""
 
     def __init__(self, functions: dict[str, Any]):
         self._functions = functions

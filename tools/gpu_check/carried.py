@@ -1,6 +1,6 @@
-"""Compiled libraries in a folder that travels with the checkout: packed there, unpacked elsewhere.
+"""Pack compiled libraries into a folder that travels with the checkout, and unpack them elsewhere.
 
-Packed, one is a third of its size. Imports only what comes with Python.
+Packed, a library is a third of its size. This module imports only Python's own library.
 """
 
 import tarfile
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CARRIED = Path(__file__).resolve().parents[2] / "build" / "carried"
-KEPT = ("libqwen_tts.so", "sha256", "build.log")  # without objects, which nothing reads again
+KEPT = ("libqwen_tts.so", "sha256", "build.log")  # without the objects, which are never read again
 SUFFIX = ".tar.xz"
 
 
@@ -34,8 +34,9 @@ def pack(libraries: Iterable[Path], folder: Path) -> float:
 
 
 def unpack(folder: Path, cache: Path) -> int:
-    """Put what is packed in a folder into the build cache, where it is missing; returns how many
-    libraries those were."""
+    """Unpack a folder's libraries into the build cache where it lacks them; return how many were
+    missing.
+    """
     found = 0
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         target = cache / path.name.removesuffix(SUFFIX)

@@ -3,9 +3,9 @@
 
     python tools/gpu_check/carry.py --arch sm_90a
 
-A GPU's minutes are for its own work, and `gpu_check.sh` takes a minute or two of them to compile
-what it needs. It unpacks build/carried first: a library is found by its sources, its options and
-the version of nvcc, which must be that of the other machine. Needs nvcc, and no GPU.
+Compiling takes `gpu_check.sh` a minute or two, which a machine with a GPU should spend on its own
+work. So it unpacks build/carried first. A library's key is made of its sources, its options and the
+version of nvcc, which must be the same on both machines. This needs nvcc and no GPU.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
@@ -25,19 +25,29 @@ from tools.gpu_check import carried
 from tools.gpu_check.steps import libraries
 from tools.gpu_check.steps.context import BIG, SMALL
 
-MOST_MB = 56  # with the checkout it stays below 64
+MOST_MB = 56  # with the checkout the total stays below 64
 
 
 def main() -> int:
-    """Compile, copy, say how much it is."""
+    """Compile the libraries, pack them and print their sizes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", default="sm_90a", help="GPU to compile for (default: sm_90a)")
     parser.add_argument(
-        "--out", type=Path, default=carried.CARRIED, help="folder (default: build/carried)"
+        "--arch", default="sm_90a", help="architecture of the GPU to compile for (default: sm_90a)"
     )
-    parser.add_argument("--only", default="", help="libraries whose names have this in them")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="libraries compiled at the same time"
+        "--out",
+        type=Path,
+        default=carried.CARRIED,
+        help="folder for the packed libraries (default: build/carried)",
+    )
+    parser.add_argument(
+        "--only", default="", help="compile only libraries that have this in their names"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="number of libraries to compile at the same time (default: one per core)",
     )
     args = parser.parse_args()
     if not kernel_build.is_known_arch(args.arch):
@@ -52,7 +62,7 @@ def main() -> int:
     try:
         for name, found in libraries.compile_all(jobs, args.jobs).items():
             print(f"{name:44}{found['seconds']:7.1f} s", flush=True)
-        # By now all are there; those that sources have left since are compiled again.
+        # By now all are in the cache; any whose sources have changed since are compiled again.
         megabytes = carried.pack([kernel_build.build(*job) for job in jobs.values()], args.out)
     except QwenTTSError as error:
         print(error, file=sys.stderr)
@@ -60,7 +70,7 @@ def main() -> int:
     seconds = time.monotonic() - started
     print(f"{args.out}: {len(jobs)} libraries, {megabytes:.1f} MB, {seconds:.0f} s")
     if megabytes > MOST_MB:
-        print(f"More than {MOST_MB} MB: leave some out (--only).", file=sys.stderr)
+        print(f"That is more than {MOST_MB} MB. Leave some out with --only.", file=sys.stderr)
         return 1
     return 0
 

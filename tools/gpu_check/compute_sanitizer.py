@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer: where it is, how a program runs under it, and what it has found."""
+"""Find NVIDIA's compute-sanitizer, run a program under it, and read what it has found."""
 
 import os
 import re
@@ -11,31 +11,31 @@ from pathlib import Path
 from qwen_megakernel.decoders.kernel import build
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-REFUSALS = ("not supported", "unable to", "error 999", "could not")  # said by the tool itself
-# Said by the program: its grid found no room beside the tool (cudaError_t; kernel/library.py).
+REFUSALS = ("not supported", "unable to", "error 999", "could not")  # the tool prints these
+# The program prints this: its grid found no room beside the tool (cudaError_t; kernel/library.py).
 LAUNCH_REFUSED = re.compile(r"^.*CUDA error (?:701|720|801)\b.*$", re.MULTILINE)
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 
 
 def find() -> str | None:
-    """The program, on the path or where nvcc comes from."""
+    """Return the program's path, on the PATH or beside nvcc."""
     toolkit = Path(build.find_nvcc()).resolve().parents[1]
     places = [os.environ["PATH"], toolkit / "bin", toolkit / "compute-sanitizer"]
     return shutil.which("compute-sanitizer", path=os.pathsep.join(map(str, places)))
 
 
 def command(program: str, tool: str) -> list[str]:
-    """What to write before the command that is to be watched by one of `TOOLS`."""
+    """Return the words to write in front of the command that one of `TOOLS` is to watch."""
     words = [program, "--tool", tool, "--error-exitcode", "9"]
-    words += ["--target-processes", "application-only"]  # not the compilers it starts
-    words += ["--launch-timeout", "0"]  # `run` ends it; else after 10 s or 60 s, by release
-    if tool == "memcheck":  # torch asks the driver for entry points that are not there
+    words += ["--target-processes", "application-only"]  # not the compilers that it starts
+    words += ["--launch-timeout", "0"]  # `run` sets the limit; the tool's is 10 s or 60 s
+    if tool == "memcheck":  # torch asks the driver for entry points that it lacks
         words += ["--report-api-errors", "no"]
     return words
 
 
 def run(watched: Sequence[str], seconds: float, cwd: Path | None = None) -> dict[str, str]:
-    """{"status": "ok", "failed", "refused" or "timeout", "says": the last word of a tool}."""
+    """Return {"status": "ok", "failed", "refused" or "timeout", "says": the tool's last line}."""
     process = subprocess.Popen(
         watched,
         cwd=cwd,
@@ -48,7 +48,7 @@ def run(watched: Sequence[str], seconds: float, cwd: Path | None = None) -> dict
         output, _ = process.communicate(timeout=seconds)
         status = "failed" if process.returncode else "ok"
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the tool and what it watches
+        os.killpg(process.pid, signal.SIGKILL)  # the tool and the program that it watches
         output, _ = process.communicate()
         status = "timeout"
     print(f"-- {' '.join(watched)}: {status}\n{output}")
@@ -59,7 +59,7 @@ def run(watched: Sequence[str], seconds: float, cwd: Path | None = None) -> dict
         status = "refused"  # the program ran and the tool did not watch
     if status == "failed" and any(word in line.lower() for word in REFUSALS for line in lines):
         status = "refused"
-    # One error may be the program's own exit code; more were found in what was launched.
+    # One error may be the program's exit code; any more were found in its launches.
     if status == "failed" and (found or 0) <= 1 and (refused := LAUNCH_REFUSED.search(output)):
         status, says = "refused", refused[0]
     return {"status": status, "says": says}

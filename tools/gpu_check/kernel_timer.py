@@ -1,6 +1,6 @@
-"""How long the kernel takes, by the device's own clock: a frame, a layer, and a copy beside them.
+"""Time the kernel by the device's own clock: a frame, a layer, and a copy to compare with.
 
-Imports only what a bare machine has.
+This module imports only what a bare machine has.
 """
 
 import contextlib
@@ -17,14 +17,15 @@ from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.records import Sampling
 
 PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
-HEAD_START_CYCLES = 400_000  # of the host, a fifth of a millisecond
+HEAD_START_CYCLES = 400_000  # cycles for the host to get ahead, a fifth of a millisecond
 
 
 class ForcedStreams:
-    """Streams behind their prompts, with forced codes, so that none ends; codes are drawn all the
-    same."""
+    """Streams that have run their prompts and have forced codes, so that none ends. The kernel
+    still draws codes.
+    """
 
-    FRAMES = 4  # of a step
+    FRAMES = 4  # frames in a step
 
     def __init__(self, decoder: Any, streams: int, toy: bool = False):
         self._decoder, self._slots = decoder, list(range(streams))
@@ -34,7 +35,7 @@ class ForcedStreams:
             kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=self.positions)
 
     def wall_ms(self, steps: int) -> list[float]:
-        """Milliseconds that the caller waits for each of so many steps."""
+        """Return the milliseconds that the caller waits for each of so many steps."""
         talker = self._decoder.config.talker
         top = min(talker.suppressed_from, self._decoder.config.predictor.vocab_size)
         shape = (len(self._slots), self.FRAMES, talker.num_code_groups)
@@ -50,13 +51,13 @@ class ForcedStreams:
 
 
 class KernelTimer:
-    """Times launches on `device`, few and small ones if `toy`."""
+    """A timer of launches on `device`; few and small ones if `toy`."""
 
     def __init__(self, device: torch.device, toy: bool = False):
         self._device, self._toy = device, toy
 
     def frame(self, decoder: KernelDecoder, streams: int, precision: str) -> dict[str, float]:
-        """Milliseconds and bytes of a frame of so many streams.
+        """Return milliseconds and bytes of a frame of so many streams.
 
         Args:
             precision: of the decoder's weights, one of `roofline.WIDTHS`.
@@ -66,7 +67,7 @@ class KernelTimer:
         # The first launches warm up; a stream's first frame has no talker step.
         with self._launches(decoder, "step") as kernel_ms:
             wall = forced.wall_ms(rounds + 2)[2:]
-        if not self._toy:  # what a caller waits for, without the timing of the launch
+        if not self._toy:  # the caller's wait, without the timing of the launch
             wall = forced.wall_ms(rounds)
         kernel, host = sorted(kernel_ms[2:]), sorted(wall)
         position = forced.positions + frames * (rounds + 2) / 2
@@ -81,7 +82,7 @@ class KernelTimer:
         }
 
     def layers(self, decoder: KernelDecoder) -> dict[str, float]:
-        """Microseconds of one layer, one row: the difference between all layers and one."""
+        """Return microseconds of one layer for one row: the time of all layers less that of one."""
         times = {}
         position = 8 if self._toy else PROMPT_POSITIONS
         for stack, place in (("talker", position), ("predictor", 8)):
@@ -101,7 +102,7 @@ class KernelTimer:
 
     @contextlib.contextmanager
     def _launches(self, decoder: KernelDecoder, name: str) -> Iterator[list[float]]:
-        """Milliseconds of every launch of the library's `name` within the block."""
+        """Collect the milliseconds of every launch of the library's `name` within the block."""
         found: list[float] = []
         launch = getattr(decoder.library, name)
 
@@ -115,13 +116,13 @@ class KernelTimer:
             setattr(decoder.library, name, launch)
 
     def _timed(self, work: Callable[[], None]) -> float:
-        """Milliseconds of the device, without what the host does around it."""
+        """Return the device's milliseconds, without what the host does around the launch."""
         if self._device.type == "cpu":
             started = time.perf_counter()
             work()
             return 1000 * (time.perf_counter() - started)
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(HEAD_START_CYCLES)  # or the clock runs while the host gets to its launch
+        torch.cuda._sleep(HEAD_START_CYCLES)  # otherwise the host's part is timed, too
         first.record()
         work()
         last.record()
@@ -129,7 +130,7 @@ class KernelTimer:
         return first.elapsed_time(last)
 
     def copy_gb_per_s(self) -> float:
-        """Read and written bytes of a copy, a second; the best of a few."""
+        """Return the bytes that a copy reads and writes in a second; the best of a few."""
         size = 2**20 if self._toy else 2**31
         source = torch.zeros(size, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)

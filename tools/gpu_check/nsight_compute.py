@@ -1,4 +1,4 @@
-"""NVIDIA's Nsight Compute: where ncu is, how one launch is profiled, and what its report says."""
+"""Find NVIDIA's Nsight Compute (ncu), profile one launch with it, and read its report."""
 
 import csv
 import os
@@ -11,21 +11,21 @@ from qwen_megakernel.decoders.kernel import build
 
 SECTIONS = ("SpeedOfLight", "WarpStateStats", "SourceCounters", "InstructionStats")
 SECTIONS += ("MemoryWorkloadAnalysis", "LaunchStats", "Occupancy")
-SKIPPED = 3  # launches before the one that is profiled: they warm up
-HOTTEST = 80  # instructions of the report that are kept
+SKIPPED = 3  # launches before the profiled one, which warm up
+HOTTEST = 80  # instructions to keep from the report
 
 
 def find() -> str | None:
-    """The program, on the path or where nvcc comes from."""
+    """Return the program's path, on the PATH or beside nvcc."""
     toolkit = Path(build.find_nvcc()).resolve().parents[1]
     places = [os.environ["PATH"], toolkit / "bin", "/usr/local/cuda/bin"]
     return shutil.which("ncu", path=os.pathsep.join(map(str, places)))
 
 
 def profile_command(program: str, kernel: str, report: Path, watched: Sequence[str]) -> list[str]:
-    """What profiles one launch of `kernel` in the command `watched`, with counters by source line.
+    """Return the command that profiles a launch of `kernel` in `watched`, by line of source.
 
-    Clocks stay as they are: what a launch takes under ncu is not what is asked.
+    Clocks are left alone: the duration of a launch under ncu is not a result.
     """
     words = [program, "--clock-control", "none", "--kernel-name", f"regex:{kernel}"]
     words += ["--launch-skip", str(SKIPPED), "--launch-count", "1"]
@@ -35,8 +35,9 @@ def profile_command(program: str, kernel: str, report: Path, watched: Sequence[s
 
 
 def page(program: str, report: Path, name: str) -> list[dict[str, str]]:
-    """A page of a report, "details" or "source": a row for each metric or instruction; none where
-    ncu does not give it."""
+    """Return a page of a report, "details" or "source", as one row for each metric or instruction;
+    no rows where ncu does not give it.
+    """
     command = [program, "--import", str(report), "--page", name, "--csv"]
     if name == "source":
         command += ["--print-source", "sass"]
@@ -48,14 +49,14 @@ def page(program: str, report: Path, name: str) -> list[dict[str, str]]:
 
 
 def rows(text: str) -> list[dict[str, str]]:
-    """The rows of a CSV page behind its header, which is its first line with a quoted name."""
+    """Return the rows of a CSV page after its header, the first line with a quoted name."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"')), len(lines))
     return list(csv.DictReader(lines[start:]))
 
 
 def metrics(details: Sequence[dict[str, str]]) -> dict[str, str]:
-    """{"section: metric": "value unit"} of a details page."""
+    """Return {"section: metric": "value unit"} of a details page."""
     return {
         f"{row['Section Name']}: {row['Metric Name']}": (
             f"{row['Metric Value']} {row.get('Metric Unit') or ''}".strip()
@@ -66,7 +67,7 @@ def metrics(details: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 def hottest(source: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The instructions in which warps were sampled most, with what they waited for."""
+    """Return the instructions in which warps were sampled most, with what they waited for."""
     samples = next((name for name in source[0] if "Samples" in name or "Sampling" in name), None)
     if samples is None:
         return []

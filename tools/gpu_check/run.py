@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""GPU truth in one command: build, tests, sanitizers, speed and endurance of the kernel.
+"""Run every check of the kernel that needs a GPU: build, tests, sanitizers, speed and endurance.
 
-Every step is a process of its own with a time budget (the folder steps/): one that fails, hangs or
-crashes the device does not stop the others, and what it had found by then is kept. This program
-writes result.json and log.txt into --out, else into gpu_NAME_SET/ in $OUT or benchmarks/results/. A
-call runs one set of steps, in the order of `SETS`. Libraries that are packed in build/carried are
-not compiled (carry.py). `--emulation` runs the same steps on a CPU at toy size, which proves this
-program and says nothing about speed; `--toy` is toy size where a GPU is (tools/fake_gpu).
+Every step is a process of its own with a time budget (the folder steps/): a step that fails, hangs
+or crashes the device does not stop the others, and what it had found by then is kept. This program
+writes result.json and log.txt into --out, or else into gpu_NAME_SET/ in $OUT or
+benchmarks/results/. A call runs one set of steps, in the order of `SETS`. It does not compile
+libraries that are packed in build/carried (carry.py). `--emulation` runs the same steps on a CPU at
+toy size, which tests this program and measures no speed; `--toy` runs toy sizes on a GPU
+(tools/fake_gpu).
 """
 
 import argparse
@@ -31,12 +32,12 @@ from qwen_megakernel.native import compiling
 from tools.gpu_check import carried
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = Path(__file__).with_name("steps")  # a program; registry.py there has every step
+STEPS = Path(__file__).with_name("steps")  # a program; its registry.py lists every step
 NO_GPU = 77
 
-# The calls of a short hour, in their order; docs/gpu-setup.md says what each decides. Seconds for
-# each step, in the order of what is missed most if the time of the call runs out. A step that
-# compiles takes seconds where its libraries were carried (carry.py).
+# The calls of a short hour, in their order; docs/gpu-setup.md explains what each decides. Each step
+# has a number of seconds. If a call runs out of time it loses its last steps, so the most important
+# ones come first. A step that compiles takes seconds where its libraries were carried.
 SETS = {
     "first": {
         "build": 150,
@@ -82,11 +83,11 @@ SETS = {
         "million": 240,
     },
 }
-# Of each call, with what comes before and after.
+# The time of each call, with what comes before and after the steps.
 SECONDS = dict(zip(SETS, (240, 240, 240, 300, 300, 540), strict=True))
-TOY_FACTOR = 4  # where a CPU does the GPU's work, and compiles in the steps, too
-END_SECONDS = 4  # of a step that finishes early, to end in order
-LOG_LINES = 40  # of a failed step, shown again at the end
+TOY_FACTOR = 4  # for a CPU that does the GPU's work and compiles in the steps, too
+END_SECONDS = 4  # a step that finishes early has these to end in order
+LOG_LINES = 40  # lines of a failed step's log, shown again at the end
 
 CLOCKS = "utilization.gpu,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 SAMPLE_SECONDS = 1.0
@@ -97,12 +98,12 @@ DEVICE = (
 
 
 def main() -> int:
-    """Run the steps, write the result, say what happened."""
+    """Run the steps, write the result, print a summary."""
     args = parse_args()
     if not args.emulation and not has_gpu():
-        print("No GPU here (nvidia-smi finds none). --emulation tries the steps on the CPU.")
+        print("No GPU here: nvidia-smi finds none. --emulation runs the steps on the CPU.")
         return NO_GPU
-    # Of toys, no figure is one of a GPU.
+    # No figure of a toy is a figure of a GPU.
     size = "--emulation" if args.emulation else "--toy" if args.toy else None
     name = args.name or (size.strip("-") if size else device_name())
     results = Path(os.environ.get("OUT") or ROOT / "benchmarks/results")
@@ -110,8 +111,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     if found := carried.unpack(carried.CARRIED, compiling.build_cache()):
-        print(f"{found} libraries were carried here.", flush=True)
-    conditions = machine.Conditions(idle_seconds=0)  # a GPU's time is dear
+        print(f"{found} compiled libraries came with the checkout.", flush=True)
+    conditions = machine.Conditions(idle_seconds=0)  # time on a GPU is expensive
     budgets = SETS[args.set]
     result: dict[str, Any] = {
         "set": args.set,
@@ -132,14 +133,14 @@ def main() -> int:
             result["seconds"] = round(time.monotonic() - started, 1)
             print(f"{step:16} {found['status']:8} {found['seconds']:6.1f} s", flush=True)
             result["machine"] |= conditions.facts()
-            # After every step: what was measured stays if this process is stopped.
+            # The result is written after every step, so it survives if this process is stopped.
             (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     report(result, folder)
     return int(any(s["status"] in ("failed", "timeout") for s in result["steps"].values()))
 
 
 def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any) -> dict[str, Any]:
-    """One step in its own process group: {"status", "seconds", "clocks", "result"}."""
+    """Run a step in its own process group; return {"status", "seconds", "clocks", "result"}."""
     if seconds < 5:
         return {"status": "no time", "seconds": 0.0, "result": None}
     print(f"\n==== {step}", file=log, flush=True)
@@ -148,9 +149,11 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
         output = Path(work) / "result.json"
         command = [sys.executable, str(STEPS), step, "--json", str(output)]
         command += [size] if size else []
-        # By this machine's clock: what is left once torch is imported is the step's own business.
+        # The deadline is on this machine's clock, and the step divides what is left once torch is
+        # imported.
         command += ["--until", str(started + seconds - END_SECONDS)]
-        # A killed step has said all it had to say; what it starts may have no git history.
+        # Output is unbuffered, so a killed step leaves all of it. What a step starts may lack git
+        # history.
         environment = {"PYTHONUNBUFFERED": "1", "QWEN_MEGAKERNEL_COMMIT": commit}
         with contextlib.nullcontext({}) if size else sampled() as clocks:
             process = subprocess.Popen(
@@ -165,20 +168,22 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
                 status = "ok" if process.wait(seconds) == 0 else "failed"
             except subprocess.TimeoutExpired:
                 status = "timeout"
-                os.killpg(process.pid, signal.SIGKILL)  # the step and what it started
+                os.killpg(process.pid, signal.SIGKILL)  # the step and all that it started
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)  # a process whose GPU hangs may not go at once
+                    process.wait(10)  # a process whose GPU hangs may not end at once
         result = read(output)
     if status == "ok" and result and "status" in result:
-        status = result.pop("status")  # a step may say "refused", "skipped", "short", "timeout"
+        status = result.pop("status")  # a step may return "refused", "skipped", "short", "timeout"
     found = {"status": status, "seconds": round(time.monotonic() - started, 1), "result": result}
     return found | {"clocks": clocks} if clocks else found
 
 
 @contextlib.contextmanager
 def sampled() -> Iterator[dict[str, Any]]:
-    """Least and most of each of `CLOCKS` while the block runs, filled in behind it: of the samples
-    in which the GPU was busy, if any. Empty where nvidia-smi says nothing."""
+    """Sample `CLOCKS` while the block runs; the yielded dict is filled in afterwards with the least
+    and greatest value of each, from the samples in which the GPU was busy, if there are any. It
+    stays empty where nvidia-smi reports nothing.
+    """
     found: dict[str, Any] = {}
     samples: list[dict[str, float]] = []
     over = threading.Event()
@@ -195,17 +200,17 @@ def sampled() -> Iterator[dict[str, Any]]:
     finally:
         over.set()
         thread.join(15)
-    told = [sample for sample in samples if sample]
-    busy = [sample for sample in told if sample.get("utilization.gpu")]
-    for name in CLOCKS.split(",") if told else ():
-        if values := [sample[name] for sample in busy or told if name in sample]:
+    reported = [sample for sample in samples if sample]
+    busy = [sample for sample in reported if sample.get("utilization.gpu")]
+    for name in CLOCKS.split(",") if reported else ():
+        if values := [sample[name] for sample in busy or reported if name in sample]:
             found[name] = [min(values), max(values)]
-    if told:
-        found |= {"samples": len(told), "busy": len(busy)}
+    if reported:
+        found |= {"samples": len(reported), "busy": len(busy)}
 
 
 def numbers(facts: dict[str, str]) -> dict[str, float]:
-    """What nvidia-smi tells as "1980 MHz"; without what this GPU does not tell ("[N/A]")."""
+    """Return numbers from values like "1980 MHz"; leave out unreported ones ("[N/A]")."""
     found = {}
     for name, value in facts.items():
         with contextlib.suppress(ValueError):
@@ -214,7 +219,7 @@ def numbers(facts: dict[str, str]) -> dict[str, float]:
 
 
 def read(output: Path) -> dict[str, Any] | None:
-    """What a step has written; None where it did not come to that, or was killed while it did."""
+    """Return what a step has written; None if it wrote nothing, or was killed while writing."""
     try:
         return json.loads(output.read_text())
     except (OSError, ValueError):
@@ -222,7 +227,7 @@ def read(output: Path) -> dict[str, Any] | None:
 
 
 def report(result: dict[str, Any], folder: Path) -> None:
-    """The figures people ask for first, then the ends of the logs of steps that failed."""
+    """Print the main figures, then the ends of the logs of failed steps."""
     steps = result["steps"]
     times = steps.get("frame_times") or steps.get("int8_frame_times") or {}
     for row in (times.get("result") or {}).get("rows", []):
@@ -249,7 +254,7 @@ def has_gpu() -> bool:
 
 
 def query(fields: str) -> dict[str, str] | None:
-    """What nvidia-smi says of the first GPU; None without it."""
+    """Return what nvidia-smi reports about the first GPU; None without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -260,13 +265,13 @@ def query(fields: str) -> dict[str, str] | None:
 
 
 def device_name() -> str:
-    """The GPU's name as a folder name: nvidia_h200."""
+    """Return the GPU's name as a folder name: nvidia_h200."""
     facts = query("name")
     return re.sub(r"\W+", "_", facts["name"]).lower() if facts else "unknown"
 
 
 def version(tool: str) -> str | None:
-    """The last line of `tool --version`."""
+    """Return the last line of `tool --version`."""
     try:
         done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
     except OSError:
@@ -275,7 +280,7 @@ def version(tool: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit of this checkout; "unknown" where it came without its history."""
+    """Return the commit of this checkout; "unknown" where it came without its history."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -285,21 +290,31 @@ def commit() -> str:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser("gpu_check.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("--name", help="name of the result folder (default: the GPU's)")
+    parser.add_argument("--name", help="name for the result folder instead of the GPU's")
     parser.add_argument(
-        "--out", metavar="FOLDER", help="result folder (default: benchmarks/results/gpu_NAME_SET)"
-    )
-    parser.add_argument("--emulation", action="store_true", help="toy sizes on the CPU")
-    parser.add_argument("--toy", action="store_true", help="toy sizes on the GPU")
-    parser.add_argument("--set", default="first", choices=SETS, help="set of steps to run")
-    parser.add_argument("--steps", help="steps of the set to run, separated by commas")
-    parser.add_argument(
-        "--seconds", type=float, help="time for all steps together (default: by the set)"
+        "--out",
+        metavar="FOLDER",
+        help="folder for the results (default: benchmarks/results/gpu_NAME_SET)",
     )
     parser.add_argument(
-        "--commit", help="commit to write down where the checkout has no git history"
+        "--emulation",
+        action="store_true",
+        help="run toy sizes on the CPU, to test this program without a GPU",
+    )
+    parser.add_argument("--toy", action="store_true", help="run toy sizes on the GPU")
+    parser.add_argument(
+        "--set", default="first", choices=SETS, help="which set of steps to run (default: first)"
+    )
+    parser.add_argument("--steps", help="run only these steps of the set, separated by commas")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="seconds for all steps together (default: as planned for the set)",
+    )
+    parser.add_argument(
+        "--commit", help="commit to record in the result, for a checkout without git history"
     )
     args = parser.parse_args()
     budgets = SETS[args.set]

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Where a frame's time goes: clock stamps of every block and stage of one launch, as a table.
+"""Show where a frame's time goes: clock stamps of every block and stage of one launch, as a table.
 
-Without FILE it measures on the GPU at hand, with --emulation on the CPU at toy size, where the
-program is proven and times mean nothing. The kernel is compiled with stamps for that
+Without FILE it measures on this machine's GPU. With --emulation it measures a toy model on the CPU,
+which tests this program; those times mean nothing. It compiles the kernel with stamps
 (csrc/stage_times.cuh); other builds have none. FILE is what --json or tools/gpu_check.sh wrote.
 
-A document has the schema below. Times are microseconds; of a stage that comes often they are
+A document has the schema below. Times are in microseconds. A stage that occurs often has the
 medians over its occurrences.
 
     schema         "stage_times/1"; another number means that a key has changed its meaning
     model, weights, streams, frames, blocks, device, commit
     cycles_per_us  of the SMs
-    us_per_frame   from the launch's start to its last release, by frames
+    us_per_frame   from the launch's start to its last release, divided by its frames
     stages         a list, longest of a frame first:
       name         "talker qkv_proj"
-      per_frame    how often a frame has it
-      frame_us     of a frame, all its occurrences: from release to release
+      per_frame    how often a frame has the stage
+      frame_us     all occurrences in a frame: from release to release
       span_us      from release to release
       work_us      from the release to the arrival, in the median block ...
       longest_us   ... and in the block that arrives last
@@ -23,11 +23,11 @@ medians over its occurrences.
       wait_us      the wait itself
       barrier_us   from the last arrival to its release: the least of all blocks
       rows_us      until the product's activations are in shared memory; null: no product
-      starved_us   from there until its first tile of weights has come
-      product_us   from there until its last tile is multiplied
-      straggler    the block that arrives last most often, and in which share of the occurrences
+      starved_us   from there until its first tile of weights has arrived
+      product_us   from there until its last tile has been multiplied
+      straggler    the block that arrives last most often, and the share of occurrences
     timeline       a list of windows, each one layer or more of one stack: `stages` (name, layer),
-                   and `us` [block][stage] of `moments`, from the window's first release on
+                   and `us` [block][stage] of `moments`, counted from the window's first release
 """
 
 import argparse
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
@@ -61,7 +61,7 @@ RECORD = np.dtype(StageRecord)
 STAMPS = ("rows_ready", "first_tile", "last_tile", "arrived", "prepared", "released")
 MOMENTS = ("begin", "arrived", "prepared", "released")  # of the timeline
 LAYER_STAGES = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
-WINDOW = 10  # stages: two layers of the talker; of the predictor its last ones and the draw
+WINDOW = 10  # stages: two layers of the talker; the predictor's last ones and the draw
 PARTS = ("span", "work", "longest", "hidden", "wait", "barrier", "rows", "starved", "product")
 COLORS = {"work": "tab:blue", "hidden": "tab:orange", "wait": "lightgray"}
 
@@ -77,7 +77,7 @@ class Launch:
 
     @classmethod
     def from_records(cls, records: np.ndarray, stage_name: Callable[[int], str]) -> "Launch":
-        """From [blocks, records] of `RECORD`, as the kernel leaves them.
+        """Read [blocks, records] of `RECORD`, which the kernel wrote.
 
         Raises:
             ValueError: no stamps, or blocks that went through different stages.
@@ -100,7 +100,7 @@ class Launch:
         return cls(_with_stacks(names), of_stages["layer"][0].tolist(), found, rate)
 
     def parts(self) -> dict[str, np.ndarray]:
-        """`PARTS` of every stage, [stages]; of the median block, or as the schema says."""
+        """Return `PARTS` of every stage, [stages]; of the median block, or as the schema says."""
 
         def between(first: str, last: str) -> np.ndarray:
             return self.us[last] - self.us[first]
@@ -124,7 +124,7 @@ class Launch:
         }
 
     def stages(self, frames: int) -> list[dict[str, Any]]:
-        """`stages` of the schema."""
+        """Return the schema's `stages`."""
         parts, names = self.parts(), np.array(self.names)
         stragglers = (self.us["arrived"] - self.us["begin"]).argmax(axis=0)
         rows = []
@@ -142,7 +142,7 @@ class Launch:
         return sorted(rows, key=lambda row: -row["frame_us"])
 
     def timeline(self) -> list[dict[str, Any]]:
-        """`timeline` of the schema: the middle of the talker's last step, the frame's last draw."""
+        """Return the schema's `timeline`: in the talker's last step, and the frame's last draw."""
         talker = [i for i, name in enumerate(self.names) if name == "talker qkv_proj"]
         draws = [i for i, name in enumerate(self.names) if name == "sample_code"]
         step = talker[-self.num_layers("talker") :]
@@ -163,13 +163,13 @@ class Launch:
         return windows
 
     def num_layers(self, stack: str) -> int:
-        """Layers of a stack that the launch went through."""
+        """Return how many layers of a stack the launch ran."""
         pairs = zip(self.names, self.layers, strict=True)
         return max((layer + 1 for name, layer in pairs if name.startswith(stack)), default=0)
 
 
 def _with_stacks(names: Sequence[str]) -> list[str]:
-    """Stages of a layer with their stack's name: the talker's come behind `input`."""
+    """Put their stack's name before stages of a layer: the talker's come after `input`."""
     found, stack = [], "talker"
     for name in names:
         if name in LAYER_STAGES:
@@ -182,7 +182,7 @@ def _with_stacks(names: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def stamped_builds() -> Iterator[None]:
-    """Decoders that are made inside get a library with stamps."""
+    """Give decoders that are made inside the block a library with stamps."""
     plain = build.build
     with mock.patch.object(
         build, "build", lambda config, target: plain(config, replace(target, stage_times=True))
@@ -191,7 +191,7 @@ def stamped_builds() -> Iterator[None]:
 
 
 def measure(context: Context, name: str, streams: int) -> dict[str, Any]:
-    """A document about one launch of the model `name`, behind two that warm up."""
+    """Return a document about one launch of the model `name`, after two that warm up."""
     from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams
 
     sizes = {"num_slots": streams, "max_positions": PROMPT_POSITIONS + 32}
@@ -226,7 +226,7 @@ def measure(context: Context, name: str, streams: int) -> dict[str, Any]:
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    """Those of a file that this program or tools/gpu_check.sh wrote.
+    """Return the documents of a file that this program or tools/gpu_check.sh wrote.
 
     Raises:
         SystemExit: there is none, or one has another schema.
@@ -240,12 +240,14 @@ def documents(path: Path) -> list[dict[str, Any]]:
         found = [found]
     schemas = {each.get("schema") for each in found}
     if schemas != {SCHEMA}:
-        raise SystemExit(f"{path} has documents {schemas or 'none'}, not {SCHEMA}.")
+        raise SystemExit(
+            f"{path} has documents of {schemas or 'no schema'}; this program reads {SCHEMA}."
+        )
     return found
 
 
 def table(document: dict[str, Any], before: dict[str, Any] | None = None) -> str:
-    """A document for people; `before` adds what a frame's microseconds were then."""
+    """Return a document as a table; `before` adds the microseconds of an earlier frame."""
     d = document
     lines = [
         f"{d['model']}, {d['weights']}, {d['streams']} streams, {d['blocks']} blocks of "
@@ -265,7 +267,7 @@ def table(document: dict[str, Any], before: dict[str, Any] | None = None) -> str
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """The timeline as a picture: a row for each block, a bar for each stage.
+    """Draw the timeline: a row for each block, a bar for each stage.
 
     Raises:
         SystemExit: matplotlib is missing.
@@ -301,16 +303,32 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure or read, print, write."""
+    """Measure or read, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, help="documents to print; else it measures")
-    parser.add_argument("--model", default=SMALL, help=f"model to measure (default: {SMALL})")
-    parser.add_argument("--streams", type=int, default=1, help="streams of the launch (default: 1)")
-    parser.add_argument("--emulation", action="store_true", help="toy model on the CPU")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="earlier documents beside it")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="where to write the documents")
     parser.add_argument(
-        "--plot", metavar="PNG", type=options.plot_file, help="picture of the first document"
+        "file", nargs="?", type=Path, help="file with documents to print instead of measuring"
+    )
+    parser.add_argument("--model", default=SMALL, help=f"model to measure (default: {SMALL})")
+    parser.add_argument(
+        "--streams", type=int, default=1, help="number of streams in the launch (default: 1)"
+    )
+    parser.add_argument(
+        "--emulation",
+        action="store_true",
+        help="measure a toy model on the CPU, to test this program without a GPU",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="FILE",
+        type=Path,
+        help="file with earlier documents, whose frame times are printed beside the new ones",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="file to write the documents to")
+    parser.add_argument(
+        "--plot",
+        metavar="PNG",
+        type=options.plot_file,
+        help="file for a picture of the first document's timeline",
     )
     args = parser.parse_args()
     if args.file:

@@ -1,6 +1,6 @@
-"""Builds of the kernel to be compared on a GPU: a name, and the -D's that differ from the kernel's.
+"""Builds of the kernel to compare on a GPU: a name, and the -D's that differ from the kernel's.
 
-A new one is a line here; `carry.py` compiles it beforehand, and the step `variants` times it.
+A line here adds one; `carry.py` compiles it beforehand, and the step `variants` times it.
 """
 
 VARIANTS: dict[str, dict[str, int]] = {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Calculate how long one frame of one stream takes on an H200: bytes, barriers and look-ahead.
 
-Nothing here is measured on our kernel, and the chip's prices are assumed twice: ideal ones, and
+Nothing here is measured on the kernel, and the chip's prices are assumed twice: ideal ones, and
 what such chips charge in ordinary programs (`CONSTANTS`). The model walks through the stages of a
 frame as one block sees them: weights arrive in the order in which they are read, as fast as memory
 delivers, while the ring has room and for as many matrices as the forecast names; a stage multiplies
-what has arrived, then everybody meets. It compares designs; the first run on a GPU
+what has arrived, then all blocks meet. It compares designs; the first run on a GPU
 (tools/gpu_check.sh) replaces it.
 """
 
@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -23,69 +23,75 @@ from qwen_megakernel.decoders.kernel import build, packing
 
 NUM_SMS = 132
 BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H200
-LATENCY = 0.9  # us from the start of a copy to its arrival, under load
-IDEAL_ISSUE = 1755  # instructions of a scheduler in a microsecond: one a cycle, at 1.755 GHz
-# To widen int8 takes 20 instructions more a tile, 12 of them logical, at half rate.
-INT8_TILE_TIME = 0.07  # us, beside the tile's own
-SCALES = 0.15  # us that the scales of int8 rows come later from L2 than the warps' sums are added
+LATENCY = 0.9  # us from a copy's start to its arrival, under load
+IDEAL_ISSUE = 1755  # instructions of a scheduler per microsecond: one a cycle, at 1.755 GHz
+# Instructions of a warp for a tile, counted in ptxas' code for sm_90a (benchmarks/LOG.md): for a
+# tile alone, and for one of the two row tiles that a warp multiplies by turns (csrc/matvec.cuh).
+TILE_INSTRUCTIONS, PAIRED_TILE_INSTRUCTIONS = 42, 35
+# Widening int8 takes 20 instructions more a tile, 12 of them logical, at half rate.
+INT8_TILE_TIME = 0.07  # us, in addition to the tile's own
+SCALES = 0.15  # us from the moment the warps' sums are added until int8 scales arrive from L2
 NUM_WARPS = build.GPU_THREADS // 32
-TILE_WEIGHTS = packing.TILE_ROWS * packing.TILE_COLS * NUM_WARPS  # one tile for each
+TILE_WEIGHTS = packing.TILE_ROWS * packing.TILE_COLS * NUM_WARPS  # one for each warp
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the chip charges: prices that a GPU's first minutes measure, and what follows of them.
+    """The chip's prices, which a GPU's first minutes measure, and the times that follow from them.
 
-    Instructions are those of the busiest scheduler, of its four warps
+    Instructions are those of the busiest scheduler, with its four warps
     (tools/kernel_study/instruction_profile.py; PTX).
     """
 
-    barrier: float = 0.9  # us; csrc/README.md expects 0.7 to 1.1
+    barrier: float = 0.9  # us; benchmarks/LOG.md predicts 0.7 to 1.1
     l2_latency: float = 0.3  # us of one trip to L2
     issue: float = IDEAL_ISSUE
-    tile_time: float = 4 * 42 / IDEAL_ISSUE  # us to multiply one tile in each of 16 warps (sm_90a)
-    draw_extra: float = 0.0  # us of a draw beside its instructions, trips and meetings
+    tile_time: float = 4 * TILE_INSTRUCTIONS / IDEAL_ISSUE  # us of a single tile in every warp
+    draw_extra: float = 0.0  # us of a draw besides its instructions, trips and barriers
 
     @property
     def enter(self) -> float:
-        """Until activations have been read again: a stage's beginning before its first tile."""
+        """A stage's time before its first tile, in which it reads activations."""
         return self.l2_latency + 4 * 110 / self.issue
 
     @property
     def leave(self) -> float:
-        """To add the warps' sums and to store."""
+        """The time to add the warps' sums and to store the result."""
         return 4 * 120 / self.issue
 
     @property
     def attention(self) -> float:
-        """Of the talker at 250 positions, which four blocks share: q, k and v, what is cached,
-        each block's part and its ticket, all parts."""
+        """The talker's attention at 250 positions, which four blocks share: q, k and v, the cache,
+        each block's part and its ticket, all parts.
+        """
         return 5 * self.l2_latency + 4 * 720 / self.issue
 
     @property
     def short_attention(self) -> float:
-        """Of the predictor, as a stage of its own."""
+        """The predictor's attention as a stage of its own."""
         return 2 * self.l2_latency + 4 * 325 / self.issue
 
     @property
     def attention_everywhere(self) -> float:
-        """Of the predictor, as the beginning of o_proj."""
+        """The predictor's attention at the beginning of o_proj."""
         return 4 * 510 / self.issue
 
     @property
     def draw(self) -> float:
         """One draw: logits, 435 instructions, three rounds of top-k in which the block meets twice,
-        and the embedding of what was drawn."""
+        and the embedding of the drawn code.
+        """
         return self.l2_latency + 4 * 435 / self.issue + 0.6 + LATENCY + self.draw_extra
 
-    @property
-    def int8_tile_time(self) -> float:
-        """To widen and multiply one tile of int8."""
-        return self.tile_time + INT8_TILE_TIME * IDEAL_ISSUE / self.issue
+    def tile(self, stage: "Stage") -> float:
+        """The time of a tile of this stage, on average over its paired and its single tiles."""
+        saved = 1 - PAIRED_TILE_INSTRUCTIONS / TILE_INSTRUCTIONS
+        widening = INT8_TILE_TIME * IDEAL_ISSUE / self.issue if stage.is_int8 else 0.0
+        return self.tile_time * (1 - saved * stage.paired / stage.tiles) + widening
 
 
 IDEAL = Constants()
-# What such chips charge in ordinary programs: a barrier behind stores that drain among the traffic
+# What such chips charge in ordinary programs: a barrier after stores that drain among the traffic
 # of weights, trips to L2 that queue there, two instructions in three cycles, four products that
 # wait for each other, and counting in shared memory that collides.
 REALISTIC = Constants(
@@ -96,26 +102,27 @@ CONSTANTS = {"ideal": IDEAL, "realistic": REALISTIC}
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What a variant of the kernel does differently."""
+    """The choices in which a variant of the kernel differs."""
 
     ring_tiles: int = 7  # slots of a warp's ring that fit beside the stages on sm_90
-    forecast: int = 2  # matrices fetched ahead of the one at hand
-    norms_in_l2: bool = True  # or does every stage with a norm wait for memory?
-    int8: tuple[str, ...] = ()  # stacks whose layers are
-    attention_everywhere: bool = True  # the predictor's in every block, or a stage of its own?
-    fused_draws: bool = False  # draws done by every block, without a barrier
+    forecast: int = 2  # matrices fetched ahead of the current one
+    norms_in_l2: bool = True  # False: every stage with a norm waits for memory
+    int8: tuple[str, ...] = ()  # stacks with int8 layers
+    attention_everywhere: bool = True  # False: the predictor's is a stage of its own
+    fused_draws: bool = False  # every block draws, without a barrier
 
 
 class Stage(NamedTuple):
     """What one block does between two barriers."""
 
     extra: float  # us besides the product
-    tiles: int = 0  # that one warp of the busiest block reads
+    tiles: int = 0  # tiles that one warp of the busiest block reads
+    paired: int = 0  # those of them that are multiplied two at a time
     is_int8: bool = False
 
     @property
     def tile_bytes(self) -> int:
-        """In all warps."""
+        """Bytes of one tile in each warp."""
         return TILE_WEIGHTS * (1 if self.is_int8 else 2)
 
 
@@ -125,12 +132,12 @@ class Block:
     def __init__(self, design: Design, stages: list[Stage], constants: Constants = IDEAL):
         self.design, self.stages, self.constants = design, stages, constants
         self.now = 0.0
-        self.arrived: list[float] = []  # when each tile is there
-        self.read: list[float] = []  # when its slot was free again
+        self.arrived: list[float] = []  # when each tile has arrived
+        self.read: list[float] = []  # when its slot became free again
         self.entered: list[float] = []  # when each stage with weights began
 
     def run(self) -> float:
-        """Microseconds from the first stage to the end of the last."""
+        """Return the microseconds from the first stage to the end of the last."""
         c = self.constants
         matrices = [stage for stage in self.stages if stage.tiles]
         of_tile = [index for index, stage in enumerate(matrices) for _ in range(stage.tiles)]
@@ -155,10 +162,11 @@ class Block:
             if stage.tiles:
                 self.entered.append(self.now)
                 self.now += c.enter
+                tile_time = c.tile(stage)
                 for tile in range(done, done + stage.tiles):
                     fetch(tile + 1)
                     self.now = max(self.now, self.arrived[tile])
-                    self.now += c.int8_tile_time if stage.is_int8 else c.tile_time
+                    self.now += tile_time
                     self.read.append(self.now)
                 done += stage.tiles
                 self.now += c.leave
@@ -166,21 +174,26 @@ class Block:
         return self.now
 
 
-def tiles_of(rows: int, cols: int) -> int:
-    """Tiles that one warp of the busiest block reads of a matrix."""
-    return -(-rows // packing.TILE_ROWS // NUM_SMS) * -(-cols // packing.TILE_COLS // NUM_WARPS)
+def tiles_of(rows: int, cols: int) -> tuple[int, int]:
+    """Return the tiles of a matrix that one warp of the busiest block reads, and how many in pairs.
+
+    A warp takes the block's row tiles two at a time, so only an odd last one is alone.
+    """
+    row_tiles = -(-rows // packing.TILE_ROWS // NUM_SMS)
+    col_tiles = -(-cols // packing.TILE_COLS // NUM_WARPS)
+    return row_tiles * col_tiles, row_tiles // 2 * 2 * col_tiles
 
 
 def layer(
     stack: StackConfig, design: Design, c: Constants, *, int8: bool, attention_us: float | None
 ) -> list[Stage]:
-    """The stages of a layer; attention is one of its own, or (None) the beginning of o_proj."""
+    """Return a layer's stages; attention is one of them, or (None) the beginning of o_proj."""
     norm = 0.0 if design.norms_in_l2 else LATENCY - c.l2_latency
 
     def product(extra: float, rows: int, cols: int) -> Stage:
-        return Stage(extra, tiles_of(rows, cols), int8)
+        return Stage(extra, *tiles_of(rows, cols), int8)
 
-    # Where sums are added to the residual, that is as late as the scales are.
+    # Where sums are added to the residual, the residual arrives as late as the scales.
     scales = SCALES if int8 else 0.0
     if attention_us is None:
         attention = [product(c.attention_everywhere + norm, stack.hidden_size, stack.q_size)]
@@ -195,12 +208,13 @@ def layer(
 
 
 def frame(config: ModelConfig, design: Design, c: Constants = IDEAL) -> list[Stage]:
-    """The stages of a frame, as csrc/frame.cuh goes through them."""
+    """Return the stages of a frame, in the order of csrc/frame.cuh."""
     talker, predictor = config.talker.stack, config.predictor.stack
-    head = tiles_of(config.talker.vocab_size, talker.hidden_size)
+    heads = [tiles_of(config.talker.vocab_size, talker.hidden_size)]
     if config.has_projection:
-        head += tiles_of(predictor.hidden_size, talker.hidden_size)
-    lm_head = Stage(0.0, tiles_of(config.predictor.vocab_size, predictor.hidden_size))
+        heads.append(tiles_of(predictor.hidden_size, talker.hidden_size))
+    head = Stage(0.0, *(sum(counts) for counts in zip(*heads, strict=True)))
+    lm_head = Stage(0.0, *tiles_of(config.predictor.vocab_size, predictor.hidden_size))
     draw = Stage(c.draw - c.barrier if design.fused_draws else c.draw)
     talker_layer = layer(talker, design, c, int8="talker" in design.int8, attention_us=c.attention)
     predictor_layer = layer(
@@ -211,7 +225,7 @@ def frame(config: ModelConfig, design: Design, c: Constants = IDEAL) -> list[Sta
         attention_us=None if design.attention_everywhere else c.short_attention,
     )
     group = predictor_layer * predictor.num_layers + [lm_head, draw]
-    start = [Stage(c.draw), *talker_layer * talker.num_layers, Stage(0.5), Stage(0.0, head), draw]
+    start = [Stage(c.draw), *talker_layer * talker.num_layers, Stage(0.5), head, draw]
     return start + group * (config.talker.num_code_groups - 1)
 
 
@@ -228,12 +242,12 @@ VARIANTS = {
 
 
 def frame_ms(config: ModelConfig, design: Design, constants: Constants = IDEAL) -> float:
-    """Milliseconds of a frame."""
+    """Return the milliseconds of a frame."""
     return Block(design, frame(config, design, constants), constants).run() / 1000
 
 
 def parse_constants(text: str) -> Constants:
-    """Constants of --set: the realistic ones, some of them replaced: "barrier=1.3,l2_latency=0.5".
+    """Return the constants of --set "barrier=1.3,l2_latency=0.5": realistic ones with replacements.
 
     Raises:
         ArgumentTypeError: no such constant, or no number.
@@ -253,7 +267,7 @@ def main() -> int:
         "--set",
         type=parse_constants,
         metavar="NAME=VALUE,...",
-        help="realistic constants with measured ones in their place, as columns of their own",
+        help="further columns: the realistic constants with these measured values in their place",
     )
     args = parser.parse_args()
     configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]

@@ -2,10 +2,10 @@
 """Count the instructions of a frame or a prompt, stage by stage, as all blocks of a GPU would
 execute them.
 
-Needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/kernel_study/ptx), some minutes. PTX
-is not yet what a GPU executes: moves between registers are left out, for ptxas removes most of
-them. A scheduler starts one instruction a cycle at best, an integer one every second cycle: the
-counts bound from below how long a stage keeps a block busy.
+This needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/kernel_study/ptx) for some
+minutes. PTX is not yet what a GPU executes; moves between registers are not counted, because ptxas
+removes most of them. A scheduler starts at most one instruction a cycle, and an integer one every
+second cycle: so the counts are a lower bound of how long a stage keeps a block busy.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import torch
 
@@ -31,27 +31,27 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools.kernel_study.frame_model import NUM_SMS
 from tools.kernel_study.ptx import build as ptx
 
-ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of an H200 that is hot; NVIDIA: up to 1.98
+ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of a hot H200; NVIDIA's figure: up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
-NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of a mean one
-NUM_LAYERS = 2  # so that one follows another, as nearly all do
+NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of an average one
+NUM_LAYERS = 2  # enough for one layer to follow another, as nearly all do
 NUM_POSITIONS = 250  # in the talker's cache: a prompt and a dozen seconds
 
 
 class Tally(ctypes.Structure):
-    """Of the busiest scheduler of all blocks."""
+    """The counts of the busiest scheduler of all blocks."""
 
     _fields_ = [("instructions", ctypes.c_uint32), ("integers", ctypes.c_uint32)]
 
 
 class Interval(ctypes.Structure):
-    """Before the blocks arrived at a barrier, and while they waited there for each other."""
+    """Counts before the blocks arrived at a barrier, and while they waited for each other there."""
 
     _fields_ = [("stage", Tally), ("waiting", Tally)]
 
 
 def short(config: ModelConfig) -> ModelConfig:
-    """The same shapes with fewer layers and codes."""
+    """Return the same shapes with fewer layers and codes."""
     talker = config.talker
     stacks = [replace(each.stack, num_layers=NUM_LAYERS) for each in (talker, config.predictor)]
     return replace(
@@ -64,8 +64,8 @@ def short(config: ModelConfig) -> ModelConfig:
 
 
 def stages(num_streams: int) -> list[str]:
-    """The stages of a frame of `short`, in their order."""
-    # Of one stream the predictor's attention is every block's, as the beginning of o_proj.
+    """Return the stages of a frame of `short`, in their order."""
+    # With one stream every block does the predictor's attention, at the beginning of o_proj.
     predictor = [each for each in LAYER if num_streams > 1 or each != "attention"]
     names = [
         "input",
@@ -81,8 +81,7 @@ def stages(num_streams: int) -> list[str]:
 
 
 def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list[Interval]:
-    """The stages of the second frame of `num_streams` streams, or of a prompt of so many
-    positions."""
+    """Return the stages of the second frame of some streams, or of a prompt of some positions."""
     generator = torch.Generator().manual_seed(0)
     weights = {
         name.removeprefix(TALKER_PREFIX): 0.03 * torch.randn(shape, generator=generator)
@@ -111,7 +110,7 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
         decoder.prefill(slot, prefill, Sampling(), seed=slot, part=0)
     if num_positions:
         return list(found[: intervals(found, len(found))])
-    for _ in range(2):  # the first frame has no step of the talker
+    for _ in range(2):  # a stream's first frame has no talker step
         decoder.step(list(range(num_streams)), 1)
     return list(found[: intervals(found, len(found))])
 
@@ -119,9 +118,23 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
 def main() -> None:
     """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="random-0.6b", help="random-0.6b or random-1.7b")
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=0, help="positions of one pass, no frame")
+    parser.add_argument(
+        "--model",
+        default="random-0.6b",
+        help="random-0.6b or random-1.7b: the model whose shapes to count (default: random-0.6b)",
+    )
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=1,
+        help="number of streams that the frame decodes (default: 1)",
+    )
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        default=0,
+        help="count a prompt of this many positions in one pass, instead of a frame",
+    )
     args = parser.parse_args()
     full = parse_model_config(model_config(args.model))
     found = count(short(full), args.streams, args.prompt)
@@ -131,8 +144,9 @@ def main() -> None:
     else:
         names = stages(args.streams)
     named = list(zip(names, found, strict=True))
-    # Of stages that come again, the last: the first pass of the predictor has two rows a stream.
-    # But behind a last layer nothing is prepared, so of the waiting the most.
+    # A stage that recurs is printed once: its last occurrence, because the predictor's first pass
+    # has two rows a stream. Nothing is prepared after a last layer, so waiting is the most of all
+    # occurrences.
     for name, each in dict(named).items():
         stage = each.stage
         us = max(stage.instructions, 2 * stage.integers) / CLOCK_GHZ / 1000

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Remove each synchronisation of csrc/ in turn and see who notices: docs/kernel_mutations.md.
+"""Remove each synchronisation of csrc/ in turn and see what notices: docs/kernel_mutations.md.
 
-Every mutant runs tests/decoders/kernel/sanitized.cu twice over: plain, where its codes must differ
-or the launch must fail, and under ThreadSanitizer. Needs g++; a quarter of a minute for each.
-Exit 1 when a mutant goes unnoticed that JUSTIFIED does not explain.
+Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, where its codes must differ or
+the launch must fail, and under ThreadSanitizer. It needs g++ and takes a quarter of a minute for
+each. The exit code is 1 when no run notices a mutant that JUSTIFIED does not explain.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from benchmarks import pages
 from qwen_megakernel.decoders.kernel import build
@@ -28,8 +28,8 @@ from qwen_megakernel.native import compiling
 ROOT = Path(__file__).parents[2]
 STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
 STAGES += ("prompt_attention", "prompt_context", "sampling", "layer", "frame", "forward")
-SEEDS = range(24)  # orders of threads; one that notices ends the search
-# Of the grid; what a block does while it waits there, it still has to do.
+SEEDS = range(24)  # orders of threads; the first that notices ends the search
+# A barrier of the grid. The mutant still does what a block does while it waits there.
 BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*\)")
 BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*, (\w+)\)")
 REMOVALS = (
@@ -42,7 +42,7 @@ REMOVALS = (
 )
 
 
-# (file, what is removed, its place among such lines of the file): why nobody notices.
+# (file, what is removed, its place among such lines of the file): why no run notices.
 JUSTIFIED = {
     (
         "weights.cuh",
@@ -56,7 +56,7 @@ JUSTIFIED = {
 
 
 def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
-    """(file, line, what is removed, mutated text)."""
+    """Yield (file, line, what is removed, mutated text)."""
     for stage in STAGES:
         path = csrc / f"{stage}.cuh"
         text = path.read_text()
@@ -71,7 +71,7 @@ def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
 
 
 def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> None:
-    """sanitized.cu on the sources in `csrc`."""
+    """Compile sanitized.cu with the sources in `csrc`."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import kernel_models
 
@@ -86,7 +86,7 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
 
 
 def outcomes(program: Path) -> Iterator[str]:
-    """What each seed printed, or "failed"; run as they are asked for."""
+    """Yield what each seed printed, or "failed"; a seed runs when its result is asked for."""
     for seed in SEEDS:
         settings = {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(3 if seed % 4 else 2)}
         settings |= {"EMULATION_LAZY_COPIES": "1", "TSAN_OPTIONS": "halt_on_error=1"}
@@ -101,12 +101,12 @@ def outcomes(program: Path) -> Iterator[str]:
 
 
 def table_rows() -> list[list[str]]:
-    """Of the table as it is: where, what was removed, who noticed, why nobody did."""
+    """Return the table's rows: where, what was removed, which runs noticed, why none did."""
     return pages.rows_of(pages.MUTATIONS)
 
 
 def noticed_rows() -> dict[tuple[str, str, int], list[str]]:
-    """(file, what was removed, its place among such lines) -> row of a mutant that was noticed."""
+    """Return (file, what was removed, its place among such lines) -> row of a noticed mutant."""
     found: dict[tuple[str, str, int], list[str]] = {}
     places: Counter[tuple[str, str]] = Counter()
     for row in table_rows():
@@ -123,14 +123,14 @@ def main() -> int:
     parser.add_argument(
         "--unnoticed",
         action="store_true",
-        help="keep the rows of the table that somebody noticed; for when lines have moved, or the "
-        "program has changed and the sources have not",
+        help="test only mutants that no run has noticed yet, and keep the table's other rows; for "
+        "when lines have moved, or this program has changed and the sources have not",
     )
     parser.add_argument(
         "--stages",
         metavar="NAMES",
-        help="keep such rows of all files but these, separated by commas: those that have changed "
-        f"of {', '.join(STAGES)}",
+        help="test all mutants of these files, separated by commas, and keep the rows of noticed "
+        f"mutants of all others; known files: {', '.join(STAGES)}",
     )
     args = parser.parse_args()
     csrc, rows, unnoticed = compiling.source_folder(), [], []

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Calculate how long a prompt takes on an H200, its rows dealt to teams of blocks or not.
+"""Calculate how long a prompt takes on an H200, with its rows shared by teams of blocks or not.
 
-Nothing here is measured on our kernel. What a block brings from L2 decides: its share of the
-weights, which its team reads by itself, and all activations of the team's rows. The first run of
-`benchmarks/measure.py first-sound` on a GPU replaces it.
+Nothing here is measured on the kernel. The bytes that a block reads from L2 decide: its share of
+the weights, which its team reads by itself, and all activations of the team's rows. The first run
+of `benchmarks/measure.py first-sound` on a GPU replaces this calculation.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -22,20 +22,21 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools.kernel_study.frame_model import BANDWIDTH, CONSTANTS, IDEAL, NUM_SMS, Constants
 
 L2_BANDWIDTH = 5.5e6 / NUM_SMS  # bytes a microsecond that reach one SM
-TEAM_ROWS, MOST_TEAMS = 16, 8  # csrc/dims.cuh
-POSITIONS = (10, 30, 110, 200)  # where `benchmarks/measure.py first-sound` looks
+TEAM_ROWS, MOST_TEAMS = 16, 8  # as in csrc/dims.cuh
+POSITIONS = (10, 30, 110, 200)  # as in `benchmarks/measure.py first-sound`
 
 
 def attention_us(positions: int, c: Constants) -> float:
-    """Of the pass's last row: what instruction_profile.py --prompt counts for 10 and 110 positions
-    (PTX), and qkv, cos and sin, the result."""
+    """Return the time of the pass's last row: what instruction_profile.py --prompt counts for 10
+    and 110 positions (PTX), and qkv, cos and sin, the result.
+    """
     return (1985 + 74 * positions) / c.issue + 3 * c.l2_latency
 
 
 def product_us(
     rows: int, num_blocks: int, width: int, out_size: int, in_size: int, c: Constants = IDEAL
 ) -> float:
-    """A weight pass for `rows` rows of a team of `num_blocks` blocks, all teams at once.
+    """Return a weight pass's time for `rows` rows of a team of `num_blocks`, all teams at once.
 
     `width` columns of activations lie in shared memory.
     """
@@ -54,7 +55,7 @@ def prompt_us(
     most_teams: int = MOST_TEAMS,
     width: int | None = None,
 ) -> float:
-    """Microseconds of a prompt without cached positions; width None: as it is built for an H200."""
+    """Return a prompt's microseconds, nothing cached; width None: as it is built for an H200."""
     stack = config.talker.stack
     if width is None:
         target = build.Target("sm_90a", "bfloat16")

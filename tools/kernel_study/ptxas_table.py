@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Compile the kernel for every architecture and write what ptxas says: docs/kernel_ptxas.md.
+"""Compile the kernel for every architecture and write ptxas' report: docs/kernel_ptxas.md.
 
-Needs nvcc, no GPU. Exit 1 when anything spills or needs more registers than the block leaves.
+This needs nvcc and no GPU. The exit code is 1 when anything spills or needs more registers than the
+block leaves.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from benchmarks import pages
 from qwen_megakernel.checkpoint.config import parse_model_config
@@ -36,8 +37,9 @@ ENTRY = re.compile(
 
 
 def rows(model: str, weights: str, arch: str) -> list[list[str]]:
-    """One line for each kernel: [model, weights, arch, kernel, threads, registers, stack, spills,
-    CPU s]."""
+    """Return a row for each kernel: [model, weights, arch, kernel, threads, registers, stack,
+    spills, CPU s].
+    """
     config = parse_model_config(model_config(model))
     target = build.Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
     threads = build.definitions(config, target)["NUM_THREADS"]
@@ -55,7 +57,7 @@ def rows(model: str, weights: str, arch: str) -> list[list[str]]:
 
 
 def compiler_seconds() -> float:
-    """CPU seconds of all child processes so far."""
+    """Return the CPU seconds of all child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -63,9 +65,21 @@ def compiler_seconds() -> float:
 def main() -> int:
     """Print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", default=",".join(build.ARCHITECTURES))
-    parser.add_argument("--model", default=",".join(MODELS))
-    parser.add_argument("--weights", default=",".join(WEIGHTS), help=f"of {', '.join(WEIGHTS)}")
+    parser.add_argument(
+        "--arch",
+        default=",".join(build.ARCHITECTURES),
+        help="GPU architectures, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--model",
+        default=",".join(MODELS),
+        help="models to compile for, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--weights",
+        default=",".join(WEIGHTS),
+        help=f"kinds of weights, separated by commas (default: {','.join(WEIGHTS)})",
+    )
     args = parser.parse_args()
     table = []
     failed = False

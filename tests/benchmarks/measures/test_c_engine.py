@@ -1,4 +1,4 @@
-"""benchmarks/measures/c_engine.py: both engines speak by turns, and the C engine reports itself."""
+"""benchmarks/measures/c_engine.py: the engines speak by turns, and each reports its own figures."""
 
 import json
 
@@ -17,7 +17,7 @@ Audio: 0.3s generated in 0.6s (RTF 1.75)
 
 @pytest.fixture
 def program(tmp_path):
-    """program(text): a stand-in that writes down its options and says `text`."""
+    """Return program(text), which makes a stand-in that records its options and prints `text`."""
 
     def build(text):
         path = tmp_path / "qwen_tts"

@@ -1,4 +1,4 @@
-"""benchmarks/measures/cpu_decode.py at toy size: every row, and what its figures are made of."""
+"""benchmarks/measures/cpu_decode.py at toy size: every row is there, with its figures."""
 
 import json
 
@@ -13,9 +13,9 @@ def test_every_decoder_and_number_of_streams_has_a_row(tmp_path, capsys):
     words = ["--models", "tiny-random", "--weights", "stored", "int8", "--rounds", "2"]
     measure.main(["cpu-decode", *words, "--json", str(file), "--idle", "0"])
     rows = json.loads(file.read_text())["rows"]
-    told = [(row["weights"], row["backend"], row["streams"]) for row in rows]
+    found = [(row["weights"], row["backend"], row["streams"]) for row in rows]
     ours = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cpu", 8), ("torch", 1)]
-    assert told == [(form, *each) for form in ("stored", "int8") for each in ours]
+    assert found == [(form, *each) for form in ("stored", "int8") for each in ours]
     assert len(capsys.readouterr().out.splitlines()) == 10
     for row in rows:
         speed, floor = row["read_bandwidth_gb_s"]["p50"], row["floor_ms_per_frame"]
@@ -53,5 +53,5 @@ def test_both_backends_of_a_cpu_speak_by_turns(tmp_path):
 def test_a_stream_that_ends_is_no_measurement(load_checkpoint):
     made = cpu_decode.Made("torch", load_checkpoint("tiny-random"), None, 1, 1)
     made.decoder.step = lambda *given: type("Ended", (), {"ended": (True,)})
-    with pytest.raises(SystemExit, match="nothing was measured"):
+    with pytest.raises(SystemExit, match="nothing to measure"):
         made.frame_ms(1)

@@ -1,4 +1,4 @@
-"""benchmarks/measures/latency.py: an idle engine is what it measures; what it has, it writes."""
+"""benchmarks/measures/latency.py measures an idle engine, and writes each row when it has it."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from benchmarks.measures import latency
 
 
 class OneAtATime:
-    """An engine that notices a request while the one before is not read to its end."""
+    """An engine that notices a request made before the previous one was read to its end."""
 
     default_voice = None
 
@@ -36,7 +36,7 @@ class OneAtATime:
         return self
 
     def __exit__(self, *_):
-        """Cancels, and does not wait."""
+        """Cancel without waiting."""
 
 
 def test_first_chunks_are_those_of_an_idle_engine():
@@ -44,7 +44,7 @@ def test_first_chunks_are_those_of_an_idle_engine():
 
 
 class Stopped(Exception):
-    """The measurement has run out of time."""
+    """The error of a measurement that has run out of time."""
 
 
 def stop(*_):
@@ -109,7 +109,7 @@ def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, 
         assert p50["frames"] <= 6 and round(p50["audio_s"] / 0.08) == p50["frames"]
         assert p50["decode_ms"] + p50["vocoder_ms"] <= p50["total_ms"]
         waited = p50["first_chunk_ms"] / p50["total_ms"]
-        if first != 3:  # in one piece, the first chunk is the last
+        if first != 3:  # in one piece, the first chunk is also the last
             assert waited > 0.9 if first == "whole" else waited < 1
 
 
@@ -145,7 +145,7 @@ def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
     assert len(asked) == len(cpu_page.TEXTS_OF) - 1
     assert not [line for line in asked if name in line]
     spoken = 0.0
-    for line in asked:  # each is a command that measure.py takes
+    for line in asked:  # each is a command that measure.py accepts
         words = line.split()[2:]
         args = measure.parser(words).parse_args(words)
         assert args.json in line

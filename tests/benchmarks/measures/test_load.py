@@ -1,4 +1,4 @@
-"""benchmarks/measures/load.py: what it takes for a chunk, and small runs from end to end."""
+"""benchmarks/measures/load.py: which bytes complete a chunk, and small runs from end to end."""
 
 import json
 from itertools import pairwise

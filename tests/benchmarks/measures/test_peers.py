@@ -1,4 +1,4 @@
-"""benchmarks/measures/peers.py: what the official package cannot do costs no row of ours."""
+"""benchmarks/measures/peers.py: a failure of the official package costs none of the other rows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""benchmarks/measures/threads.py: every case is measured with the threads and backend it names."""
+"""benchmarks/measures/threads.py measures every case with the threads and backend that it names."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-// Grid barriers, by kind, and what one costs where nothing is in its way: no block has written
-// anything and nothing is being copied. What the kernel pays is in traffic.cuh.
+// Kinds of grid barriers, and what one costs undisturbed: no block has written anything and no copy
+// is under way. traffic.cuh measures what the kernel pays.
 #pragma once
 #include <cstdio>
 
@@ -20,7 +20,7 @@ struct BarrierWords {  // zero before a launch; words that are polled apart lie 
   unsigned slots[1024 * 8];
 };
 
-// Waits until every block has called it `round` times. All threads of all blocks.
+// Returns once every block has called it `round` times. All threads of all blocks call this.
 template <Barrier kKind>
 __device__ void sync_grid(BarrierWords* words, unsigned round) {
   const unsigned blocks = num_blocks(), me = thread_idx();
@@ -49,7 +49,7 @@ __device__ void sync_grid(BarrierWords* words, unsigned round) {
         while (before(load_acquire(words->released), round)) hot_spin();
       }
     }
-  } else if constexpr (kKind == Barrier::kSlots) {  // a word for each block; everybody reads all
+  } else if constexpr (kKind == Barrier::kSlots) {  // a word for each block; every block reads all
     if (me == 0) store_release(words->slots + block_idx() * 8, round);
     for (unsigned block = me; block < blocks; block += kThreads) {
       while (before(load_acquire(words->slots + block * 8), round)) pause();

@@ -1,15 +1,15 @@
-// All blocks write a vector together, and each reads all of it: what lies between two products of a
-// frame, in three ways.
+// All blocks write a vector together, and each reads all of it. This is what lies between two
+// products of a frame, in three ways:
 //
-//   barrier   stores, a grid barrier, loads: what the kernel does
-//   sentinel  a consumer polls the words it needs anyway, until none of them is NaN. Three buffers
-//             by turns: a block that has read round r knows that all have read round r - 1, and
-//             makes its own words of that one NaN again
-//   flagged   each word brings the number of its round, so nothing has to be made NaN again, for
+//   barrier   stores, a grid barrier, loads: as in the kernel
+//   sentinel  a reader polls the words that it needs anyway, until none of them is NaN. 3 buffers
+//             take turns: a block that has read round r knows that all have read round r - 1, and
+//             sets its own words of that one to NaN again
+//   flagged   each word carries the number of its round, so none has to be set to NaN again, at
 //             twice the bytes
 //
-// Nothing orders a sentinel's NaN before later stores of its block but how long ago it was: `wrong`
-// counts what came from an earlier round.
+// Only time orders a sentinel's NaN before later stores of its block: `wrong` counts words that
+// came from an earlier round.
 #pragma once
 #include <cstdio>
 
@@ -20,7 +20,7 @@ namespace qwen_tts {
 enum class Exchange { kBarrier, kSentinel, kFlagged };
 
 constexpr unsigned kSentinelWord = 0xffffffffu;
-constexpr int kMostPolls = 1 << 22;  // of one word: then something is wrong
+constexpr int kMostPolls = 1 << 22;  // of one word; more means an error
 constexpr int kMostFloats = 4096;
 constexpr int kLoadsAtOnce = 4;  // vectors of a thread that wait for L2 together
 static_assert(kMostFloats <= 2 * kLoadsAtOnce * kThreads, "pairs of a vector for each thread");
@@ -46,8 +46,8 @@ struct PairShare {
   }
 };
 
-// Loads this thread's vectors, all of them before the first is looked at, and again those that are
-// not there yet.
+// Loads this thread's vectors, all of them before it looks at the first, and loads again those that
+// have not arrived.
 //   load(i), is_there(vector), use(i, vector) of vector i
 template <class Vector, class Load, class IsThere, class Use>
 __device__ void poll_vectors(int num_vectors, const Load& load, const IsThere& is_there,

@@ -1,13 +1,13 @@
-// What a GPU gives a frame kernel, measured apart from it: a grid barrier and a trip to L2 in the
-// middle of a frame's traffic, the exchange of activations with and without a barrier, bandwidth by
-// way of reading, a grid barrier by kind, and the skeleton of a frame (its weight slices,
-// activation round trips and barriers, without the arithmetic). One JSON object a line on standard
-// output, the figures that decide most first. Each lies in a file of this folder.
+// What a GPU offers a frame kernel, measured without that kernel: a grid barrier and a trip to L2
+// in the middle of a frame's traffic, the exchange of activations with and without a barrier,
+// bandwidth by way of reading, kinds of grid barriers, and the skeleton of a frame (its weight
+// slices, activation round trips and barriers, without the arithmetic). It prints one JSON object a
+// line, the most decisive first. Each part is a file of this folder.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a tools/gpu_check/gpu_bench/gpu_bench.cu && ./a.out
 //
 // With a host compiler and csrc/emulation/*.cpp the same kernels run by emulation on a few bytes,
-// which proves that they end and read what they should; those times mean nothing.
+// which proves that they end and read the right words; those times mean nothing.
 #include "barriers.cuh"
 #include "exchange.cuh"
 #include "reading.cuh"

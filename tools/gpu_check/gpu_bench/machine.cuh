@@ -1,4 +1,4 @@
-// The machine that is measured: a GPU, or a few emulated blocks; its memory, launches and clock.
+// The machine to measure: a GPU, or a few emulated blocks; its memory, launches and clock.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -18,12 +18,12 @@ __device__ inline int num_blocks() { return static_cast<int>(gridDim.x); }
 
 __device__ inline void hot_spin() {
 #if !defined(__CUDACC__)
-  pause();  // emulated blocks take turns; somebody else must get one
+  pause();  // emulated blocks take turns; another one must get its turn
 #endif
 }
 
-// Words that are their own signal: each is written and read whole, and nothing is promised of any
-// other word, not even of its neighbour in the same vector.
+// Words that signal by themselves: each is written and read whole, and there is no guarantee about
+// any other word, not even its neighbour in the same vector.
 struct alignas(16) WordPair {
   uint64_t first, second;
 };
@@ -123,7 +123,7 @@ inline void finish() {}
 constexpr bool kEmulated = true;
 #endif
 
-// The fastest of a few runs, milliseconds; each is waited for.
+// The fastest of a few runs, in milliseconds; each run is waited for.
 template <class Work>
 double best_ms(Work work) {
   double best = 1e30;

@@ -1,4 +1,4 @@
-// Reading weights: bandwidth by way of loading and by size, and that of a copy.
+// Reading weights: bandwidth by way of loading and by size, and the bandwidth of a copy.
 #pragma once
 #include <cstdio>
 #include <vector>
@@ -11,18 +11,18 @@
 namespace qwen_tts {
 
 constexpr int kPieceBytes = 16384;  // of the copy rings
-constexpr int kAsyncDepth = 4;      // pieces in flight of the cp.async ring
+constexpr int kAsyncDepth = 4;      // pieces in flight in the cp.async ring
 
 enum class Reading { kPlain, kAsync, kBulk };
 
 __device__ inline unsigned mix(const uint4& v) { return v.x ^ v.y ^ v.z ^ v.w; }
 
-// What each block reads: whole pieces.
+// The bytes that each block reads: whole pieces.
 __host__ __device__ inline size_t share_of(size_t num_bytes, int blocks) {
   return num_bytes / blocks / kPieceBytes * kPieceBytes;
 }
 
-// Reads num_bytes, cut into one run a block, `passes` times; *out keeps the loads alive.
+// Reads num_bytes, cut into one run for each block, `passes` times; *out keeps the loads alive.
 template <Reading kHow>
 __global__ void __launch_bounds__(kThreads, 1)
     read(const unsigned char* data, size_t num_bytes, int passes, [[maybe_unused]] int ring_bytes,
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   } else if constexpr (kHow == Reading::kAsync) {
-    // A thread reads what it copied itself: no synchronisation.
+    // A thread reads what it copied itself, so no synchronisation is needed.
     const int total = num_pieces * passes;
     const auto start = [&](int piece) {
       if (piece < total) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int at = offset; at < kPieceBytes; at += kStride) {
         sum ^= mix(*reinterpret_cast<const uint4*>(ring + piece % depth * kPieceBytes + at));
       }
-      __syncthreads();  // the slot of piece + depth - 1 has been read
+      __syncthreads();  // the block has read the slot of piece + depth - 1
       start(piece + depth - 1);
     }
 #endif

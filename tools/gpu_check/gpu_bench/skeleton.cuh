@@ -14,7 +14,7 @@ struct Phase {
 
 struct SkeletonParams {
   const unsigned char* weights;
-  size_t num_bytes;  // phases wrap around in them
+  size_t num_bytes;  // phases wrap around in these
   const Phase* phases;
   int num_phases;
   float* activations;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) frame_skeleton(SkeletonParams p, 
     const int bytes = slice(phase, position, source);
     const int ready = p.look_ahead ? (bytes < p.stage_bytes ? bytes : p.stage_bytes) : 0;
     const size_t next = position + p.phases[phase].weight_bytes;
-    copy_async_wait<0>();  // what this thread reads below it has copied itself
+    copy_async_wait<0>();  // each thread reads below what it copied itself
     if (p.look_ahead && phase + 1 < p.num_phases) stage(phase + 1, next);
     if (p.use_activations) {
       for (int i = thread_idx(); i < p.phases[phase].num_activations; i += kThreads) {

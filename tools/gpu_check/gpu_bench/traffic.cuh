@@ -1,6 +1,6 @@
-// What a frame pays for a barrier and for a trip to L2: with stores in front of the barrier, which
-// its release has to wait for, and with copies out of memory under way, behind which both may
-// queue. A barrier of barriers.cuh alone has nothing in its way and flatters.
+// What a frame pays for a barrier and for a trip to L2: with stores in front of the barrier, for
+// which its release has to wait, and with copies out of memory under way, behind which both may
+// queue. barriers.cuh measures a barrier with nothing in its way, which flatters it.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -20,8 +20,8 @@ struct Copies {
   size_t num_bytes;  // of data; far more than L2 holds
   int block_bytes;   // of one block and round; 0: none
 
-  // All threads. What was started before and goes to the same place has been waited for.
-  //   place  where in the block's shared memory, of `block_bytes`
+  // All threads call this. Earlier copies to the same place have been waited for.
+  //   place  byte offset in the block's shared memory; `block_bytes` fit there
   __device__ void start(int round, int place = 0) const {
     const size_t first = size_t(block_bytes) * (size_t(round) * num_blocks() + block_idx());
     const unsigned char* from = data + first % (num_bytes - block_bytes) / 16 * 16;
@@ -33,7 +33,7 @@ struct Copies {
   }
 };
 
-// Cycles of one block, of all rounds together, and the same time in nanoseconds.
+// The cycles of one block in all rounds together, and the same time in nanoseconds.
 struct BlockTimes {
   uint64_t arriving, waiting;
   uint64_t cycles, ns;
@@ -71,8 +71,8 @@ inline std::vector<BlockTimes> times_of(const Machine& m, const BlockTimes* time
 
 struct TrafficParams {
   Copies copies;
-  uint2* stores;        // one for each warp, in two turns; null: nothing is stored
-  int arriving_thread;  // that also polls; -1: there is no barrier
+  uint2* stores;        // one for each warp, in two turns; null: no stores
+  int arriving_thread;  // the thread that arrives and polls; -1: there is no barrier
   int rounds;
   BarrierWords* words;
   BlockTimes* times;  // [num_blocks]
@@ -105,10 +105,10 @@ __global__ void __launch_bounds__(kThreads, 1) barriers_in_traffic(TrafficParams
   if (thread_idx() == arriving_thread) p.times[block_idx()] = clock.stop(arriving, waiting);
 }
 
-// One row for each number of bytes in flight, who arrives, and whether there are stores.
-//   arrival_us  what the arriving thread spends on its arrival, which is its fence
+// Prints a row for each number of bytes in flight, arriving warp, and with stores or without.
+//   arrival_us  the time of the arriving thread's arrival, which is its fence
 //   wait_us     from there until it has seen all blocks
-//   us          of a round; copies_us of one without a barrier, which is the copies' own time
+//   us          of a round; copies_us: of a round without a barrier, which is the copies' own time
 inline void measure_barriers_in_traffic(const Machine& m) {
   const int rounds = kEmulated ? 10 : 2000;
   constexpr int kStores = 2 * kThreads / kWarpThreads;
@@ -149,7 +149,7 @@ inline void measure_barriers_in_traffic(const Machine& m) {
 
 // ---- a trip to L2
 
-constexpr int kGroups = 4;  // of copies: as the oldest lands the next is started
+constexpr int kGroups = 4;  // of copies: when the oldest lands the next one starts
 constexpr int kHotLines = 256, kLineWords = 32;
 
 struct LatencyParams {
@@ -157,10 +157,10 @@ struct LatencyParams {
   const unsigned* hot;  // [kHotLines * kLineWords] a line begins with the index of the next one
   int num_hops;
   unsigned* out;
-  BlockTimes* times;  // waiting: of all hops; arriving: groups that a thread has copied meanwhile
+  BlockTimes* times;  // waiting: of all hops; arriving: groups that a thread copied meanwhile
 };
 
-// The last warp follows a chain through L2, the others stream until it is done.
+// The last warp follows a chain through L2, the others stream until it has ended.
 __global__ void __launch_bounds__(kThreads, 1) l2_latency(LatencyParams p) {
   constexpr int kMostGroups = 1 << 20;
   const int place_bytes = (kGroups + 1) * p.copies.block_bytes;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1) l2_latency(LatencyParams p) {
     if (thread_idx() == 0) p.times[block_idx()].arriving = group;
   } else if (thread_idx() == kIdleThread) {
     unsigned at = block_idx() % kHotLines * kLineWords;
-    for (int hop = 0; hop < kHotLines; ++hop) at = __ldcg(p.hot + at);  // now L2 has them
+    for (int hop = 0; hop < kHotLines; ++hop) at = __ldcg(p.hot + at);  // puts the lines into L2
     const uint64_t before = clock_cycles();
     for (int hop = 0; hop < p.num_hops; ++hop) {
       at = __ldcg(p.hot + at);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) l2_latency(LatencyParams p) {
 inline void measure_l2_latency(const Machine& m) {
   const int hops = kEmulated ? 40 : 4000;
   std::vector<unsigned> chain(kHotLines * kLineWords, 1);
-  for (int line = 0; line < kHotLines; ++line) {  // an odd step comes to every line
+  for (int line = 0; line < kHotLines; ++line) {  // an odd step reaches every line
     chain[line * kLineWords] = (line + 97) % kHotLines * kLineWords;
   }
   void* hot = device_memory(chain.size() * sizeof(unsigned));

@@ -1,13 +1,13 @@
-"""The program: `registry.main` with the repository on the path."""
+"""Run `registry.main` with the repository on the path."""
 
 import os
 import sys
 from pathlib import Path
 
-# Python puts this folder first; `tools`, `benchmarks` and `validate_kernel` lie in the repository.
+# Python puts this folder first; `tools`, `benchmarks` and `validate_kernel` are in the repository.
 sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from tools.gpu_check.steps.registry import main  # noqa: E402
 

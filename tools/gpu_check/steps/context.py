@@ -1,4 +1,4 @@
-"""What every step works with: the device, the sizes, the deadline and the result's file."""
+"""The objects that every step works with: device, sizes, deadline and result file."""
 
 import json
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ class Context:
 
     Args:
         emulation: on the CPU, at toy size.
-        deadline: when the step should finish early, by time.monotonic().
-        output: the result's file.
+        deadline: the time.monotonic() at which the step should finish early.
+        output: the file of the result.
         toy: sizes that a CPU manages in seconds; without `emulation` it is for tools/fake_gpu.
     """
 
@@ -32,27 +32,27 @@ class Context:
         self.deadline, self._output = deadline, output
         self.device = torch.device("cpu" if emulation else "cuda")
         self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
-        # Of programs that are no tests: by emulation they would take hours.
+        # Programs other than tests would take hours by emulation.
         self.own_backend = "torch" if emulation else "kernel"
         self.arch = None
         if not emulation:
             capability = torch.cuda.get_device_capability()
             self.arch = build.arch_of(capability, torch.cuda.get_device_name())
         self.models = (TOY,) if self.toy else (SMALL, BIG)
-        # The last one is the one whose speed counts.
+        # Speed is measured with the last one.
         self.dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
         self.dtype: torch.dtype = getattr(torch, self.dtypes[-1])
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Write what there is so far: it stays if this step fails or its time is up."""
+        """Write the result so far: it survives if this step fails or its time is up."""
         self._output.write_text(json.dumps(found))
 
     def load(self, name: str) -> loading.Checkpoint:
-        """Random weights of the model `name`, or of the toy, drawn on the device; no file."""
+        """Return random weights of the model `name`, or of the toy, drawn on the device."""
         return loading.load(loading.resolve(self.drawn(name)))
 
     def drawn(self, name: str) -> str:
-        """What `--model` calls these weights."""
+        """Return the name that `--model` takes for these weights."""
         return f"drawn:{TOY if self.toy else name}"
 
     def decoder(
@@ -63,7 +63,8 @@ class Context:
         defines: Mapping[str, int] | None = None,
         **sizes: int,
     ) -> Any:
-        """A decoder on this device; a plain one on the CPU: under a sanitizer a launch is slow.
+        """Return a decoder on this device; a plain one on the CPU, because launches are slow under
+        a sanitizer.
 
         Args:
             defines: of a variant of the kernel.

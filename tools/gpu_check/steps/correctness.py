@@ -1,4 +1,4 @@
-"""Steps that compare: the test suite, the sanitizers, the decoders beside the plain one."""
+"""Steps that compare: the test suite, the sanitizers, and the decoders with the plain one."""
 
 import importlib.util
 import os
@@ -24,18 +24,18 @@ from tools.gpu_check import compute_sanitizer
 from tools.gpu_check.steps import ROOT
 from tools.gpu_check.steps.context import Context
 
-PATIENT_SECONDS = 120.0  # of a barrier under a sanitizer
+PATIENT_SECONDS = 120.0  # patience of a barrier under a sanitizer
 
 
 def tests(context: Context) -> dict[str, Any]:
-    """The kernel's test suite on this device."""
+    """Run the kernel's test suite on this device."""
     if importlib.util.find_spec("pytest") is None:
         return {"status": "skipped", "why": "no pytest here; the validations are what is left"}
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
     command += ["-k", "test_eos_ends"] if context.emulation else ["-m", "gpu"]
     command += ["tests/decoders/kernel", "tests/decoders/graph"]
     command += ["tests/vocoder/test_graph_vocoder.py"]
-    # The libraries of the build step, not those of tests/decoders/conftest.py.
+    # The libraries of the build step, instead of those that tests/decoders/conftest.py would use.
     cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(compiling.build_cache())}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -53,7 +53,7 @@ def tests(context: Context) -> dict[str, Any]:
 
 
 def sanitizer(context: Context) -> dict[str, Any]:
-    """A few toy frames under each tool of compute-sanitizer; some hosts refuse it."""
+    """Run a few toy frames under each tool of compute-sanitizer; some hosts refuse it."""
     steps = str(Path(__file__).parent)
     program = [sys.executable, steps, "toy_frames", "--json", os.devnull]
     if context.emulation:  # the emulated counterpart is tests/decoders/kernel/test_sanitizers.py
@@ -78,7 +78,7 @@ def sanitizer(context: Context) -> dict[str, Any]:
 
 
 def toy_frames(context: Context) -> dict[str, Any]:
-    """Prompt and frames of three streams at toy size, compared with the plain decoder."""
+    """Decode a prompt and frames of three streams at toy size; compare with the plain decoder."""
     loaded = kernel_models.random_checkpoint(kernel_models.small_config())
     kernel, plain = context.decoder(loaded), context.decoder(loaded, PlainDecoder)
     kernel.launcher.timeout_seconds = PATIENT_SECONDS
@@ -94,8 +94,9 @@ def toy_frames(context: Context) -> dict[str, Any]:
 def validate(
     context: Context, name: str, kinds: Sequence[str | None] = (None,), frames: int = 32
 ) -> dict[str, Any]:
-    """The kernel and the graphs at the shapes of the model `name` against the plain decoder on the
-    same device, with layers of each of `kinds`: as they are (None) or int8."""
+    """Compare the kernel and the graphs with the plain decoder, at the shapes of the model `name`
+    on the same device, with layers of each of `kinds`: as they are (None) or int8.
+    """
     loaded = context.load(name)
     reports, passed = {}, True
     found = {"model": loaded.files.name, "reports": reports}
@@ -103,7 +104,7 @@ def validate(
         args = SimpleNamespace(
             steps=3 if context.toy else frames, tolerance=None, weights=weights, quiet=True
         )
-        # Once for all decoders: each would do it again.
+        # Once for all decoders, because each would do it again.
         asked = validate_kernel.with_weights(loaded, weights)
         for backend in (context.backend, Backend("graph", context.device, "")):
             for dtype in (getattr(torch, each) for each in context.dtypes):

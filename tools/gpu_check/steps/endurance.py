@@ -21,7 +21,7 @@ NUM_LAUNCHES = 100_000
 
 
 def endurance(context: Context, goal: int = NUM_LAUNCHES) -> dict[str, Any]:
-    """Launches without a stall or another bit, while something like a vocoder runs beside."""
+    """Launch again and again, with no stall and no changed bit, beside a load like a vocoder's."""
     decoder = _small_decoders(context, 1)[0]
     goal = 40 if context.toy else goal
     frames, expected, launches, slowest = 10 if context.toy else 200, None, 0, 0.0
@@ -42,7 +42,7 @@ def endurance(context: Context, goal: int = NUM_LAUNCHES) -> dict[str, Any]:
             if codes != expected:
                 raise SystemExit(f"After {launches} launches the codes differ.")
     return {
-        # No failure, and not what was asked for either.
+        # The step has not failed, and has not reached its goal either.
         "status": "ok" if launches >= goal else "short",
         "launches": launches,
         "goal": goal,
@@ -54,7 +54,7 @@ def endurance(context: Context, goal: int = NUM_LAUNCHES) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _vocoder_like_load(context: Context) -> Iterator[Callable[[], int]]:
-    """Convolutions on another stream, from another thread, until the block ends."""
+    """Run convolutions on another stream and in another thread until the block ends."""
     stop, rounds = threading.Event(), [0]
     size = 256 if context.toy else 4096
 
@@ -80,8 +80,9 @@ def _vocoder_like_load(context: Context) -> Iterator[Callable[[], int]]:
 
 
 def abort(context: Context) -> dict[str, Any]:
-    """Cancelled from another thread at any moment, and timed out on purpose: no frame is lost, and
-    what comes next is right."""
+    """Cancel from another thread at any moment, and time out on purpose: no frame is lost, and the
+    frames after it are right.
+    """
     decoder = _small_decoders(context, 1)[0]
     frames, rounds = 12, 3 if context.toy else 300
     draw = random.Random(1)
@@ -93,7 +94,7 @@ def abort(context: Context) -> dict[str, Any]:
         while len(codes) < frames:
             delay = draw.uniform(0, 0.02 if context.toy else 0.0005)
             canceller = threading.Timer(delay, decoder.cancel)
-            if drawn:  # else the cancel came before the step, and nothing would ever be drawn
+            if drawn:  # otherwise the cancel came before the step, and nothing would ever be drawn
                 canceller.start()
             step = decoder.step([0], 4)
             drawn = step.num_frames[0]
@@ -106,7 +107,7 @@ def abort(context: Context) -> dict[str, Any]:
         expected = expected or codes[:frames]
         if codes[:frames] != expected:
             raise SystemExit("A cancelled stream went on with other codes.")
-    decoder.launcher.clear_cancel()  # of the last timer, if it came too late
+    decoder.launcher.clear_cancel()  # the last timer may have fired too late
     expired = _expire(decoder, 2 if context.toy else 20)
     return {"rounds": rounds, "steps_cut_short": cut_short, "timeouts": expired}
 
@@ -134,8 +135,10 @@ def _expire(decoder: KernelDecoder, rounds: int) -> int:
 
 
 def two_engines(context: Context) -> dict[str, Any]:
-    """Two decoders on one device, each on a stream and a thread of its own (by emulation they take
-    turns): the codes of each alone, and on a GPU none waits as long as a barrier would."""
+    """Run two decoders on one device, each on a stream and a thread of its own (under emulation
+    they take turns). The codes are those of each alone, and on a GPU no wait reaches a barrier's
+    time limit.
+    """
     decoders = _small_decoders(context, 2)
     expected = [_codes(decoder, seed) for seed, decoder in enumerate(decoders, 1)]
     rounds, outcomes = 2 if context.toy else 200, [[], []]
@@ -178,6 +181,6 @@ def _codes(decoder: KernelDecoder, seed: int) -> list[list[int]]:
 
 
 def _small_decoders(context: Context, count: int) -> list[KernelDecoder]:
-    """Decoders of one model of a single layer: a launch takes little time, so that many fit."""
+    """Return decoders of a model of a single layer: its launches are short, so many fit."""
     loaded = kernel_models.random_checkpoint(kernel_models.small_config())
     return [context.decoder(loaded) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The kernel's libraries that steps need, and the steps that compile them where they are missing.
+"""The kernel's libraries that steps need, and the steps that compile the missing ones.
 
 `carry.py` compiles all of them beforehand, on a machine that need not have a GPU.
 """
@@ -26,10 +26,10 @@ Jobs = dict[str, tuple[ModelConfig, Target]]
 
 
 def model_jobs(context: Any) -> Jobs:
-    """What most steps need: every model in every dtype.
+    """Return what most steps need: every model in every dtype.
 
     Args:
-        context: a `Context`, or what has its `arch`, `models`, `dtypes` and `toy`.
+        context: a `Context`, or another object with its `arch`, `models`, `dtypes` and `toy`.
     """
     names = dict.fromkeys((TOY, *context.models))
     configs = {name: parse_model_config(model_config(name)) for name in names}
@@ -41,7 +41,7 @@ def model_jobs(context: Any) -> Jobs:
 
 
 def stamp_jobs(context: Any) -> Jobs:
-    """Every model with the stamps that the step `stage_times` reads."""
+    """Return every model with the stamps that the step `stage_times` reads."""
     target = Target(context.arch, context.dtypes[-1], stage_times=True)
     return {
         f"{name} with stamps": (parse_model_config(model_config(name)), target)
@@ -50,7 +50,7 @@ def stamp_jobs(context: Any) -> Jobs:
 
 
 def test_jobs(context: Any) -> Jobs:
-    """What the tests of tests/decoders/kernel need beside `model_jobs`."""
+    """Return what the tests of tests/decoders/kernel need beside `model_jobs`."""
     if context.toy:
         return {}
     configs = {TOY_PROJECTED: parse_model_config(model_config(TOY_PROJECTED))}
@@ -67,7 +67,7 @@ def test_jobs(context: Any) -> Jobs:
 
 
 def variant_jobs(context: Any) -> Jobs:
-    """Every variant of every model, in the dtype whose speed counts."""
+    """Return every variant of every model, in the dtype with which speed is measured."""
     return {
         f"{name}, {variant}": (
             parse_model_config(model_config(name)),
@@ -78,7 +78,7 @@ def variant_jobs(context: Any) -> Jobs:
 
 
 def int8_jobs(context: Any) -> Jobs:
-    """Every model with int8 layers."""
+    """Return every model with int8 layers."""
     return {
         f"{name} {weights} {dtype}": (
             parse_model_config(model_config(name)),
@@ -90,7 +90,7 @@ def int8_jobs(context: Any) -> Jobs:
     }
 
 
-# By the step that compiles them.
+# The libraries that each building step compiles.
 JOBS = {
     "build": (model_jobs, stamp_jobs),
     "variant_build": (model_jobs, variant_jobs, test_jobs),
@@ -99,7 +99,7 @@ JOBS = {
 
 
 def all_jobs(context: Any) -> Jobs:
-    """The libraries of all steps."""
+    """Return the libraries of all steps."""
     jobs: Jobs = {}
     for make in dict.fromkeys(make for makes in JOBS.values() for make in makes):
         jobs |= make(context)
@@ -107,7 +107,7 @@ def all_jobs(context: Any) -> Jobs:
 
 
 def compile_all(jobs: Jobs, num_threads: int) -> dict[str, dict[str, Any]]:
-    """Compile what is not in the cache, some at a time: {"seconds", "ptxas"} of each."""
+    """Compile what the cache lacks, several at a time; return {"seconds", "ptxas"} of each."""
 
     def compile_one(job: tuple[ModelConfig, Target]) -> dict[str, Any]:
         started = time.monotonic()
@@ -121,7 +121,7 @@ def compile_all(jobs: Jobs, num_threads: int) -> dict[str, dict[str, Any]]:
 
 
 def build(context: Context, name: str = "build") -> dict[str, Any]:
-    """Compile what a set of steps needs, where it was not carried here."""
+    """Compile what a set of steps needs and the cache lacks."""
     jobs: Jobs = {}
     for make in JOBS[name]:
         jobs |= make(context)

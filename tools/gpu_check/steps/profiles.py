@@ -1,4 +1,4 @@
-"""Steps that say where a frame's time goes: stamps inside the kernel, and NVIDIA's profiler."""
+"""Steps that show where a frame's time goes: stamps inside the kernel, and NVIDIA's profiler."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ STREAM_COUNTS = (1, 16)
 
 
 def stage_times_of_models(context: Context) -> dict[str, Any]:
-    """Stamps of every block and stage (stage_times.py), of every model with 1 and 16 streams."""
+    """Take stamps of every block and stage (stage_times.py), with 1 and 16 streams."""
     launches: list[dict[str, Any]] = []
     for name, streams in product(context.models, STREAM_COUNTS):
         launches.append(stage_times.measure(context, name, streams))
@@ -29,7 +29,7 @@ def stage_times_of_models(context: Context) -> dict[str, Any]:
 
 
 def ncu(context: Context) -> dict[str, Any]:
-    """One launch of step_kernel under Nsight Compute: why its warps wait, by instruction.
+    """Profile one launch of step_kernel with Nsight Compute: why its warps wait, by instruction.
 
     The whole report goes to $OUT, where that is set; some hosts refuse the counters.
     """
@@ -66,7 +66,7 @@ def ncu(context: Context) -> dict[str, Any]:
 
 
 def profiled_frames(context: Context) -> dict[str, Any]:
-    """Some steps of one stream of the smaller model, for a profiler to watch the last."""
+    """Run some steps of one stream of the smaller model; a profiler watches the last one."""
     sizes = {"num_slots": 1, "max_positions": PROMPT_POSITIONS + 64}
     decoder = context.decoder(context.load(context.models[0]), dtype=context.dtype, **sizes)
     decoder.launcher.timeout_seconds = PATIENT_SECONDS

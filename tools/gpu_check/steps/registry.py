@@ -10,7 +10,7 @@ from qwen_megakernel.validation import compare
 from tools.gpu_check.steps import correctness, endurance, libraries, profiles, scripts, speed
 from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
 
-# Of two kinds of layers: twice as many decoders are compared as in another validation.
+# Two kinds of layers compare twice as many decoders as another validation does.
 INT8 = {"kinds": tuple(INT8_STACKS), "frames": 16}
 
 STEPS = {
@@ -19,7 +19,7 @@ STEPS = {
     "int8_build": partial(libraries.build, name="int8_build"),
     "tests": correctness.tests,
     "sanitizer": correctness.sanitizer,
-    "toy_frames": correctness.toy_frames,  # what the sanitizer step runs
+    "toy_frames": correctness.toy_frames,  # the sanitizer step runs this
     "validate_tiny": partial(correctness.validate, name=TOY, frames=8),
     "validate_0.6b": partial(correctness.validate, name=SMALL, frames=8),
     "validate_0.6b_long": partial(correctness.validate, name=SMALL),
@@ -33,7 +33,7 @@ STEPS = {
     "microbenchmark": speed.microbenchmark,
     "stage_times": profiles.stage_times_of_models,
     "ncu": profiles.ncu,
-    "profiled_frames": profiles.profiled_frames,  # what the ncu step watches
+    "profiled_frames": profiles.profiled_frames,  # the ncu step watches this
     "frame_times": speed.frame_times,
     "variants": speed.variants,
     "prompt_times": speed.prompt_times,
@@ -53,12 +53,14 @@ STEPS = {
 def main() -> None:
     """Run the step that the command line names."""
     parser = argparse.ArgumentParser(description="Run one step of tools/gpu_check.sh.")
-    parser.add_argument("step", choices=STEPS)
-    parser.add_argument("--json", required=True, metavar="FILE")
-    parser.add_argument("--emulation", action="store_true")
-    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("step", choices=STEPS, help="the step to run")
+    parser.add_argument("--json", required=True, metavar="FILE", help="file to write the result to")
+    parser.add_argument("--emulation", action="store_true", help="run toy sizes on the CPU")
+    parser.add_argument("--toy", action="store_true", help="run toy sizes on the GPU")
     parser.add_argument(
-        "--until", type=float, help="when to finish early, on the monotonic clock (time.monotonic)"
+        "--until",
+        type=float,
+        help="time on the monotonic clock (time.monotonic) at which to finish early",
     )
     args = parser.parse_args()
     compare.forbid_reduced_precision()

@@ -1,4 +1,4 @@
-"""Steps that run a script of ours in a process of its own: what a user and a listener meet.
+"""Steps that run one of the repository's scripts in a process of its own, as a user does.
 
 A step of benchmarks/measure.py returns `rows`, which benchmarks/pages.py turns into
 docs/performance.md.
@@ -19,12 +19,12 @@ from tools.gpu_check.steps.context import Context
 from tools.gpu_check.steps.speed import STREAM_COUNTS
 
 RATES, ALL_RATES, RATE_SECONDS = "20,80", "1,10,20,40,80", 6
-LISTENERS, LISTEN_SECONDS = "64,128,256", 4  # by the clock: a speech that has begun is heard out
+LISTENERS, LISTEN_SECONDS = "64,128,256", 4  # by the clock: a begun speech is heard to its end
 MEMORY_STREAMS = (1, 8, 64)
 
 
 def benchmark(context: Context) -> dict[str, Any]:
-    """benchmark.py, and many streams: what a user of the engine sees."""
+    """Run benchmark.py, and many streams: what a user of the engine sees."""
     common = ["--model", context.drawn(context.models[0]), "--seed", "1"]
     common += ["--backend", context.backend.name]
     common += ["--runs", "1" if context.toy else "3", "--warmup", "1"]
@@ -43,21 +43,23 @@ def benchmark(context: Context) -> dict[str, Any]:
 
 
 def first_sound(context: Context) -> dict[str, Any]:
-    """Text to first sound by stage, on the kernel and on the graphs; the first request against the
-    tenth."""
+    """Measure text to first sound by stage, on the kernel and on the graphs; the first request
+    against the tenth.
+    """
     runs = ["--runs", "3" if context.toy else "20"]
     fast = context.own_backend
     return measure(context, "first-sound", *([*runs, *_on(name)] for name in (fast, "graph")))
 
 
 def open_loop(context: Context) -> dict[str, Any]:
-    """First sound under requests that come when they like: the two rates that have goals, on the
-    smaller model."""
+    """Measure first sound under requests that arrive at random: the two rates that have goals, on
+    the smaller model.
+    """
     return measure(context, "open-loop", _rates(context, RATES), models=context.models[:1])
 
 
 def open_loop_long(context: Context) -> dict[str, Any]:
-    """As `open_loop`, at every rate and for every model."""
+    """Do what `open_loop` does, at every rate and for every model."""
     return measure(context, "open-loop", _rates(context, ALL_RATES))
 
 
@@ -68,7 +70,7 @@ def _rates(context: Context, rates: str) -> list[str]:
 
 
 def capacity(context: Context) -> dict[str, Any]:
-    """Listeners who play what they hear."""
+    """Measure how many listeners who play what they hear can be served."""
     load = ["--listeners", "2" if context.toy else LISTENERS]
     load += ["--duration", "1" if context.toy else str(LISTEN_SECONDS)]
     return measure(context, "open-loop", [*load, *_many(context), *_on(context.own_backend)])
@@ -84,12 +86,12 @@ def _many(context: Context) -> list[str]:
 
 
 def peers(context: Context) -> dict[str, Any]:
-    """Our decoders and the official package on one checkpoint."""
+    """Compare these decoders and the official package on one checkpoint."""
     return measure(context, "peers", ["--frames", "4" if context.toy else "80"], drawn=False)
 
 
 def memory(context: Context) -> dict[str, Any]:
-    """Load time and memory for 1, 8 and 64 slots."""
+    """Measure load time and memory for 1, 8 and 64 slots."""
     few = _on(context.own_backend) + (["--max-frames", "2"] if context.toy else [])
     counts = MEMORY_STREAMS[:1] if context.toy else MEMORY_STREAMS
     options = (["--streams", str(n), *few] for n in counts)
@@ -97,7 +99,7 @@ def memory(context: Context) -> dict[str, Any]:
 
 
 def texts(context: Context) -> dict[str, Any]:
-    """Short, medium and long texts; first packets of 1 and 3 frames; the system's own voice."""
+    """Measure texts of three lengths; first packets of 1 and 3 frames; the system's voice."""
     runs, frames = ("1", "4") if context.toy else ("5", "200")
     options = ["--runs", runs, "--max-frames", frames, *_on(context.own_backend)]
     return measure(context, "texts", options)
@@ -110,13 +112,13 @@ def measure(
     models: Sequence[str] | None = None,
     drawn: bool = True,
 ) -> dict[str, Any]:
-    """Rows of a measurement, run once for each of `options` and each model.
+    """Return the rows of a measurement, run once for each of `options` and each model.
 
-    Of one that fails, or whose time is up, what it has written until then is kept.
+    If a run fails or its time is up, what it has written until then is kept.
 
     Args:
         models: some of the context's; None: all.
-        drawn: with weights that no file has; else they are written first.
+        drawn: True: random weights without a file; False: weights that are written to a file first.
     """
     rows, results = [], []
     kept = {"rows": rows, "runs": results}
@@ -136,7 +138,7 @@ def measure(
 
 
 def _run(command: list[str], seconds: float | None = None) -> tuple[int | None, dict[str, Any]]:
-    """A script's exit code, None after `seconds`, and its result: {} for none or half of one."""
+    """Return a script's exit code, None after `seconds`, and its result ({} if incomplete)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         command = [sys.executable, *command, "--json", str(file), "--idle", "0"]

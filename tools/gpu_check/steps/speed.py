@@ -1,4 +1,4 @@
-"""Steps that time the kernel, its variants and beside it the graphs, the memory and a barrier."""
+"""Steps that time the kernel and its variants and, to compare, the graphs, memory and a barrier."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ MAX_POSITIONS = PROMPT_POSITIONS + 256
 
 
 def microbenchmark(context: Context) -> dict[str, Any]:
-    """gpu_bench/: barriers and L2 in traffic, exchanges, bandwidths, the skeleton of a frame."""
+    """Run gpu_bench/: barriers and L2 in traffic, exchanges, bandwidths, a frame's skeleton."""
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "gpu_bench")
         arch = None if context.toy else context.arch
@@ -48,7 +48,7 @@ def microbenchmark(context: Context) -> dict[str, Any]:
 
 
 def bench_command(arch: str | None) -> list[str]:
-    """What compiles gpu_bench/ for a GPU, or (None) for the emulation; without its output."""
+    """Return the command that compiles gpu_bench/ for a GPU, or (None) for the emulation."""
     source = str(Path(__file__).parents[1] / "gpu_bench" / "gpu_bench.cu")
     if arch:
         return [build.find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", source]
@@ -58,19 +58,19 @@ def bench_command(arch: str | None) -> list[str]:
 
 
 def frame_times(context: Context) -> dict[str, Any]:
-    """Milliseconds of a frame, sampling inside, for 1 to 16 streams of every model."""
+    """Time a frame, sampling inside, for 1 to 16 streams of every model."""
     return _frame_times(context, (None,), STREAM_COUNTS)
 
 
 def int8_frame_times(context: Context) -> dict[str, Any]:
-    """Milliseconds of a frame with int8 layers, beside those with the layers as they are."""
+    """Time a frame with int8 layers, beside those with the layers as they are."""
     return _frame_times(context, (None, *INT8_STACKS), (1,) if context.toy else (1, 16))
 
 
 def _frame_times(
     context: Context, kinds: Sequence[str | None], stream_counts: Sequence[int]
 ) -> dict[str, Any]:
-    """Of every model, with the layers as they are (None) or int8."""
+    """Time frames of every model, with the layers as they are (None) or int8."""
     timer = KernelTimer(context.device, toy=context.toy)
     copy = timer.copy_gb_per_s()
     rows, layers = [], {}
@@ -97,7 +97,7 @@ def _frame_times(
 
 
 def variants(context: Context) -> dict[str, Any]:
-    """Milliseconds of a frame for each of `VARIANTS`, and whether its codes are the kernel's.
+    """Time a frame for each of `VARIANTS`, and compare its codes with the kernel's.
 
     Other sums may have other codes: a variant with another number of warps adds in another order.
     """
@@ -124,8 +124,9 @@ def variants(context: Context) -> dict[str, Any]:
 
 
 def prompt_times(context: Context) -> dict[str, Any]:
-    """Milliseconds of a prompt, on the kernel and as a graph: until it is enqueued, and until its
-    hidden state is there."""
+    """Time a prompt, on the kernel and as a graph: until it is enqueued, and until its hidden state
+    is there.
+    """
     rows = []
     for name, kind in product(context.models, (KernelDecoder, GraphDecoder)):
         sizes = {"num_slots": 1, "max_positions": MAX_POSITIONS}
@@ -150,7 +151,7 @@ def prompt_times(context: Context) -> dict[str, Any]:
 
 
 def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Milliseconds from a call until it returns, and until the device has done it."""
+    """Return milliseconds from a call until it returns, and until the device has done it."""
     width = decoder.config.talker.stack.hidden_size
     target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
     rows = 0.3 * torch.randn(positions + 1, width, generator=torch.Generator().manual_seed(1))
@@ -164,12 +165,12 @@ def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], l
         if decoder.device.type == "cuda":
             torch.cuda.synchronize(decoder.device)
         done.append(1000 * (time.perf_counter() - started))
-    decoder.step([0], 1)  # which says whether they failed
+    decoder.step([0], 1)  # this raises if they failed
     return enqueued[2:], done[2:]
 
 
 def batch_curve(context: Context) -> dict[str, Any]:
-    """Milliseconds a frame, host included, by streams: the kernel and the graphs."""
+    """Time a frame, host included, by streams: the kernel and the graphs."""
     rows = []
     for name in context.models:
         loaded = context.load(name)
@@ -192,6 +193,6 @@ def batch_curve(context: Context) -> dict[str, Any]:
                 )
                 print(rows[-1], flush=True)
                 context.keep({"rows": rows})
-                del decoder, forced  # which has the decoder, too
+                del decoder, forced  # this has the decoder, too
                 torch.cuda.empty_cache()
     return {"rows": rows}

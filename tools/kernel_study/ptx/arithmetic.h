@@ -1,5 +1,5 @@
-// What PTX instructions make of registers alone. Registers are bits; the type of an instruction
-// says what they mean. Written from the PTX ISA, as machine.h is.
+// What PTX instructions compute from registers alone. Registers are bits; the type of an
+// instruction gives them a meaning. Written from the PTX ISA, as machine.h is.
 #pragma once
 #include <cmath>
 
@@ -41,8 +41,8 @@ T as(Register bits) {
   }
   return value;
 }
-// What a register holds after it was set to a value. One that is wider than the value is filled by
-// its sign, as ld and cvt do.
+// The content of a register that was set to a value. A register wider than the value is filled with
+// the value's sign, as ld and cvt do.
 template <class Register, class T>
 Register bits(T value) {
   if constexpr (std::is_integral_v<T>) {
@@ -131,7 +131,7 @@ T bfi(A field, B base, C position, D length) {
   return static_cast<T>((as<T>(base) & ~mask) | (u64{as<T>(field)} << as<u32>(position) & mask));
 }
 template <class T, class A, class B, class C>
-T prmt(A low, B high, C digits) {  // the mode that takes a digit for each byte of the result
+T prmt(A low, B high, C digits) {  // the mode with a digit for each byte of the result
   return __byte_perm(as<u32>(low), as<u32>(high), as<u32>(digits));
 }
 template <class T, class A>
@@ -211,8 +211,8 @@ To cvt_sat(A a) {  // NaN becomes 0
   const f32 value = as<f32>(a);
   return value > 0 ? (value < 1 ? value : 1.0f) : 0.0f;
 }
-// Both halves of a pair. The result is rounded twice, to float and to bf16: exact for the products
-// that widen int8, whose bits fit a float.
+// Combines both halves of a pair. The result is rounded twice, to float and to bf16: that is exact
+// for the products that widen int8, whose bits fit in a float.
 template <class Combine>
 bf16x2 each_bf16(u32 a, u32 b, u32 c, Combine combine) {
   u32 result = 0;
@@ -259,8 +259,8 @@ T fma_rn(A a, B b, C c) {
     return std::fma(as<f32>(a), as<f32>(b), as<f32>(c));
   }
 }
-// Towards minus infinity. The product is exact in double; what the sum loses is found again
-// (Knuth), so that the last rounding knows on which side of the float the true value lies.
+// Rounds towards minus infinity. The product is exact in double; the error of the sum is computed
+// too (Knuth), so that the last rounding knows on which side of the float the true value lies.
 template <class T, class A, class B, class C>
 T fma_rm(A a, B b, C c) {
   static_assert(std::is_same_v<T, f32>);

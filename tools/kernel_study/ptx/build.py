@@ -1,4 +1,4 @@
-"""The kernel as nvcc compiles it for a GPU, for a CPU to run.
+"""Run the kernel on a CPU as nvcc compiles it for a GPU.
 
 Host code, shared memory and threads are the emulation's; the kernels are the PTX that a GPU would
 get, instruction by instruction (machine.h).
@@ -26,7 +26,7 @@ from tools.kernel_study.ptx.translate import translate
 
 HERE = Path(__file__).parent
 NVCC_FLAGS = [flag for flag in kernel_build.NVCC_FLAGS if flag.startswith(("-std", "-O"))]
-# -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as a GPU's do.
+# -O1 keeps registers out of memory; -O2 takes twice as long. Integers wrap, as they do on a GPU.
 CXX_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
 CXX_FLAGS += ["-ffp-contract=off", *(["-mfma"] if platform.machine() == "x86_64" else [])]
 
@@ -40,15 +40,15 @@ def build(
     change: tuple[str, str] | None = None,
     count: bool = False,
 ) -> Path:
-    """As `kernel.build.build` for the GPU of `target`.
+    """Build the library of `kernel.build.build` from the PTX for the GPU of `target`.
 
     Args:
-        program: a source that includes the kernels; the result is then no library but this.
-        sanitize: flags for what stands for the GPU's own code.
-        change: (pattern, replacement) of all such texts in few_step_kernel: a planted fault.
-        count: tally what is executed (`translate`).
+        program: a source that includes the kernels; the result is then this program.
+        sanitize: flags for the code that replaces the GPU's own.
+        change: (pattern, replacement) for all such texts in few_step_kernel: a planted fault.
+        count: count the executed instructions (`translate`).
     Raises:
-        RuntimeError: a compiler refused, with the end of what it said; or `change` found nothing.
+        RuntimeError: a compiler failed, with the end of its output; or `change` found nothing.
     """
     nvcc = kernel_build.find_nvcc()
     defines = [
@@ -82,7 +82,7 @@ def build(
 
 @contextmanager
 def instead_of_emulation(arch: str, **options: Any) -> Iterator[None]:
-    """Decoders that are made inside get the kernel compiled for `arch`, by `build`."""
+    """Give decoders that are made inside the block the kernel compiled for `arch` by `build`."""
 
     def build_ptx(config: ModelConfig, target: Target) -> Path:
         return build(config, replace(target, arch=arch), **options)
@@ -100,7 +100,7 @@ def assemble(
     is_library: bool = True,
     count: bool = False,
 ) -> Path:
-    """PTX and the host code that launches it, in one file; kept for as long as nothing changes.
+    """Link PTX and the host code that launches it into one file, which is kept until they change.
 
     Args:
         key: of the PTX.

@@ -1,5 +1,5 @@
-// What the lanes of a warp, or all threads, do together. Compiled without sanitizers: what it keeps
-// is no memory of the kernel.
+// What the lanes of a warp, or all threads, do together. Compiled without sanitizers: its own data
+// is not memory of the kernel.
 #include "machine.h"
 
 #include <vector>
@@ -8,10 +8,10 @@ namespace ptx {
 
 namespace {
 constexpr int kMaxThreads = 1024;
-constexpr int kSchedulers = 4;  // of an SM; warp w belongs to the (w % 4)-th
+constexpr int kSchedulers = 4;  // of an SM; warp w belongs to scheduler w % 4
 
-// Of the busiest scheduler of all blocks: before they arrived, and while they waited for each
-// other.
+// Counts of the busiest scheduler of all blocks: before they arrived, and while they waited for
+// each other.
 struct Interval {
   Tally stage, waiting;
 };
@@ -24,12 +24,12 @@ std::vector<size_t> num_arrivals;                 // of each block
 std::vector<Interval> intervals;
 u64 tallied_launch = ~u64{0};
 
-// Most of all schedulers, where tally_of(thread) is what one thread did.
+// The most of all schedulers; tally_of(thread) is what one thread executed.
 template <class TallyOf>
 void raise_to_busiest(Tally& most, const TallyOf& tally_of) {
   Tally schedulers[kSchedulers];
   for (u32 first = 0; first < blockDim.x; first += 32) {
-    Tally warp;  // as many as its busiest lane: the others wait for that
+    Tally warp;  // the count of its busiest lane, for which the others wait
     for (u32 i = first; i < first + 32; ++i) {
       const Tally lane = tally_of(i);
       warp.instructions = std::max(warp.instructions, lane.instructions);
@@ -55,7 +55,7 @@ Tally& tally_of_thread() {
 }
 
 void note_meeting() {
-  if (tallied_launch != emulation::launch_number) return;  // nobody counts
+  if (tallied_launch != emulation::launch_number) return;  // nothing is being counted
   ThreadTallies& mine = tallies[blockIdx.x][threadIdx.x];
   mine.before.push_back(mine.recent);
   mine.recent = {};
@@ -66,8 +66,8 @@ void note_arrival() {
   std::vector<ThreadTallies>& threads = tallies[blockIdx.x];
   const size_t index = num_arrivals[blockIdx.x]++;
   if (index == intervals.size()) intervals.push_back({});
-  // Behind an arrival every thread first meets its block when the others have arrived, too. Some
-  // may have come further by now than this one.
+  // After an arrival every thread first meets its block when the others have arrived, too. By now
+  // some threads may be further on than this one.
   const size_t num_meetings = threads[threadIdx.x].before.size(), first = index ? 1 : 0;
   raise_to_busiest(intervals[index].stage, [&](u32 thread) {
     Tally sum;
@@ -79,7 +79,7 @@ void note_arrival() {
   });
   if (index) {
     raise_to_busiest(intervals[index - 1].waiting, [&](u32 thread) {
-      // How often the thread polls that arrives, says nothing here.
+      // How often the arriving thread polls depends on the emulation, so it does not count.
       return thread == threadIdx.x ? Tally{} : threads[thread].before[0];
     });
   }
@@ -89,7 +89,7 @@ void note_arrival() {
   }
 }
 
-// The intervals of the last launch that was counted, up to `size` of them.
+// Copies up to `size` intervals of the last counted launch.
 extern "C" int ptx_intervals(Interval* out, int size) {
   for (int i = 0; i < size && i < static_cast<int>(intervals.size()); ++i) out[i] = intervals[i];
   return static_cast<int>(intervals.size());

@@ -1,18 +1,18 @@
-// The PTX instructions that the kernel is made of, for one thread, on top of the emulation's warps
-// and blocks. translate.py turns each instruction into a call of the function with its name:
-// "cvt.rn.bf16.f32 %rs1, %f2" is rs1 = cvt_rn<bf16, f32>(f2). An instruction that is not here
-// does not compile. Those that compute are in arithmetic.h; here are memory, and where threads
-// meet.
+// The PTX instructions of the kernel, for one thread, on top of the emulation's warps and
+// blocks. translate.py turns each instruction into a call of the function with its name:
+// "cvt.rn.bf16.f32 %rs1, %f2" becomes rs1 = cvt_rn<bf16, f32>(f2). An instruction without a
+// function does not compile. arithmetic.h has those that compute; this file has memory, and
+// where threads meet.
 //
-// Written from the PTX ISA, not from csrc/: what both say twice is what can be compared. Loads and
-// stores check what a GPU traps on (alignment, the end of shared memory) and what it silently gets
-// wrong (the read-only path over bytes that the launch itself writes).
+// Written from the PTX ISA, not from csrc/, so that the two can be compared. Loads and stores check
+// what a GPU traps on (alignment, the end of shared memory) and what it silently gets wrong (the
+// read-only path over bytes that the launch itself writes).
 #pragma once
 #include "arithmetic.h"
 
 namespace ptx {
 
-// What one thread executes.
+// What one thread has executed.
 struct Tally {
   u32 instructions = 0, integers = 0;
   void add(u32 num, u32 num_integer) {
@@ -21,8 +21,8 @@ struct Tally {
   }
 };
 Tally& tally_of_thread();
-void note_meeting();  // of a thread with its block
-void note_arrival();  // of a block at a barrier of the grid, by one thread for all of it
+void note_meeting();  // a thread calls this when it meets its block
+void note_arrival();  // one thread calls this when its block arrives at a grid barrier
 
 // ---- addresses: shared ones count from the start of the block's memory
 template <class T, class A>
@@ -39,7 +39,7 @@ T cvta_to_shared(A generic) {
 }
 
 enum class Access { kWritten, kReadOnly };
-// Keeps the sectors of a launch; ends it when one is both written and read by the read-only path.
+// Records the sectors of a launch; ends it when a sector is both written and read as read-only.
 void note(u64 address, size_t bytes, Access access);
 inline void check_alignment(u64 address, size_t bytes) {
   if (address % bytes) {
@@ -74,7 +74,7 @@ template <class T, int n>
 void write(T* to, const Vector<T, n>& values) {
   for (int i = 0; i < n; ++i) to[i] = values.at[i];
 }
-// Addresses of all spaces but shared memory, generic ones too, are the host's.
+// Addresses are the host's in all spaces but shared memory, generic ones included.
 #define PTX_LOAD(name)                           \
   template <class T, int n>                      \
   Vector<T, n> name(u64 address) {               \
@@ -169,7 +169,7 @@ void cp_async_cg_shared_global_L2_256B(u64 shared, u64 global, A bytes) {
   if (bytes != 16) emulation::fail("cp.async.cg copies 16 bytes, not %d", static_cast<int>(bytes));
   emulation::async_copy(shared_at<uint4>(shared), global_at<uint4>(global), 16);
 }
-// Which policy it is, no result depends on; an invented one is refused.
+// No result depends on which policy it is; any other value is refused.
 constexpr u64 kEvictFirst = 0xE71C7F1257;
 template <class T, class A>
 T createpolicy_fractional_L2_evict_first(A fraction) {
@@ -188,7 +188,7 @@ void cp_async_wait_group(A groups_left) {
 }
 inline void prefetch_global_L2(u64) {}
 
-// ---- where threads meet. `line` is of the PTX: lanes must meet at the same one.
+// ---- where threads meet. `line` is the line in the PTX: lanes must meet at the same one.
 inline void bar_sync(int line, u32 barrier) {
   note_meeting();
   if (barrier) emulation::fail("bar.sync %u: the kernel has barrier 0 alone", barrier);
@@ -212,7 +212,7 @@ struct Shuffled {
   T value;
   pred found;
 };
-// The value of lane `source` if it is inside the segment; else this lane's own.
+// The value of lane `source` if that is inside the segment; otherwise this lane's own.
 template <class T>
 Shuffled<T> shuffle(int line, T value, int source, pred found) {
   const int from = found ? source : emulation::current->lane;
@@ -249,7 +249,7 @@ T redux_sync_max(int line, A value, B mask) {
   return emulation::warp_reduce(as<u32>(value), emulation::Collective::kMaxUnsigned, {"ptx", line});
 }
 
-// What a lane brings to mma.m16n8k16 and takes home.
+// What a lane brings to mma.m16n8k16 and what it receives.
 struct MmaLane {
   u32 a[4], b[2];
   f32 c[4], d[4];

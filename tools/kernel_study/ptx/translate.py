@@ -1,7 +1,7 @@
-"""PTX to C++: every instruction becomes a call of the function of its name in machine.h.
+"""Translate PTX to C++: every instruction becomes a call of the function of its name in machine.h.
 
-Nothing here knows what an instruction does. Registers become variables, labels stay labels, and
-what machine.h lacks does not compile.
+This module does not know what an instruction does. Registers become variables, labels stay labels,
+and an instruction that machine.h lacks does not compile.
 """
 
 import re
@@ -9,13 +9,13 @@ import re
 TYPE = re.compile("[busf](8|16|32|64)|bf16|bf16x2|pred")
 REGISTERS = {"pred": "bool", "b16": "u16", "b32": "u32", "b64": "u64", "f32": "u32"}
 SPECIAL = {"%tid.x", "%ntid.x", "%ctaid.x", "%nctaid.x", "%globaltimer"}
-# Names that C++ keeps for itself.
+# C++ reserves these names.
 KEYWORDS = {"and", "or", "xor", "not"}
-# Without a result.
+# These have no result.
 EFFECTS = {"red", "prefetch", "nanosleep", "cp"}
-# Where threads meet: they are told their line, so that lanes that meet elsewhere are found out.
+# Threads meet at these. Each call passes its line, so that lanes that meet elsewhere are detected.
 MEETINGS = {"bar", "shfl", "redux", "mma"}
-# What a GPU's integer units do, at half the rate of the others.
+# A GPU's integer units do these, at half the rate of the others.
 INTEGER = re.compile(r"^(@!?%\w+ )?(?!ld|st|cvt|atom|red|bra|mov|bar|shfl)\w+(\.\w+)*\.[sub]\d+ ")
 STATEMENT = re.compile(r"\s*(?:(\$?\w+):|([{}])|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)", re.DOTALL)
 ENTRY = re.compile(r"\.entry\s+(\w+)\(\s*\.param \.align (\d+) \.b8 (\w+)\[(\d+)\]\s*\)[^{]*\{")
@@ -23,14 +23,14 @@ SHARED = re.compile(r"\.extern \.shared .*?(\w+)\[\];")
 
 
 def translate(ptx: str, count: bool = False) -> str:
-    """The kernels of a PTX file as C++ functions of the same names and arguments.
+    """Return the kernels of a PTX file as C++ functions of the same names and arguments.
 
     Args:
-        count: tally what every thread executes (`Tally` of machine.h).
+        count: count what every thread executes (`Tally` of machine.h).
     Raises:
         ValueError: a kernel, symbol or instruction of a form that is not known.
     """
-    # Lines stay where they are: the C++ reports those of the PTX.
+    # Lines keep their numbers: errors of the C++ report those of the PTX.
     text = re.sub(r"//.*", "", ptx)
     entries = list(ENTRY.finditer(text))
     if not entries or len(entries) != text.count(".entry") or ".func" in text:
@@ -53,7 +53,7 @@ class _Kernel:
         self.named: set[str] = set()  # registers that are declared one by one
 
     def cpp(self, count: bool) -> str:
-        """The function."""
+        """Return the C++ function."""
         out = [self.struct, f'extern "C" void {self.name}(Bytes_{self.name} params) {{']
         if count:
             out.append("Tally& tally = tally_of_thread();")
@@ -61,7 +61,7 @@ class _Kernel:
             len(out) - 1,
             0,
             0,
-        )  # of the instructions since a jump from or to here
+        )  # counts instructions since the last jump from or to here
 
         def end_block() -> None:
             nonlocal head, num, num_integer
@@ -96,7 +96,7 @@ class _Kernel:
         return "\n".join(out)
 
     def statement(self, text: str) -> str:
-        """One declaration or instruction."""
+        """Translate one declaration or instruction."""
         if text.startswith(".pragma"):
             return ""
         if match := re.fullmatch(r"\.reg \.(\w+) %(\w+)<(\d+)>", text):
@@ -168,7 +168,7 @@ class _Kernel:
         return self.address(text) if text.startswith("[") else self.value(text)
 
     def value(self, text: str) -> str:
-        """A register, number, special register or symbol."""
+        """Return a register, number, special register or symbol."""
         if text in SPECIAL:
             return f"{text[1:].replace('.', '_')}()"
         if text.startswith("%") or text in self.named:
@@ -190,12 +190,12 @@ class _Kernel:
 
 
 def _register(name: str) -> str:
-    """As C++ calls it: apart from the names of types (%f32)."""
+    """Return a register's name in C++, which differs from the names of types (%f32)."""
     return "R" + name.replace("%", "_")
 
 
 def _operands(text: str) -> list[str]:
-    """Split at commas outside braces."""
+    """Split operands at commas outside braces."""
     return [part.strip() for part in re.split(r",\s*(?![^{]*\})", text) if part.strip()]
 
 
