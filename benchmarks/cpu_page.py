@@ -318,7 +318,7 @@ def bandwidth_table() -> list[str]:
         ]
         rows.append((result, cells))
     return section(
-        "PyTorch's decoder before there was another one",
+        "PyTorch's decoder and the memory",
         "A frame of PyTorch's decoder against the memory it reads, p50.",
         [
             *("model", "precision", "weights a frame", "memory reads"),

@@ -97,8 +97,8 @@ def performance() -> list[str]:
         "# Performance",
         "",
         *paragraph(
-            "How long this project takes for a second of speech, and the least that the hardware "
-            "allows. `benchmarks/pages.py` writes this page: measured figures come from the files "
+            "This page shows how long this project takes for a second of speech, and the least that "
+            "the hardware allows. `benchmarks/pages.py` writes this page: measured figures come from the files "
             "in `benchmarks/results/`, which each table names below itself, calculated ones from "
             "the model's config and the GPUs' data sheets (`benchmarks/roofline.py`). Models named "
             "`random-` have random weights, which take the time of real ones and say nothing about "
