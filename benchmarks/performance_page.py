@@ -97,13 +97,13 @@ def performance() -> list[str]:
         "# Performance",
         "",
         *paragraph(
-            "This page shows how long this project takes for a second of speech, and the least that "
-            "the hardware allows. `benchmarks/pages.py` writes this page: measured figures come from the files "
-            "in `benchmarks/results/`, which each table names below itself, calculated ones from "
-            "the model's config and the GPUs' data sheets (`benchmarks/roofline.py`). Models named "
-            "`random-` have random weights, which take the time of real ones and say nothing about "
-            "how speech sounds. A frame is 80 ms of speech; p50 and p95 are the median and the "
-            "95th percentile."
+            "This page shows how long this project takes for a second of speech, and the least "
+            "that the hardware allows. `benchmarks/pages.py` writes it: measured figures come from "
+            "the files in `benchmarks/results/`, which each table names below itself, calculated "
+            "ones from the model's config and the GPUs' data sheets (`benchmarks/roofline.py`). "
+            "Models named `random-` have random weights, which take the time of real ones and say "
+            "nothing about how speech sounds. A frame is 80 ms of speech; p50 and p95 are the "
+            "median and the 95th percentile."
         ),
         "",
         "## Measured on a CPU",
