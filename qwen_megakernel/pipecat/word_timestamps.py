@@ -5,18 +5,14 @@ The model says nothing about word boundaries. What is known is the text, how muc
 their length.
 """
 
-import re
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing.words import count_letters, split_words, spoken_letters
 
 # Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
 DEFAULT_PACE = 1 / 15
-_WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # "7" is spoken "seven"
-_PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
 
 # Words this far ahead of the listener are told while their text is still being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
@@ -24,12 +20,6 @@ LOOKAHEAD_S = 0.3
 
 # A text of less than a second says nothing about the pace of a voice.
 _LEARNABLE_LETTERS = 15
-
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
-_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
-_UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
-_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,56 +29,6 @@ class WordTime:
     word: str
     seconds: float
     unspaced: bool = False
-
-
-def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Cut a text into words, each with whether it is `unspaced`.
-
-    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
-    a number) stays in one piece, with its own spaces.
-    """
-    if not _UNSPACED_LETTER.search(text):
-        yield from ((word, False) for word in text.split())
-        return
-    for piece in _UNSPACED_PIECE.findall(text):
-        if piece.strip():
-            yield piece.strip(), True
-
-
-def whole_words(text: str) -> int:
-    """How many characters of a text that goes on are certain to be whole words.
-
-    Punctuation that comes next would belong to the last word, so that one is not.
-    """
-    end = _LAST_WORD_END.match(text)
-    return end.end() if end else 0
-
-
-def count_letters(text: str) -> int:
-    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
-    return sum(map(_letters, text))
-
-
-def _spoken_letters(pieces: Sequence[Piece], begin: int, end: int) -> int:
-    """The letters spoken for the characters [begin, end); a piece shares its own out evenly."""
-    letters = 0.0
-    for piece in pieces:
-        shared = min(end, piece.end) - max(begin, piece.start)
-        if shared > 0:
-            text, share = piece.text, shared / (piece.end - piece.start)
-            if piece.is_kept:
-                first = max(begin, piece.start) - piece.start
-                text, share = text[first : first + shared], 1.0
-            letters += count_letters(text) * share
-    return round(letters)
-
-
-def _letters(char: str) -> int:
-    if char.isdigit():
-        return _DIGIT_LETTERS
-    if char.isalpha():
-        return _WIDE_LETTERS if unicodedata.east_asian_width(char) in "WF" else 1
-    return _PAUSE_LETTERS.get(char, 0)
 
 
 @dataclass(slots=True)
@@ -120,7 +60,7 @@ class WordTimer:
             begin = text.index(word, end)
             end = begin + len(word)
             self._words.append((word, unspaced, self._num_letters))
-            self._num_letters += _spoken_letters(pieces, begin, end) or count_letters(word)
+            self._num_letters += spoken_letters(pieces, begin, end) or count_letters(word)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
         """Words to tell now: within the audio made so far, and soon to be heard.

@@ -13,8 +13,9 @@ from tolerances import nearly
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.pipecat.word_timestamps import WordTimer, count_letters
+from qwen_megakernel.pipecat.word_timestamps import WordTimer
 from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.timing.words import count_letters
 
 Settings = MegakernelTTSService.Settings
 
