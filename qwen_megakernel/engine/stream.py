@@ -24,6 +24,7 @@ from qwen_megakernel.text.parts import PartCutter, TextPart
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.unreadable import TextWatch
+from qwen_megakernel.timing import subtitles
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
 from qwen_megakernel.timing.words import Segment, TimedWord
 
@@ -360,6 +361,14 @@ class Speech:
             OutputError: the path cannot be written.
         """
         audio.write_wav(path, self.audio, self.sample_rate)
+
+    def save_subtitles(self, path: str | Path) -> None:
+        """Write the times of words and sentences; the extension picks the format (srt, vtt, json).
+
+        Raises:
+            UsageError, OutputError: the extension is unknown, or the path cannot be written.
+        """
+        subtitles.write(Path(path), self.words, self.segments)
 
     @staticmethod
     def collect(stream: SpeechStream) -> "Speech":

@@ -84,3 +84,9 @@ def test_what_settles_while_a_stream_is_read_is_all_in_the_end(tts: TTSEngine):
             words, segments = words + more[0], segments + more[1]
         assert words == stream.words and segments == stream.segments
     assert [word.word for word in words] == LONG.split()
+
+
+def test_saving_subtitles_of_a_speech(tts: TTSEngine, tmp_path):
+    speech = tts.synthesize("Hello there.", seed=1)
+    speech.save_subtitles(tmp_path / "out.vtt")
+    assert "Hello there." in (tmp_path / "out.vtt").read_text()
