@@ -80,7 +80,6 @@ class SpeechTimer:
         """Take a chunk that the reader has received."""
         seconds = len(chunk.samples) / chunk.sample_rate
         if chunk.num_frames:
-            self._num_frames = chunk.frame_index + chunk.num_frames
             for part in self._parts[len(self._heard) :]:
                 # The chunks of an engine are of one part. What is made of them may be of two.
                 share = max(0, part.first_frame - chunk.frame_index) / chunk.num_frames
@@ -90,6 +89,9 @@ class SpeechTimer:
         if len(chunk.samples):
             self._loudness.add(chunk.samples, chunk.sample_rate)
             self._heard_s += seconds
+        # Last, because a thread that asks looks at these first.
+        if chunk.num_frames:
+            self._num_frames = chunk.frame_index + chunk.num_frames
         self._is_over = self._is_over or chunk.is_last
 
     # ---- words and sentences ---------------------------------------------------------------------
@@ -133,16 +135,17 @@ class SpeechTimer:
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
         """The words and sentences that have settled since the last call: they never change."""
-        if not self._is_look_due():
+        is_over = self._is_over  # looked at before the words are: more may be heard meanwhile
+        if not self._is_look_due(is_over):
             return [], []
+        limit_s = self._settled_s()
         words, num_known = self.words(written, pieces), len(self._settled)
-        if not self._is_over:
-            limit_s = self._settled_s()
+        if not is_over:
             # Of a text that goes on, the last word may grow.
             words = [word for word in words[:-1] if word.end <= limit_s]
         self._settled += words[num_known:]
         segments = _segments(written, words)
-        if not self._is_over:
+        if not is_over:
             segments = segments[:-1]  # it may go on
         first, self._num_settled_segments = self._num_settled_segments, len(segments)
         return words[num_known:], segments[first:]
@@ -158,9 +161,9 @@ class SpeechTimer:
         ]
         return self._settled + later
 
-    def _is_look_due(self) -> bool:
+    def _is_look_due(self, is_over: bool) -> bool:
         """Whether words may have settled: a part is over, or twice as much of it was heard."""
-        if self._is_over:
+        if is_over:
             is_due, self._is_settled = not self._is_settled, True
             return is_due
         num_over = sum(self._is_part_over(index) for index in range(len(self._heard)))
@@ -174,7 +177,7 @@ class SpeechTimer:
 
     def _settled_s(self) -> float:
         """Until when words are settled while the stream goes on."""
-        if self._is_part_over(len(self._heard) - 1):
+        if not self._heard or self._is_part_over(len(self._heard) - 1):
             return self._heard_s
         return max(self._heard[-1].begin_s, self._heard_s - SETTLED_AFTER_S)
 
@@ -187,18 +190,20 @@ class SpeechTimer:
 
     def _times(self) -> np.ndarray:
         """[num_chars, 2]: the seconds of each visible character; NaN where none is heard."""
-        rows, times = self._loudness.rows(), np.empty((0, 2))
-        for index, heard in enumerate(self._heard):
+        times = np.empty((0, 2))
+        for index, heard in enumerate(self._heard[:]):
             found = heard.times
             if found is None:
-                found = self._listen(index, rows)
-                if self._is_part_over(index):
+                is_over = self._is_part_over(index)
+                rows = self._loudness.rows()
+                found = self._listen(index, rows, is_over=is_over)
+                if is_over:
                     heard.times = found
             before = self._parts[index].text.start - len(times)  # of parts that nothing is said for
             times = np.concatenate([times, np.full((max(0, before), 2), np.nan), found])
         return times
 
-    def _listen(self, index: int, rows: np.ndarray) -> np.ndarray:
+    def _listen(self, index: int, rows: np.ndarray, *, is_over: bool) -> np.ndarray:
         """[num_chars, 2]: the seconds of the visible characters of a part."""
         part, begin_s, hop_s = self._parts[index], self._heard[index].begin_s, self._hop_s
         is_last = index == len(self._heard) - 1
@@ -208,7 +213,7 @@ class SpeechTimer:
         times = np.full((len(visible(part.text.text)), 2), np.nan)
         if not len(rows) or not sounds:
             return times
-        if part.is_whole and self._is_part_over(index):
+        if is_over and part.is_whole:
             hops = align(rows, sounds)
             weight = sum(sound.weight for sound in sounds)
             self._pace_s = max(1, int(speech_hops(rows).sum())) * hop_s / weight

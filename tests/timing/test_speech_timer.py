@@ -12,6 +12,8 @@ from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.cleaning import MAX_CHARS, visible
 from qwen_megakernel.text.parts import TextPart, split
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing import speech_timer
+from qwen_megakernel.timing.alignment import align
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
 from qwen_megakernel.timing.words import TimedWord
 
@@ -180,6 +182,34 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     assert [word.word for word in words] == text.split()
     check(words, 100)
     assert timer.take(text, as_written(text)) == ([], [])
+
+
+@pytest.mark.parametrize("ask", ["words", "take"])
+def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
+    monkeypatch: pytest.MonkeyPatch, ask: str
+):
+    """The server seeks in a thread, beside the one that receives."""
+    text = f"{FIRST} {SECOND}"
+    parts, sent, _ = spoken_parts([text])
+    end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
+    count = len(sent) // 2
+    timer = heard(parts, sent[:count])
+    later = [*sent[count:], end()]
+
+    def hearing(*arguments):
+        if later:
+            parts[0].end(end_frame, "eos")
+            while later:
+                timer.hear(later.pop(0))
+        return align(*arguments)
+
+    monkeypatch.setattr(speech_timer, "align", hearing)
+    getattr(timer, ask)(text, as_written(text))
+    assert not later
+    words = timer.words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    told, segments = timer.take(text, as_written(text))
+    assert segments and told == words[len(words) - len(told) :]
 
 
 def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
