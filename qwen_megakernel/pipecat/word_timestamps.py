@@ -5,18 +5,14 @@ part of it, how much audio it became (exactly, once its last chunk has left), an
 was sent. Words share the audio by the length of what is spoken for them.
 """
 
-import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing.words import count_letters, split_words
 
 # Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
 DEFAULT_PACE = 1 / 15
-_WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # "7" is spoken "seven"
-_PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
 
 # Words this far ahead of the listener are told while their text is still being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
@@ -24,12 +20,6 @@ LOOKAHEAD_S = 0.3
 
 # A text of less than a second says nothing about the pace of a voice.
 _LEARNABLE_LETTERS = 15
-
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
-_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
-_UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
-_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +29,6 @@ class WordTime:
     word: str
     seconds: float
     unspaced: bool = False
-
-
-def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Cut a text into words, each with whether it is `unspaced`.
-
-    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
-    a number) stays in one piece, with its own spaces.
-    """
-    if not _UNSPACED_LETTER.search(text):
-        yield from ((word, False) for word in text.split())
-        return
-    for piece in _UNSPACED_PIECE.findall(text):
-        if piece.strip():
-            yield piece.strip(), True
-
-
-def whole_words(text: str) -> int:
-    """How many characters of a text that goes on are certain to be whole words.
-
-    Punctuation that comes next would belong to the last word, so that one is not.
-    """
-    end = _LAST_WORD_END.match(text)
-    return end.end() if end else 0
-
-
-def count_letters(text: str) -> int:
-    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
-    return sum(map(_letters, text))
-
-
-def _letters(char: str) -> int:
-    if char.isdigit():
-        return _DIGIT_LETTERS
-    if char.isalpha():
-        return _WIDE_LETTERS if unicodedata.east_asian_width(char) in "WF" else 1
-    return _PAUSE_LETTERS.get(char, 0)
 
 
 @dataclass(slots=True)
@@ -109,7 +63,7 @@ class WordTimer:
         if self.spoken:
             self._letters += [0.0] * len(text)
         else:
-            self._letters += map(_letters, text)
+            self._letters += map(count_letters, text)
             self._spoken_end = len(self._letters)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
@@ -149,7 +103,7 @@ class WordTimer:
                 break
             self._spoken_end = max(self._spoken_end, piece.end)
             first = max(piece.start, known)
-            letters: list[float] = [*map(_letters, piece.text[first - piece.start :])]
+            letters: list[float] = [*map(count_letters, piece.text[first - piece.start :])]
             if not piece.is_kept:  # the characters that it stands for share it
                 num_chars = piece.end - first
                 letters = [count_letters(piece.text) / num_chars] * num_chars

@@ -13,8 +13,9 @@ from tolerances import WORD_SECONDS, nearly
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.pipecat.word_timestamps import WordTimer, count_letters
+from qwen_megakernel.pipecat.word_timestamps import WordTimer
 from qwen_megakernel.text.reading.reader import Reading, TextReader
+from qwen_megakernel.timing.words import count_letters
 
 Settings = MegakernelTTSService.Settings
 
