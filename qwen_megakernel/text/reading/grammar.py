@@ -46,7 +46,6 @@ class Grammar:
 
     def __init__(self, language: Language):
         self.language = language
-        self._months = language.month_forms
         # No letter and no digit comes next; where letters follow digits, none of the Latin script.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
@@ -126,15 +125,15 @@ class Grammar:
     def _common_rules(self) -> Iterator[tuple[str | re.Pattern[str], Say]]:
         lang = self.language
         yield from ((pattern, self._web) for pattern in (_URL, _EMAIL, _DOMAIN))
-        yield r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)", self._date
+        yield r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)", lang.written_date
         numeric = r"(?P<{}>\d{{1,2}})([-./])(?P<{}>\d{{1,2}})\2(?P<y>\d{{4}}|\d\d)(?![\d./-]\d|\d)"
-        yield numeric.format(*("dm" if lang.day_first else "md")), self._date
+        yield numeric.format(*("dm" if lang.day_first else "md")), lang.written_date
         if lang.says_written_dates:
             links = _any_of(lang.links)
             yield (
                 rf"(?i)(?P<d>\d{{1,2}})(?:{lang.ordinal_marks})?\.?\s(?:{links}\s)?"
-                rf"(?P<m>{_any_of(self._months)})\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
-                self._date,
+                rf"(?P<m>{_any_of(lang.month_forms)})\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
+                lang.written_date,
             )
         yield (
             r"(?i)(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
@@ -258,16 +257,6 @@ class Grammar:
         noun = Noun(*(("",) if is_around else (percent,)) * 3)
         words = self._range(match, noun)
         return percent.format(words.strip()) if is_around else words
-
-    def _date(self, match: re.Match[str], before: str) -> str | None:
-        month = match["m"].lower()
-        number = self._months.get(month) or (int(month) if month.isdigit() else 0)
-        day, year = int(match["d"]), match["y"]
-        if not (1 <= number <= 12 and 1 <= day <= 31):
-            return None
-        if year and len(year) == 2:
-            year = ("20" if int(year) < 70 else "19") + year
-        return self.language.date(day, number, int(year) if year else None, before)
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language

@@ -84,23 +84,16 @@ def roman_number(text: str) -> int:
     return sum(-value if value < following else value for value, following in pairs)
 
 
-class Numerals:
-    """num2words for one language: imported for the first number, and its words are remembered.
+def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
+    """Return num2words for one language: imported for the first number, its words remembered.
 
     Args:
         code: of the language.
         others: words of num2words, and those that take their places.
     """
 
-    def __init__(self, code: str, others: Mapping[str, str]):
-        self._code, self._others = code, others
-        self._remembered = functools.lru_cache(maxsize=4096)(self._say)
-
-    def __call__(self, number: int, to: str = "cardinal", **options: str) -> str:
-        """A number in words."""
-        return self._remembered(number, to, **options)
-
-    def _say(self, number: int, to: str, **options: str) -> str:
+    @functools.lru_cache(maxsize=4096)
+    def say(number: int, to: str = "cardinal", **options: str) -> str:
         try:
             from num2words import num2words
         except ModuleNotFoundError as error:
@@ -108,10 +101,12 @@ class Numerals:
                 "Numbers are read with num2words, which is not installed.",
                 hint="pip install num2words, or speak with normalize off.",
             ) from error
-        words: str = num2words(number, lang=self._code, to=to, **options).replace(",", "")
-        for word, other in self._others.items():
+        words: str = num2words(number, lang=code, to=to, **options).replace(",", "")
+        for word, other in others.items():
             words = words.replace(word, other)
         return words
+
+    return say
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +176,7 @@ class Language:
     letters_follow = False  # whether words are written behind digits without a space
 
     def __init__(self) -> None:
-        self.say = Numerals(self.code, table(self.NUMERALS))
+        self.say = numerals(self.code, table(self.NUMERALS))
         endings = table(self.ENDINGS).items()
         self.endings = {key: [pair.split() for pair in pairs.split(", ")] for key, pairs in endings}
         self.digits = self.DIGITS.split()
@@ -316,6 +311,16 @@ class Language:
         if year is None:
             return self.dates[0].format(**parts)
         return self.dates[1].format(**parts, year=self.dated_year(year))
+
+    def written_date(self, match: re.Match[str], before: str) -> str | None:
+        """Return a date whose groups are "d", "m" and perhaps "y"; None where there is none."""
+        name, day, year = match["m"].lower(), int(match["d"]), match["y"]
+        month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
+        if not (1 <= month <= 12 and 1 <= day <= 31):
+            return None
+        if year and len(year) == 2:
+            year = ("20" if int(year) < 70 else "19") + year
+        return self.date(day, month, int(year) if year else None, before)
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day."""

@@ -96,13 +96,6 @@ class Russian(Language):
     def dated_year(self, number: int) -> str:
         return f"{self.genitive(number)} года"
 
-    def written_date(self, match: re.Match[str], before: str) -> str | None:
-        """ "5 марта 2026 года", "23.11.2026"."""
-        month = self.month_forms.get(match["m"].lower()) or int(match["m"])
-        if not (1 <= month <= 12 and 1 <= int(match["d"]) <= 31):
-            return None
-        return self.date(int(match["d"]), month, int(match["y"]) if match["y"] else None, before)
-
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day; a zero is said before minutes and seconds of one digit."""
         if not minute and not second:

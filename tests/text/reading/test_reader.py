@@ -1,5 +1,6 @@
 """A text in pieces is read as the whole, and each spoken piece knows what it stands for."""
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -146,14 +147,16 @@ def test_an_unknown_normalize_is_refused_with_those_there_are():
         READING.reader("yes", "auto", None)
 
 
-def seconds(text: str, tries: int = 3) -> float:
-    """What it takes to read a text: the least of several tries."""
-    taken = []
-    for _ in range(tries):
+def seconds(text: str, enough: float = 0.0) -> float:
+    """What it takes to read a text: the least of three tries, or the first one of `enough`."""
+    least = math.inf
+    for _ in range(3):
         made, begin = reader([LEXICON]), time.process_time()
         made.whole(text)
-        taken.append(time.process_time() - begin)
-    return min(taken)
+        least = min(least, time.process_time() - begin)
+        if least < enough:
+            break
+    return least
 
 
 def test_time_is_linear_in_the_length():
@@ -172,8 +175,9 @@ def test_time_is_linear_in_the_length():
     ids=lambda text: ascii(text[:8]),
 )
 def test_a_hostile_text_is_read_in_bounded_time_and_length(text: str):
-    whole = seconds(text, tries=1)
+    most = 8 * seconds(text[: len(text) // 4]) + 0.1  # of quadratic time it would be 16 times
+    whole = seconds(text, enough=most)
+    assert whole < most
     assert whole < 5  # half a second on the machine of 2026-11
-    assert whole < 8 * seconds(text[: len(text) // 4]) + 0.1  # of quadratic time it would be 16
     assert len(reader([LEXICON]).whole(text)) < 10 * len(text) + 100
     assert reader().whole("5 kg") == "five kilograms"
