@@ -53,5 +53,5 @@ def test_both_backends_of_a_cpu_speak_by_turns(tmp_path):
 def test_a_stream_that_ends_is_no_measurement(load_checkpoint):
     made = cpu_decode.Made("torch", load_checkpoint("tiny-random"), None, 1, 1)
     made.decoder.step = lambda *given: type("Ended", (), {"ended": (True,)})
-    with pytest.raises(SystemExit, match="nothing was measured"):
+    with pytest.raises(SystemExit, match="nothing to measure"):
         made.frame_ms(1)
