@@ -34,7 +34,7 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 # What ran and what was skipped, for `ledger`.
 REPORTS := build/reports
 
-test: lint  ## linters and the default test suite
+test: lint  ## linters, type checker and the default test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak
@@ -53,6 +53,7 @@ test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	git ls-files csrc | grep -E '\.(cu|cuh|h|cpp)$$' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
 # Without one the tests of what it makes of the kernel are skipped. The build knows where to look.

@@ -11,10 +11,12 @@ from qwen_megakernel.cli import options
 
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line to stderr, unless --quiet."""
-    text = options.read_speech(args.text, args.output)
+    text = options.read_speech(args.text, args.output, subtitles=args.subtitles)
     with options.engine_from_args(args) as tts:
         speech = tts.synthesize(text, **options.speech_options(args, tts))
         speech.save(args.output)
+        if args.subtitles:
+            speech.save_subtitles(args.subtitles)
     if not args.quiet:
         seconds = len(speech.audio) / speech.sample_rate
         total = speech.timings["total"] / 1000
@@ -32,6 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser = options.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="what to say; - reads standard input")
     parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

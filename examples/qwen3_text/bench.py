@@ -20,9 +20,8 @@ import torch
 from model import Decoder  # the file beside this one
 
 from benchmarks import common
-from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.cli.options import at_least
-from qwen_megakernel.decoders.kernel.text_model import text_config
+from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
 
 # Qwen/Qwen3-0.6B, config.json.
 QWEN3_06B = {
@@ -49,11 +48,8 @@ def random_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
         noise = torch.randn(shape, generator=generator)
         return (1 + 0.1 * noise if "norm" in name else noise / shape[-1] ** 0.5).bfloat16()
 
-    shapes = {
-        n.removeprefix(TALKER_PREFIX): s for n, s in model_tensors(text_config(values)).items()
-    }
-    names = [n for n in shapes if n.startswith(("model.layers.", "model.norm."))]
-    weights = {name: draw(name, shapes[name]) for name in names}
+    shapes = layer_tensors(text_sizes(values).talker.stack)
+    weights = {name: draw(name, shape) for name, shape in shapes.items()}
     table = (values["vocab_size"], values["hidden_size"])
     return weights | {"model.embed_tokens.weight": draw("embed_tokens", table)}
 

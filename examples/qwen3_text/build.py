@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it
 from model import find  # the file beside this one
 
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.decoders.kernel.text_model import text_config
+from qwen_megakernel.decoders.kernel.text_model import text_sizes
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     values = json.loads((find(args.model) / "config.json").read_text())
-    print(build.build(text_config(values), build.Target(args.arch, args.dtype)))
+    print(build.build(text_sizes(values), build.Target(args.arch, args.dtype)))
     return 0
 
 

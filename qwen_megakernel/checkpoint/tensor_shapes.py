@@ -35,6 +35,11 @@ def model_tensors(config: ModelConfig) -> dict[str, Shape]:
     return tensors
 
 
+def stack_tensors(stack: StackConfig) -> dict[str, Shape]:
+    """Return names and shapes of a stack's layers and final norm: "layers.0...", "norm.weight"."""
+    return dict(_stack(stack))
+
+
 def codec_tensors(config: CodecConfig) -> dict[str, Shape]:
     """Return names and shapes of the codec's model.safetensors: vocoder and Mimi encoder."""
     return dict(_prefixed(CODEC_DECODER_PREFIX, _codec_decoder(config.decoder))) | dict(

@@ -189,6 +189,15 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     add_sampling_options(parser)
 
 
+def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
+    """--subtitles."""
+    parser.add_argument(
+        "--subtitles",
+        metavar="FILE",
+        help="write when each sentence is heard: .srt or .vtt captions, or .json with every word",
+    )
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --max-frames and the sampling knobs, which every family of models has."""
     parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
@@ -345,25 +354,31 @@ def read_text(text: str) -> str:
         raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
 
 
-def read_speech(text: str, output: str | None, dump_codes: str | None = None) -> str:
+def read_speech(
+    text: str, output: str | None, dump_codes: str | None = None, subtitles: str | None = None
+) -> str:
     """The clean text to say, once it can be said and written: a model may take minutes to load.
 
     Args:
         text: itself, or "-" for standard input.
         output: the audio file it will go to; None: no file.
         dump_codes: the file its codes will go to; None: none.
+        subtitles: the file the times of its words will go to; None: none.
     Raises:
-        UsageError: nothing to say, or too much; no such audio format.
+        UsageError: nothing to say, or too much; no such format of audio or subtitles.
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
     from qwen_megakernel.text.cleaning import validate
+    from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
         audio.check_path(output)
     if dump_codes is not None:
         codes_file.check_path(Path(dump_codes))
+    if subtitles is not None:
+        check_subtitles(Path(subtitles))
     return validate(read_text(text))
 
 

@@ -20,10 +20,11 @@ CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--output, --stream, --stdout, --dump-codes."""
+    """--output, --stream, --stdout, --subtitles, --dump-codes."""
     parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
     parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
     parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
+    options.add_subtitles_option(parser)
     parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
 
 
@@ -39,7 +40,7 @@ def read_text(args: argparse.Namespace) -> str:
     if args.output == "-":
         raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(args.text, output, args.dump_codes)
+    return options.read_speech(args.text, output, args.dump_codes, args.subtitles)
 
 
 def write_speech(
@@ -48,6 +49,7 @@ def write_speech(
     """Send a stream where `add_output_options` says; `text` is for the progress bar."""
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
+    from qwen_megakernel.timing import subtitles
 
     output = args.output or DEFAULT_OUTPUT
     if args.stdout:
@@ -61,6 +63,8 @@ def write_speech(
                 writer.write(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
                 _tell_chunk(args, chunk)
+    if args.subtitles:
+        subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     if not args.quiet:

@@ -1,11 +1,12 @@
-"""A prompt becomes codec frames: the talker and the code predictor, on four kinds of machinery.
+"""Decoders turn a prompt into codec frames: the talker and the code predictor, on five backends.
 
-Read `frame_decoder` first: the base class of all decoders, with what a caller sees of them. Then
-`plain`, the model in plain PyTorch, one stream at a time, which the others are held against.
-`graph/` is the same as CUDA graphs, `kernel/` the persistent CUDA kernel or its emulation on a CPU,
-`coreml/` two converted models; the first two share `buffered`. `backends` chooses between the four.
-`prompt` builds what they are given, `sampling` draws codes, `slots` has sizes and accounts, `int8`
-holds 8-bit weights.
+Read `frame_decoder` first: it is the base class of all decoders, and everything that a caller sees
+of them. Then read `plain`, the model in plain PyTorch, one stream at a time: the tests compare the
+other decoders with it. `cpu/` is native code for a CPU, `kernel/` the persistent CUDA kernel or its
+emulation on a CPU, `graph/` PyTorch operations recorded as CUDA graphs, `coreml/` two converted
+models; `kernel/` and `graph/` share `buffered`. `backends` chooses between the five. `prompt`
+builds their input, `sampling` draws codes, `slots` has sizes and the state of a slot, `weights` and
+`int8` are the tensors of a model, as they are stored or in 8 bits.
 
 Other rooms take `FrameDecoder`, `load_decoder`, `choose_backend`, `Backend`, `PromptBuilder`,
 `KernelTextModel`, and `sampling`.

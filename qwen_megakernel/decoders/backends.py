@@ -1,9 +1,9 @@
-"""The choice of a decoder: what this machine can run, and what replaces it where it fails."""
+"""The choice of a decoder: the ones that this machine can run, and the one that replaces it."""
 
 import contextlib
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.decoders.weights import QuantizedModel
 from qwen_megakernel.errors import (
     GenerationError,
     OutOfMemory,
@@ -28,17 +29,17 @@ from qwen_megakernel.records import plain_number
 
 logger = logging.getLogger(__name__)
 
-# Positions kept for prompts beside `max_frames`: a 60 s reference is 750 frames, its transcript and
-# a part of text are some 270 rows more.
+# Positions reserved for prompts beside `max_frames`: a reference of 60 s is 750 frames, and its
+# transcript and a part of text are some 270 rows more.
 MAX_PROMPT_POSITIONS = 1024
 
-# Up to so many slots `auto` takes the kernel, which has 16 streams in a launch; beyond, the graphs,
-# which decode all at once. Where the two meet is calculated; nothing has measured it yet.
+# Up to this number of slots `auto` takes the kernel, which runs 16 streams in a launch; for more it
+# takes the graphs, which decode all at once. The number is calculated, not measured.
 KERNEL_SLOTS = 32
 
-MIN_MACOS = 15  # of coreml, whose models have states
+MIN_MACOS = 15  # the first version whose Core ML models can have states
 
-# Why talker and code predictor have one dtype there.
+# Backends on which talker and code predictor have one dtype, and the reason.
 _ONE_DTYPE = {
     "kernel": "is one program, compiled for one kind of weights",
     "emulation": "runs the kernel, which is compiled for one kind of weights",
@@ -49,12 +50,12 @@ _ONE_DTYPE = {
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Which decoder runs, where, and why it was chosen."""
+    """The decoder that runs, its device, and the reason for the choice."""
 
     name: str  # kernel | graph | cpu | torch | emulation | coreml
     device: torch.device
     why: str
-    may_change: bool = False  # "auto" chose it: what fails while it is built is replaced
+    may_change: bool = False  # "auto" chose it, so another one replaces it if it cannot start
 
 
 def choose_backend(
@@ -63,16 +64,20 @@ def choose_backend(
     weights: str | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> Backend:
-    """Pick the decoder before any weight is read.
+    """Choose the decoder before any weight is read.
 
     Args:
-        requested: one of `BACKENDS`; an explicit name never falls back to another.
-        device: "cpu", "cuda", "cuda:1"; None picks a GPU where the backend can use one.
+        requested: one of `BACKENDS`; a name other than "auto" never falls back to another.
+        device: "cpu", "cuda", "cuda:1"; None picks a GPU if the backend can use one.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
         dtype: as `TTSEngine` takes it; one of `DTYPES_BY_PART` limits the choice.
+    Returns:
+        The backend, with the reason for it.
     Raises:
-        UsageError: unknown backend or weights, or a device or dtype the backend cannot use.
-        NoGPUError, DriverError: the kernel, or a CUDA device, was demanded and torch sees no GPU.
+        UsageError: the backend or the weights are unknown, or the backend cannot use the device or
+            the dtype.
+        SetupError: "coreml" was requested, and this is no Mac with macOS 15.
+        NoGPUError, DriverError: the kernel, or a CUDA device, was requested and torch sees no GPU.
     """
     if requested not in BACKENDS:
         raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
@@ -109,7 +114,7 @@ def choose_backend(
             why = error.what
         return Backend("cpu", wanted, why, may_change=True)
     try:
-        from qwen_megakernel.decoders.kernel.decoder import check_device
+        from qwen_megakernel.decoders.kernel.loading import check_device
 
         check_device(wanted)
     except SetupError as error:
@@ -120,36 +125,36 @@ def choose_backend(
 
 
 def has_core_ml() -> bool:
-    """Whether this machine runs Core ML models that have states."""
+    """Return whether this machine runs Core ML models that have states."""
     version = platform.mac_ver()[0]
     return bool(version) and int(version.split(".")[0]) >= MIN_MACOS
 
 
 def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
-    """What `auto` takes on a GPU where the kernel cannot be built or started."""
+    """Return what `auto` takes on a GPU if the kernel cannot be built or started; log the error."""
     logger.warning("%s", error)
     return Backend("graph", device, f"the kernel cannot run here: {error.what}")
 
 
 def without_native_code(backend: Backend, error: QwenTTSError) -> Backend:
-    """What `auto` takes on a CPU where the native decoder cannot be built or run the model."""
-    logger.warning("%s Decoding by PyTorch instead, which takes 3 to 10 times as long.", error)
+    """Return what `auto` takes on a CPU if native code cannot be built or run; log the error."""
+    logger.warning("%s PyTorch decodes instead, which takes 3 to 10 times as long.", error)
     return Backend("torch", backend.device, f"{backend.why}; no native code: {error.what}")
 
 
 def default_dtype(checkpoint: Checkpoint, backend: Backend) -> torch.dtype:
-    """What a backend computes in unless it is told.
+    """Return the dtype that a backend computes in if the user names none.
 
-    The native CPU decoder computes in float32, Core ML in float16, without which nothing runs on
-    Apple's Neural Engine. Elsewhere it is bf16 on a GPU that computes in it, and on a CPU only
-    where weights are too large for its caches: PyTorch reads every weight once a pass, so a large
-    checkpoint is faster in half the bytes, while a small one is bound by the overhead of calls.
+    The native CPU decoder computes in float32. Core ML computes in float16, the only format of
+    Apple's Neural Engine. The others compute in bf16 on a GPU that has it, and on a CPU if the
+    weights are too large for its caches: PyTorch reads every weight once in each pass, so a large
+    checkpoint is faster in half the bytes, while the overhead of calls limits a small one.
     """
     if backend.name in ("cpu", "coreml"):
         return torch.float32 if backend.name == "cpu" else torch.float16
     stored = checkpoint.talker["codec_head.weight"].dtype
     if backend.device.type == "cuda":
-        # Before sm_80 bf16 is emulated: what `ArchError` announces there is float32.
+        # GPUs before sm_80 emulate bf16, so `ArchError` announces float32 for them.
         has_bf16 = torch.cuda.get_device_capability(backend.device) >= MIN_CAPABILITY
         return torch.bfloat16 if has_bf16 else torch.float32
     num_weights = sum(
@@ -170,34 +175,36 @@ def load_decoder(
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[FrameDecoder, Backend]:
-    """Make the decoder of a backend, or of the one that replaces it where it cannot start.
+    """Make the decoder of a backend, or of the one that replaces it if it cannot start.
 
     Args:
         checkpoint: weights and config.
         backend: from `choose_backend`.
         num_slots: streams that can be open at once.
-        max_frames: frames one part of an utterance may have.
-        dtype: None picks `default_dtype`, or what suits Core ML.
-        predictor_dtype: of the code predictor; None: dtype.
+        max_frames: maximum number of frames of one part of an utterance.
+        dtype: dtype of the computation; None: `default_dtype`.
+        predictor_dtype: dtype of the code predictor; None: dtype.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
-        num_threads: of the native CPU decoder; None: by the model's size and the cores.
+        num_threads: threads of the native CPU decoder; None: by the model's size and the cores.
     Returns:
-        The decoder, and the backend that it is in the end.
+        The decoder, and the backend that runs in the end.
     Raises:
         UsageError: the sizes can never work.
-        SetupError, UnsupportedModel: the backend, which was asked for, cannot run here.
-        OutOfMemory: the model or the slots do not fit. Nothing replaces a backend for that: fewer
-            slots or smaller weights hint it, and another decoder would hide it behind slow speech.
+        SetupError, UnsupportedModel: the user named the backend, and it cannot run here.
+        OutOfMemory: the model or the slots do not fit. No other backend replaces this one then:
+            fewer slots or smaller weights solve it, and slow speech would hide it.
     """
     num_slots = plain_number(int, "num_slots", num_slots)
     max_frames = plain_number(int, "max_frames", max_frames)
     if num_slots < 1 or max_frames < 1:
-        raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
+        raise UsageError(
+            f"num_slots is {num_slots} and max_frames {max_frames}; both must be 1 or more."
+        )
     limit = checkpoint.config.talker.stack.max_positions
     if MAX_PROMPT_POSITIONS + max_frames > limit:
         raise UsageError(
             f"max_frames is {max_frames}; this model has {limit} positions, of which "
-            f"{MAX_PROMPT_POSITIONS} are kept for prompts.",
+            f"{MAX_PROMPT_POSITIONS} are reserved for prompts.",
             hint=f"Set max_frames to {limit - MAX_PROMPT_POSITIONS} or less.",
         )
     if backend.name == "cpu" and backend.may_change and dtype not in (None, torch.float32):
@@ -228,7 +235,7 @@ def load_decoder(
         else:
             backend = without_kernel(backend.device, error)
         decoder = make_decoder(checkpoint, backend, sizes, weights)
-    if backend.name == "cpu":
+    if decoder.instruction_set:
         backend = replace(backend, why=f"{backend.why}; {decoder.instruction_set}")
     return decoder, backend
 
@@ -240,41 +247,53 @@ def make_decoder(
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> FrameDecoder:
-    """The decoder of exactly this backend, of any sizes."""
+    """Make the decoder of exactly this backend, of any sizes; nothing replaces it."""
+    kind: Callable[..., FrameDecoder]
     options: dict[str, Any] = {}
-    if backend.name == "coreml":  # which has 8-bit weights of its own
+    model: Any = checkpoint  # a DecoderModel; Core ML takes the whole checkpoint
+    if backend.name == "coreml":  # it makes 8-bit weights itself
         options["weights"] = weights
     elif weights:
         talker = int8.quantize(checkpoint.talker, weights, in_groups=backend.name == "cpu")
-        checkpoint = replace(checkpoint, talker=talker)
+        model = QuantizedModel(checkpoint.config, talker)
+        del talker
     if backend.name == "torch":
-        from qwen_megakernel.decoders.plain import PlainDecoder as Decoder
-    elif backend.name == "graph":
-        from qwen_megakernel.decoders.graph.decoder import GraphDecoder as Decoder
-    elif backend.name == "cpu":
-        from qwen_megakernel.decoders.cpu.decoder import CpuDecoder as Decoder
+        from qwen_megakernel.decoders.plain import PlainDecoder
 
+        kind = PlainDecoder
+    elif backend.name == "graph":
+        from qwen_megakernel.decoders.graph.decoder import GraphDecoder
+
+        kind = GraphDecoder
+    elif backend.name == "cpu":
+        from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+
+        kind = CpuDecoder
         options["num_threads"] = num_threads
     elif backend.name == "coreml":
-        from qwen_megakernel.decoders.coreml.decoder import CoreMLDecoder as Decoder
+        from qwen_megakernel.decoders.coreml.decoder import CoreMLDecoder
+
+        kind = CoreMLDecoder
     else:
-        from qwen_megakernel.decoders.kernel.decoder import KernelDecoder as Decoder
+        from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+
+        kind = KernelDecoder
     with memory_for(
         f"The model and {sizes.num_slots} slots of {sizes.max_positions} positions",
         hint="Use the 0.6B model, fewer slots, or a smaller max_frames.",
     ):
-        decoder = Decoder(checkpoint, sizes, **options)
+        decoder = kind(model, sizes, **options)
     if backend.name == "cpu":
         from qwen_megakernel.native.cpu_library import return_free_memory
 
-        checkpoint = talker = None  # the packed weights are a copy
+        del checkpoint, model  # the packed weights are a copy
         return_free_memory()
     return decoder
 
 
 @contextlib.contextmanager
 def memory_for(what: str, *, hint: str) -> Iterator[None]:
-    """Raise `OutOfMemory`, with a hint, where the GPU has no memory for what the block makes."""
+    """Raise `OutOfMemory`, with a hint, if the GPU has no memory for what the block makes."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -282,8 +301,8 @@ def memory_for(what: str, *, hint: str) -> Iterator[None]:
 
 
 def _try_a_launch(decoder: Any) -> None:
-    """Run one layer of the kernel: whether a cooperative grid is let in shows only then (MIG, MPS).
+    """Run one layer of the kernel: only a launch shows whether MIG or MPS admits its grid.
 
-    It writes position 0 of slot 0, which no stream has yet.
+    It writes position 0 of slot 0, which no stream holds yet.
     """
     decoder.forward(0, torch.zeros(1, dtype=torch.int32), first_position=0, num_layers=1)

@@ -1,4 +1,4 @@
-"""Decoders whose slots are rows of tensors on their device: the kernel's and that of the graphs."""
+"""The base class of the decoders on a GPU, whose slots are rows of tensors: kernel and graphs."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from qwen_megakernel.records import Sampling
 
 
 class BufferedDecoder(FrameDecoder):
-    """A decoder whose buffers are allocated once; text rows lie in a ring."""
+    """A decoder that allocates its buffers once; a slot stores its text rows in a ring."""
 
-    # Set by the subclass; a slot is a row of each.
+    # The subclass sets these; a slot is a row of each.
     _seen: Tensor  # [num_slots, ...] the code-0 tokens that were drawn
     _text: Tensor  # [num_slots, max_text_rows, hidden_size]
     _pad: Tensor  # [num_slots, hidden_size]

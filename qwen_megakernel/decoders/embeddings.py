@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.decoders.weights import DecoderModel, tensor
 from qwen_megakernel.gpu.cuda_graphs import uploaded
 
 
@@ -15,35 +15,35 @@ class Embeddings:
     """T(text ids), C(codec ids) and E(frame) of one checkpoint.
 
     Args:
-        checkpoint: supplies `talker` tensors.
-        device, dtype: of every result; weights are converted once, here.
+        model: weights and config.
+        device, dtype: device and dtype of every result; weights are converted once, here.
         stored_tables: keep the tables of codes in the checkpoint's dtype (float16 as float32), and
-            convert the rows that are read: half of the memory where that is bfloat16.
+            convert the rows that are read: half of the memory if that is bfloat16.
     Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSTalkerForConditionalGeneration.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        model: DecoderModel,
         device: torch.device,
         dtype: torch.dtype,
         *,
         stored_tables: bool = False,
     ):
         self.device, self.dtype = device, dtype
-        talker = checkpoint.config.talker
-        self.num_code_groups = talker.num_code_groups
-        weights = checkpoint.talker
+        self.num_code_groups = model.config.talker.num_code_groups
+        weights = model.talker
 
         def load(name: str) -> Tensor:
-            return weights[name].to(device=device, dtype=dtype)
+            return tensor(weights, name).to(device=device, dtype=dtype)
 
         def load_table(name: str) -> Tensor:
-            if stored_tables and weights[name].dtype == torch.bfloat16:
-                return weights[name].to(device).contiguous()
+            stored = tensor(weights, name)
+            if stored_tables and stored.dtype == torch.bfloat16:
+                return stored.to(device).contiguous()
             return load(name)
 
-        self._text_table = weights["model.text_embedding.weight"]
+        self._text_table = tensor(weights, "model.text_embedding.weight")
         self._projection = [
             load(f"text_projection.linear_{part}")
             for part in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
@@ -55,19 +55,20 @@ class Embeddings:
         ]
 
     def text(self, ids: Tensor) -> Tensor:
-        """[n] int64 text ids -> [n, hidden_size]: text_projection(text_embedding)."""
+        """Return text_projection(text_embedding) of text ids: [n] int64 -> [n, hidden_size]."""
         rows = uploaded(self._text_table[ids.cpu()], self.device, self.dtype)
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = self._projection
         return F.linear(F.silu(F.linear(rows, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
 
     def codec(self, ids: Tensor) -> Tensor:
-        """[n] int64 ids of the talker's codec vocabulary -> [n, hidden_size]."""
+        """Return the rows of the talker's codec vocabulary: [n] int64 ids -> [n, hidden_size]."""
         return self.codec_table[ids.to(self.device)].to(self.dtype)
 
     def frames(self, codes: Tensor) -> Tensor:
-        """[n, num_code_groups] int codes -> [n, hidden_size]: the sum over the frame's codes.
+        """Return the sum of each frame's codes: [n, num_code_groups] integers -> [n, hidden_size].
 
-        One reduction, rounded once, as in the official code: adding bf16 rows one by one differs.
+        The sum is one reduction, rounded once, as in the official code: adding bf16 rows one by one
+        gives other values.
         """
         codes = uploaded(codes, self.device, torch.int64)
         rows = [self.codec_table[codes[:, 0]]]

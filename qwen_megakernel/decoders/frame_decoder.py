@@ -1,8 +1,8 @@
-"""The base class of all decoders: what they refuse, and one account for each slot.
+"""The base class of all decoders: it checks every call, and counts what each slot has done.
 
-A backend says how a prompt runs, where text rows go and how frames are drawn; everything else that
-a caller sees of a decoder is here, so that a frame is never drawn before the text row that it needs
-has come.
+A backend implements how a prompt runs, where text rows are stored and how frames are drawn. All
+else that a caller sees of a decoder is here, so that no backend draws a frame before the text row
+that it needs has arrived.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
-from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.decoders.slots import DecoderSizes, SlotState, check_dtypes
 from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
 from qwen_megakernel.records import Prefill, Sampling, StepResult
 
@@ -22,20 +22,18 @@ class FrameDecoder(ABC):
     """Talker and code predictor over slots that do not influence each other.
 
     Args:
-        config: of the model.
-        sizes: how much the decoder holds; bfloat16 or float32.
+        config: the model's config.
+        sizes: how much the decoder holds; its dtypes are bfloat16 or float32.
     Raises:
-        UsageError: another dtype.
+        UsageError: a dtype is another one.
     """
 
-    num_threads: int | None = None  # that decode, where they are the decoder's own
-    embeddings: Embeddings  # what prompts are built from; set by the backend
+    num_threads: int | None = None  # number of decoding threads, if the decoder has its own
+    embeddings: Embeddings  # prompts are built from these; the backend sets them
 
     def __init__(self, config: ModelConfig, sizes: DecoderSizes):
         self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
-        for dtype in (sizes.dtype, self.predictor_dtype):
-            if dtype not in (torch.float32, torch.bfloat16):
-                raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
+        check_dtypes(sizes.dtype, self.predictor_dtype)
         self.config, self.sizes = config, sizes
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self.max_frames = sizes.max_frames or sizes.max_positions
@@ -47,6 +45,11 @@ class FrameDecoder(ABC):
         """Whether the device draws frames while the host does something else."""
         has_own_launch = type(self)._launch is not FrameDecoder._launch
         return has_own_launch and self.device.type == "cuda"
+
+    @property
+    def instruction_set(self) -> str | None:
+        """The instruction set of the decoder's native code, such as "avx2"; None: it has none."""
+        return None
 
     # ---- what the engine calls ------------------------------------------------------------------
 
@@ -61,16 +64,21 @@ class FrameDecoder(ABC):
         part: int,
         text_open: bool = False,
     ) -> None:
-        """Start one part of an utterance in `slot`, whatever was there before.
+        """Start one part of an utterance in `slot`; a stream that was there is forgotten.
 
         Args:
+            slot: 0 .. num_slots - 1.
             prefill: the prompt; its keys, values and last hidden state stay in the slot.
-            text_open: more text rows will come; without them decoding stops short of the pad.
+            sampling: how the codes are drawn.
+            seed, part: with frame and codebook they address the random numbers.
+            text_open: more text rows will come. Until they do, frames that need them are not
+                drawn; no frame gets the pad embedding.
         Raises:
             TextTooLong: the prompt, or its trailing text, has more rows than a slot holds.
             UsageError: the prompt does not fit the KV cache.
-            GenerationError: the prompt failed; the stream is lost, others are not. A decoder that
-                only enqueues it reports that in the next `step` or `launch` with this slot.
+            GenerationError: the prompt failed. This stream is lost; other streams go on. A decoder
+                that only enqueues the prompt reports this in the next `step` or `launch` of the
+                slot.
         """
         num_positions = len(prefill.embeds)
         self._check_prompt(num_positions)
@@ -88,18 +96,18 @@ class FrameDecoder(ABC):
         """Append text rows [n, hidden_size]; row k is added to the embedding of frame k.
 
         Raises:
-            TextTooLong: more rows than frames can ever be drawn.
+            TextTooLong: the part has more rows than frames can ever be drawn.
             UsageError: more rows would wait for their frame than the slot holds.
         """
         state = self._state(slot)
         num_rows = state.num_text_rows + len(rows)
         if num_rows > self.max_frames:
             raise TextTooLong(
-                f"{num_rows} text rows; this engine draws at most {self.max_frames} frames for "
-                "one part.",
+                f"The text has {num_rows} rows; this engine draws at most {self.max_frames} frames "
+                "for one part.",
                 hint="Raise max_frames, or leave split on.",
             )
-        # Frame f reads row f - 1, so rows before frame - 1 are spent.
+        # Frame f reads row f - 1, so rows before frame - 1 are not read again.
         waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows
         if waiting > size:
             raise UsageError(f"{waiting} text rows would wait in slot {slot}; it holds {size}.")
@@ -108,14 +116,14 @@ class FrameDecoder(ABC):
             state.num_text_rows = num_rows
 
     def close_text(self, slot: int) -> None:
-        """No more rows come: frames past the written ones get the pad embedding."""
+        """Declare the text complete: frames past the written rows get the pad embedding."""
         self._state(slot).text_open = False
 
     def frames_ready(self, slot: int) -> int:
-        """Frames that can be drawn now: up to the text in hand, and to the end of the slot.
+        """Return how many frames can be drawn now: as many as have text, and fit the slot.
 
-        Frame k needs text row k - 1; an open text must stall rather than be padded, because the
-        pad tells the model that the text is over.
+        Frame k needs text row k - 1. A stream whose text is open waits for its rows, because the
+        pad embedding means to the model that the text is over.
         """
         state = self._state(slot)
         ready = self.max_frames - state.frame
@@ -134,18 +142,19 @@ class FrameDecoder(ABC):
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
         Args:
-            forced: [len(slots), num_frames, num_code_groups] codes to go on with, whatever is
-                drawn (teacher forcing); a drawn EOS does not end a forced stream.
+            forced: [len(slots), num_frames, num_code_groups] integer codes; each stream goes on
+                with these instead of the drawn ones (teacher forcing), and a drawn EOS does not end
+                it.
             taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
                 [rows, frames, groups - 1, vocab_size], float32; those of frames that were not drawn
                 mean nothing. For tests and validation.
         Returns:
-            The frames; where a backend can say which streams' logits were not finite, those are
-            its `failures`, and lost.
+            The frames. If the backend knows the streams whose logits were not finite, they are lost
+            and stand in `failures`; the other streams go on.
         Raises:
-            UsageError: a slot is not ready or has no room for the frames, or a bad forced code.
+            UsageError: a slot is not ready or has no room for the frames, or a forced code is bad.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite, and no
-                stream of `slots` is left. Where some are, `StepResult.failures` has the others.
+                stream of `slots` is left. If some are left, `StepResult.failures` has the others.
         """
         self._check_step(slots, num_frames)
         if forced is not None:
@@ -154,31 +163,30 @@ class FrameDecoder(ABC):
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start a step of a few frames; where the decoder
-        is asynchronous, this returns before they are drawn.
+        """Start a step of a few frames; an asynchronous decoder returns before they are drawn.
 
         Returns:
-            A function that waits for the codes, to be called before anything else of this decoder.
+            A function that waits for the codes; call it before any other method of this decoder.
         Raises:
-            As `step`; the function too.
+            The errors of `step`, here or from the returned function.
         """
         self._check_step(slots, num_frames)
         return self._launch(slots, num_frames)
 
     @abstractmethod
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame.
+        """End the running `step`, or else the next one, before it begins another frame.
 
-        From any thread, at any time; never waits. `step` returns the frames that are whole, perhaps
-        none; no stream loses anything, and a later `step` goes on. A caller who wants a stream to
-        end says so first (the loop reads that after `step`), then cancels.
+        Any thread may call this at any time; it never waits. `step` returns the frames that are
+        whole, perhaps none. No stream loses anything, and a later `step` goes on. A caller that
+        ends a stream first marks it (the loop reads the mark after `step`), then cancels.
         """
 
-    # ---- what a backend says --------------------------------------------------------------------
+    # ---- what a backend implements --------------------------------------------------------------
 
     @abstractmethod
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run positions 0 .. of a slot.
+        """Run a prompt from position 0 of a slot.
 
         Args:
             embeds: [num_positions, hidden_size].
@@ -187,7 +195,7 @@ class FrameDecoder(ABC):
 
     @abstractmethod
     def _write_text(self, slot: int, rows: Tensor) -> None:
-        """Keep text rows behind the `num_text_rows` that the slot's account has."""
+        """Store text rows [n, hidden_size] after the slot's first `num_text_rows`."""
 
     @abstractmethod
     def _step(
@@ -197,18 +205,18 @@ class FrameDecoder(ABC):
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        """`step` of checked arguments; it also advances the accounts of its slots."""
+        """Do what `step` does, with checked arguments; advance the states of the slots, too."""
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """`launch` of checked arguments."""
+        """Do what `launch` does, with checked arguments."""
         result = self._step(slots, num_frames, None, None)
         return lambda: result
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> SlotState:
-        """The account of a stream that begins in `slot`, which forgets the one before."""
+        """Return the state of a stream that begins in `slot`, and forget the stream before it."""
         return SlotState(sampling, seed, part)
 
-    # ---- accounts -------------------------------------------------------------------------------
+    # ---- states of slots ------------------------------------------------------------------------
 
     def _state(self, slot: int) -> SlotState:
         state = self._states[slot]
@@ -217,7 +225,7 @@ class FrameDecoder(ABC):
         return state
 
     def _lose(self, slots: Sequence[int]) -> None:
-        """These streams cannot go on."""
+        """Forget streams that cannot go on."""
         for slot in slots:
             self._states[slot] = None
 
@@ -246,16 +254,17 @@ class FrameDecoder(ABC):
                     f"fit its {self.max_positions} positions."
                 )
             if num_frames > (ready := self.frames_ready(slot)):
-                raise UsageError(
-                    f"Slot {slot} can draw {ready} frames now; {num_frames} were asked for."
-                )
+                raise UsageError(f"Slot {slot} can draw {ready} frames now, not {num_frames}.")
 
     def _check_forced(self, forced: Tensor, num_rows: int, num_frames: int) -> None:
         groups = self.config.talker.num_code_groups
         needed = [num_rows, num_frames, groups]
         if list(forced.shape) != needed:
-            raise UsageError(f"forced is {list(forced.shape)}; need {needed}.")
+            raise UsageError(f"forced has shape {list(forced.shape)}; it must have {needed}.")
         sizes = [self.config.talker.vocab_size]
         sizes += [self.config.predictor.vocab_size] * (groups - 1)
         if bool((forced < 0).any()) or bool((forced.cpu() >= forced.new_tensor(sizes).cpu()).any()):
-            raise UsageError(f"forced has a code outside the vocabularies {sizes[:2]}.")
+            raise UsageError(
+                f"forced has a code outside the vocabularies, which have {sizes[0]} codes in group "
+                f"0 and {sizes[-1]} in the others."
+            )

@@ -1,14 +1,16 @@
 """Weight-only int8: a matrix as bytes, with a scale for each output row or for 64 columns of it.
 
-Decoding is bound by reading weights, so bytes are time. Activations, norms, the projections and the
-embeddings keep their precision, the text embedding's 311 million values, too, which no frame reads;
-and so do heads unless they are asked for. docs/precision.md tells the cost. This file owns the
-format: every backend takes its numbers.
+Reading weights takes most of the time of decoding, so fewer bytes make it faster. Activations,
+norms, projections and embeddings keep their precision (no frame reads the 311 million values of the
+text embedding); the heads keep it, too, unless the user names a format with heads. The cost is in
+docs/precision.md. This file defines the format: every backend takes its numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,32 +19,32 @@ from torch import Tensor
 from qwen_megakernel.choices import Int8Format
 from qwen_megakernel.errors import UsageError
 
-# Where the layers of a stack are among a checkpoint's tensors.
+# The names of a stack's layers among a checkpoint's tensors begin with these.
 PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
 HEADS = ("codec_head.", "code_predictor.lm_head.")
 LARGEST = 127  # symmetric: -128 is not used
 GROUP = 64  # columns that share a scale
-BLOCK = 2**18  # values that are rounded at a time, so that what is between stays in caches
+BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in caches
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """scales[row] * values[row], or scales[row, column // GROUP] * values[row, column]."""
+    """The matrix scales[row] * values[row], or scales[row, col // GROUP] * values[row, col]."""
 
     values: Tensor  # [out_features, in_features] int8
-    scales: Tensor  # [out_features], or [out_features, number of groups]; as the activations
+    scales: Tensor  # [out_features], or [out_features, num_groups], in the activations' dtype
 
     @property
     def in_groups(self) -> bool:
-        """Whether groups of columns have scales of their own."""
+        """Whether each group of columns has its own scale."""
         return self.scales.ndim == 2
 
     @staticmethod
     def of(weight: Tensor, *, in_groups: bool = False) -> Int8Matrix:
-        """The nearest one to `weight` [out_features, in_features], the largest of a scale kept.
+        """Round `weight` [out_features, in_features] to the nearest values.
 
-        The scales of groups are bf16 numbers: two bytes beside 64, and every product with an int8
-        is exact in float32.
+        The largest magnitude that shares a scale keeps its value. The scales of groups are bf16
+        numbers: two bytes beside 64, and every product with an int8 is exact in float32.
         """
         rows = max(1, BLOCK // weight.shape[1])
         blocks = weight.split(rows)
@@ -50,28 +52,27 @@ class Int8Matrix:
 
     @staticmethod
     def cat(parts: list[Int8Matrix]) -> Int8Matrix:
-        """Rows under each other."""
-        return Int8Matrix(
-            *(torch.cat([getattr(p, n) for p in parts]) for n in ("values", "scales"))
-        )
+        """Concatenate the rows of matrices."""
+        values, scales = (torch.cat([getattr(p, n) for p in parts]) for n in ("values", "scales"))
+        return Int8Matrix(values, scales)
 
     def to(self, *, device: torch.device, dtype: torch.dtype) -> Int8Matrix:
-        """The same for activations of `dtype` on `device`."""
+        """Return the matrix for activations of `dtype` on `device`."""
         return Int8Matrix(self.values.to(device), self.scales.to(device, dtype))
 
     def widened(self) -> Tensor:
-        """[out_features, in_features] in the dtype of the scales, in which groups are rounded."""
+        """Return [out_features, in_features] in the dtype of the scales, which rounds groups."""
         if not self.in_groups:
             return self.values.to(self.scales.dtype) * self.scales[:, None]
         scales = self.scales.repeat_interleave(GROUP, dim=1)[:, : self.values.shape[1]]
         return self.values.to(scales.dtype) * scales
 
     def linear(self, x: Tensor) -> Tensor:
-        """x [..., in_features] @ weight^T.
+        """Return x [..., in_features] @ weight^T.
 
-        int8 is exact in bf16 and float32, so with a scale for each row the values are multiplied as
-        they are and the sum is scaled. A CPU has one operation for that in bf16; elsewhere the
-        matrix is widened on its way, which saves memory but no time.
+        int8 is exact in bf16 and float32, so with a scale for each row this multiplies the values
+        as they are and scales the sum. PyTorch has one operation for that in bf16 on a CPU;
+        otherwise the matrix is widened first, which saves memory but no time.
         """
         if self.in_groups:
             return F.linear(x, self.widened().to(x.dtype))
@@ -82,7 +83,7 @@ class Int8Matrix:
 
 
 def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
-    """What `Int8Matrix.of` returns, for some of its rows."""
+    """Return what `Int8Matrix.of` returns, for some of its rows."""
     weight, shape = weight.float(), weight.shape
     if in_groups:
         weight = F.pad(weight, (0, -shape[1] % GROUP)).unflatten(1, (-1, GROUP))
@@ -95,18 +96,24 @@ def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
     return Int8Matrix(values, scales)
 
 
-def linear(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
-    """F.linear for either kind of matrix."""
+Matrix: TypeAlias = Tensor | Int8Matrix
+
+
+def linear(x: Tensor, weight: Matrix) -> Tensor:
+    """Return x [..., in_features] @ weight^T for a matrix of either kind."""
     return weight.linear(x) if isinstance(weight, Int8Matrix) else F.linear(x, weight)
 
 
-def cat(parts: list[Tensor] | list[Int8Matrix]) -> Tensor | Int8Matrix:
-    """Matrices of one kind under each other."""
-    return Int8Matrix.cat(parts) if isinstance(parts[0], Int8Matrix) else torch.cat(parts)
+def cat(parts: Sequence[Matrix]) -> Matrix:
+    """Concatenate the rows of matrices, which are all of one kind."""
+    quantized = [part for part in parts if isinstance(part, Int8Matrix)]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    assert not (quantized and tensors)
+    return Int8Matrix.cat(quantized) if quantized else torch.cat(tensors)
 
 
-def int8_stacks(talker: dict[str, Tensor | Int8Matrix]) -> tuple[str, ...]:
-    """The stacks whose layers `quantize` has made int8 in the tensors of `Checkpoint.talker`."""
+def int8_stacks(talker: Mapping[str, Matrix]) -> tuple[str, ...]:
+    """Return the stacks whose layers `quantize` has made int8, among "talker" and "predictor"."""
     return tuple(
         stack
         for stack, prefix in PREFIXES.items()
@@ -115,13 +122,13 @@ def int8_stacks(talker: dict[str, Tensor | Int8Matrix]) -> tuple[str, ...]:
 
 
 def quantize(
-    talker: dict[str, Tensor], weights: str, *, in_groups: bool = False
-) -> dict[str, Tensor | Int8Matrix]:
-    """The tensors of `Checkpoint.talker` with the layers' matrices as `Int8Matrix`.
+    talker: Mapping[str, Tensor], weights: str, *, in_groups: bool = False
+) -> dict[str, Matrix]:
+    """Return the tensors of `Checkpoint.talker` with the layers' matrices as `Int8Matrix`.
 
     Args:
         weights: one of `choices.WEIGHTS`.
-        in_groups: whether groups of columns have scales where `weights` does not say.
+        in_groups: whether groups of columns have their own scales if `weights` does not decide it.
     """
     wanted = Int8Format.parse(weights)
     prefixes = tuple(PREFIXES[stack] for stack in wanted.stacks) + (HEADS if wanted.heads else ())
@@ -135,13 +142,13 @@ def quantize(
 
 
 def check_weights(weights: str | None, backend: str) -> None:
-    """Refuse a form of int8 that a backend does not run.
+    """Raise UsageError if a backend does not run a format of int8.
 
     Args:
         weights: one of `choices.WEIGHTS`, or None.
         backend: "kernel", "graph", "cpu", "torch", "emulation" or "coreml".
     Raises:
-        UsageError: names the backends that run it.
+        UsageError: the backend does not run it; the hint names those that do.
     """
     if weights is None or backend in ("cpu", "torch"):
         return
@@ -153,6 +160,6 @@ def check_weights(weights: str | None, backend: str) -> None:
         )
     if wanted.in_groups and backend != "graph":
         raise UsageError(
-            f"weights is {weights!r}; backend {backend} takes one scale for each row.",
+            f"weights is {weights!r}; backend {backend} takes one scale for each row only.",
             hint=f"Use {weights.removesuffix('-groups')!r}, or backend cpu, torch or graph.",
         )

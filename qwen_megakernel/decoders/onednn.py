@@ -1,8 +1,8 @@
 """Products of bf16 vectors without oneDNN, which repacks the weights on every call.
 
-Measured on two Zen 4 cores: 5 GB/s of weights with oneDNN, 12 to 40 GB/s without. PyTorch has no
-such product under a name of its own, only a switch, and it is the process's: models of the host in
-other threads run without oneDNN, too, while a step of the decoder does (docs/architecture.md).
+On two Zen 4 cores we measured 5 GB/s of weights with oneDNN, and 12 to 40 GB/s without. PyTorch has
+no separate function for such a product, only a switch for the whole process: while a step of the
+decoder runs without oneDNN, other models in other threads do, too (docs/architecture.md).
 """
 
 import threading
@@ -13,17 +13,17 @@ import torch
 
 
 class _Switch:
-    """The process's, so its state is, too: the first in turns it off, the last out on again."""
+    """The state of the process's switch: the first block turns oneDNN off, the last turns it on."""
 
     lock = threading.Lock()
-    num_inside = 0
+    num_inside = 0  # blocks that run now
 
 
 @contextmanager
 def without_onednn(device: torch.device, *dtypes: torch.dtype) -> Iterator[None]:
-    """Without oneDNN where that helps: on a CPU, if one of the dtypes is bf16.
+    """Run a block without oneDNN if that helps: on a CPU, if one of the dtypes is bf16.
 
-    Threads may overlap. If it was off before, it stays off.
+    Blocks of several threads may overlap. If oneDNN was off before, it stays off.
     """
     if device.type != "cpu" or torch.bfloat16 not in dtypes:
         yield

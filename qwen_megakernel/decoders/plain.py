@@ -1,7 +1,7 @@
-"""The whole decoder in plain PyTorch: the specification the kernel is tested against.
+"""The whole decoder in plain PyTorch: the specification that the tests compare the others with.
 
-It is also the backend of machines without a GPU. Slots are decoded one after another, so that
-other streams never change a bit of one.
+It is also the backend `torch`. It decodes slots one after another, so other streams never change a
+bit of a stream.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py (qwen-tts 0.1.1 on transformers 4.57.3). In bf16 the
 rounding follows the official order: RMSNorm rounds before its weight, cos and sin are rounded,
@@ -10,22 +10,23 @@ softmax stays in float32, logits are rounded once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.records import Sampling, StepResult
 
-# Rows for which `linear` takes matrix-vector products; the predictor's first pass has two.
+# `linear` takes matrix-vector products for up to this many rows; the predictor's first pass has 2.
 MAX_VECTOR_ROWS = 2
 
 Tap = Callable[[str, Tensor], None]
@@ -33,17 +34,22 @@ Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last axis: float32 inside, rounded to x's dtype before the weight."""
+    """Return the RMSNorm over the last axis: float32 inside, rounded to x's dtype before weight."""
     x32 = x.float()
     return weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def rotary(config: StackConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, head_dim] for [3, num_positions] (time, height, width) positions.
+    """Return the cos and sin that `rotate` takes for M-RoPE positions (time, height, width).
 
-    Pair i turns by the height position where i % 3 == 1, by the width position where i % 3 == 2,
-    each only for the first `mrope_section` pairs of its axis, and by the time position elsewhere.
-    For speech the three are equal and this is plain RoPE.
+    Pair i turns by the height position if i % 3 == 1, by the width position if i % 3 == 2, each
+    only for the first `mrope_section` pairs of its axis, and else by the time position. For speech
+    the three are equal, which is plain RoPE.
+
+    Args:
+        positions: [3, num_positions] integers.
+    Returns:
+        Two tensors [num_positions, head_dim] of `dtype`.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inv_freq = (1.0 / config.rope_theta**exponents).to(positions.device)
@@ -57,18 +63,18 @@ def rotary(config: StackConfig, positions: Tensor, dtype: torch.dtype) -> tuple[
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Split-half (NeoX) rotation of [num_positions, num_heads, head_dim]."""
+    """Rotate x [num_positions, num_heads, head_dim] in the split-half (NeoX) form."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos[:, None] + turned * sin[:, None]
 
 
-def linear(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
-    """F.linear for [n, in] rows; few rows go one by one through the matrix-vector product.
+def linear(x: Tensor, weight: Matrix) -> Tensor:
+    """Return x [n, in_features] @ weight^T; a few rows go one by one through torch.mv.
 
-    Decoding is bound by reading weights, and on a CPU torch's matrix-vector product reads them at
-    memory speed where its matrix product for one row does not. A second row finds the matrix in
-    the cache.
+    Reading weights takes most of the time of decoding. On a CPU torch's matrix-vector product reads
+    them at the speed of memory; its matrix product of one row does not. A second row finds the
+    matrix in the cache.
     """
     if isinstance(weight, Int8Matrix):
         return weight.linear(x)
@@ -77,13 +83,54 @@ def linear(x: Tensor, weight: Tensor | Int8Matrix) -> Tensor:
     return F.linear(x, weight)
 
 
+class Stack(Protocol):
+    """What `PlainDecoder` calls of the talker's or the code predictor's layers."""
+
+    def new_cache(self, num_positions: int) -> Any:
+        """Return an empty KV cache of one stream."""
+
+    def forward(self, x: Tensor, cache: Any, start: int) -> Tensor:
+        """Append positions start .. start + n - 1 to `cache`; return hidden states after the norm.
+
+        Args:
+            x: [n, hidden_size] input embeddings.
+            cache: from `new_cache`; positions below `start` are filled.
+        Returns:
+            [n or 1, hidden_size], of which the last row is that of the last position.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer; a matrix is [out_features, in_features]."""
+
+    q_proj: Matrix
+    k_proj: Matrix
+    v_proj: Matrix
+    o_proj: Matrix
+    q_norm: Tensor  # [head_dim]
+    k_norm: Tensor
+    gate_proj: Matrix
+    up_proj: Matrix
+    down_proj: Matrix
+    input_layernorm: Tensor  # [hidden_size]
+    post_attention_layernorm: Tensor
+
+
 class DecoderStack:
-    """A stack of Qwen3 decoder layers with its final norm: the talker's or the code predictor's."""
+    """A stack of Qwen3 decoder layers with its final norm: the talker's or the code predictor's.
+
+    Args:
+        config: the stack's dimensions.
+        weights: tensors whose names begin with `prefix`.
+        prefix: "model." or "code_predictor.model.".
+        device, dtype: device and dtype of weights, caches and results.
+    """
 
     def __init__(
         self,
         config: StackConfig,
-        weights: dict[str, Tensor],
+        weights: Weights,
         prefix: str,
         device: torch.device,
         dtype: torch.dtype,
@@ -91,31 +138,45 @@ class DecoderStack:
         self.config, self.name = config, prefix.split(".")[0]
         self.tap: Tap | None = None  # called with (name, hidden) after each layer and the norm
 
-        def load(name: str) -> Tensor:
-            return weights[prefix + name].to(device=device, dtype=dtype)
+        def vector(name: str) -> Tensor:
+            return tensor(weights, f"{prefix}{name}.weight").to(device=device, dtype=dtype)
 
-        names = [f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")]
-        names += [f"self_attn.{n}" for n in ("q_norm", "k_norm")]
-        names += [f"mlp.{n}" for n in ("gate_proj", "up_proj", "down_proj")]
-        names += ["input_layernorm", "post_attention_layernorm"]
-        self.layers = [
-            {name.split(".")[-1]: load(f"layers.{layer}.{name}.weight") for name in names}
-            for layer in range(config.num_layers)
-        ]
-        self.norm = load("norm.weight")
+        def matrix(name: str) -> Matrix:
+            return weights[f"{prefix}{name}.weight"].to(device=device, dtype=dtype)
+
+        def layer(index: int) -> _Layer:
+            at = f"layers.{index}."
+            return _Layer(
+                q_proj=matrix(f"{at}self_attn.q_proj"),
+                k_proj=matrix(f"{at}self_attn.k_proj"),
+                v_proj=matrix(f"{at}self_attn.v_proj"),
+                o_proj=matrix(f"{at}self_attn.o_proj"),
+                q_norm=vector(f"{at}self_attn.q_norm"),
+                k_norm=vector(f"{at}self_attn.k_norm"),
+                gate_proj=matrix(f"{at}mlp.gate_proj"),
+                up_proj=matrix(f"{at}mlp.up_proj"),
+                down_proj=matrix(f"{at}mlp.down_proj"),
+                input_layernorm=vector(f"{at}input_layernorm"),
+                post_attention_layernorm=vector(f"{at}post_attention_layernorm"),
+            )
+
+        self.layers = [layer(index) for index in range(config.num_layers)]
+        self.norm = vector("norm")
 
     def new_cache(self, num_positions: int) -> Tensor:
-        """Keys and values of one stream: [num_layers, 2, num_kv_heads, num_positions, head_dim]."""
+        """Return zeros [num_layers, 2 (keys, values), num_kv_heads, num_positions, head_dim]."""
         c = self.config
         shape = (c.num_layers, 2, c.num_kv_heads, num_positions, c.head_dim)
         return torch.zeros(shape, dtype=self.norm.dtype, device=self.norm.device)
 
     def forward(self, x: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Append positions start .. start + n - 1 to `cache`; return their hidden after the norm.
+        """Append positions start .. start + n - 1 to `cache`; return hidden states after the norm.
 
         Args:
             x: [n, hidden_size] input embeddings.
             cache: from `new_cache`; positions below `start` are filled.
+        Returns:
+            [n, hidden_size] in the stack's dtype.
         """
         n, eps = len(x), self.config.rms_norm_eps
         positions = torch.arange(start, start + n, device=x.device).expand(3, n)
@@ -125,11 +186,11 @@ class DecoderStack:
             reach = torch.arange(start + n, device=x.device)
             mask = reach[None, :] > positions[0][:, None]  # True: hidden from this position
         for index, w in enumerate(self.layers):
-            y = rms_norm(x, w["input_layernorm"], eps)
+            y = rms_norm(x, w.input_layernorm, eps)
             x = x + self._attend(y, w, cache[index], start, cos, sin, mask)
-            y = rms_norm(x, w["post_attention_layernorm"], eps)
-            gate, up = linear(y, w["gate_proj"]), linear(y, w["up_proj"])
-            x = x + linear(F.silu(gate) * up, w["down_proj"])
+            y = rms_norm(x, w.post_attention_layernorm, eps)
+            gate, up = linear(y, w.gate_proj), linear(y, w.up_proj)
+            x = x + linear(F.silu(gate) * up, w.down_proj)
             if self.tap:
                 self.tap(f"{self.name}.layers.{index}", x)
         x = rms_norm(x, self.norm, eps)
@@ -140,7 +201,7 @@ class DecoderStack:
     def _attend(
         self,
         y: Tensor,
-        w: dict[str, Tensor],
+        w: _Layer,
         cache: Tensor,
         start: int,
         cos: Tensor,
@@ -148,15 +209,15 @@ class DecoderStack:
         mask: Tensor | None,
     ) -> Tensor:
         c, n = self.config, len(y)
-        q = linear(y, w["q_proj"]).view(n, c.num_heads, c.head_dim)
-        k = linear(y, w["k_proj"]).view(n, c.num_kv_heads, c.head_dim)
-        v = linear(y, w["v_proj"]).view(n, c.num_kv_heads, c.head_dim)
-        q = rotate(rms_norm(q, w["q_norm"], c.rms_norm_eps), cos, sin)
-        k = rotate(rms_norm(k, w["k_norm"], c.rms_norm_eps), cos, sin)
+        q = linear(y, w.q_proj).view(n, c.num_heads, c.head_dim)
+        k = linear(y, w.k_proj).view(n, c.num_kv_heads, c.head_dim)
+        v = linear(y, w.v_proj).view(n, c.num_kv_heads, c.head_dim)
+        q = rotate(rms_norm(q, w.q_norm, c.rms_norm_eps), cos, sin)
+        k = rotate(rms_norm(k, w.k_norm, c.rms_norm_eps), cos, sin)
         cache[0, :, start : start + n] = k.transpose(0, 1)
         cache[1, :, start : start + n] = v.transpose(0, 1)
         keys, values = cache[:, :, : start + n].float()
-        # Query heads of one kv head, times positions, are the rows of one product.
+        # The query heads of one kv head, times positions, are the rows of one product.
         q = q.view(n, c.num_kv_heads, -1, c.head_dim).permute(1, 2, 0, 3).float()
         scores = q.flatten(1, 2) @ keys.transpose(1, 2) * c.head_dim**-0.5
         scores = scores.view(c.num_kv_heads, -1, n, start + n)
@@ -164,17 +225,22 @@ class DecoderStack:
             scores = scores.masked_fill(mask, -torch.inf)
         mixed = torch.softmax(scores, dim=-1).flatten(1, 2) @ values
         mixed = mixed.view(c.num_kv_heads, -1, n, c.head_dim).permute(2, 0, 1, 3)
-        return linear(mixed.reshape(n, c.q_size).to(y.dtype), w["o_proj"])
+        return linear(mixed.reshape(n, c.q_size).to(y.dtype), w.o_proj)
+
+
+def _no_values() -> Tensor:
+    return torch.empty(0)
 
 
 @dataclass(slots=True, kw_only=True)
 class PlainState(SlotState):
-    """The account of a stream, with the tensors that belong to it."""
+    """The counts of a stream, with its tensors."""
 
     seen: Tensor  # [vocab_size] bool: code-0 tokens drawn in this part
-    hidden: Tensor | None = None  # [hidden_size], after the final norm, of the last position
-    codes: Tensor | None = None  # [num_code_groups] of the previous frame
-    pad_embed: Tensor | None = None
+    # [hidden_size], after the final norm, of the last position; empty before the prompt has run.
+    hidden: Tensor = field(default_factory=_no_values)
+    pad_embed: Tensor = field(default_factory=_no_values)  # [hidden_size], empty as long
+    codes: Tensor = field(default_factory=_no_values)  # [num_code_groups] of the previous frame
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
@@ -182,43 +248,51 @@ class PlainDecoder(FrameDecoder):
     """Talker and code predictor, slot after slot.
 
     Args:
-        checkpoint: weights and config.
+        model: weights and config.
         sizes: as `FrameDecoder` takes them.
+    Raises:
+        UsageError: a dtype is neither bfloat16 nor float32.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
-        super().__init__(checkpoint.config, sizes)
-        self.embeddings = Embeddings(checkpoint, sizes.device, sizes.dtype)
-        self.codec_head = self._load(checkpoint, "codec_head.weight", self.dtype)
-        self._load_stacks(checkpoint)
+    talker: Stack
+    predictor: Stack
+
+    def __init__(self, model: DecoderModel, sizes: DecoderSizes):
+        super().__init__(model.config, sizes)
+        self.embeddings = Embeddings(model, sizes.device, sizes.dtype)
+        self.codec_head = self._load(model, "codec_head.weight", self.dtype)
+        self._load_stacks(model)
         self.caches = [self.talker.new_cache(sizes.max_positions) for _ in range(sizes.num_slots)]
         self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
         self._cancelled = False
 
-    def _load(self, checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor | Int8Matrix:
-        return checkpoint.talker[name].to(device=self.device, dtype=dtype)
+    def _load(self, model: DecoderModel, name: str, dtype: torch.dtype) -> Matrix:
+        return model.talker[name].to(device=self.device, dtype=dtype)
 
-    def _load_stacks(self, checkpoint: Checkpoint) -> None:
-        """Talker, code predictor, and what belongs to the latter."""
-        config, weights, dtype = self.config, checkpoint.talker, self.predictor_dtype
-        self.talker = DecoderStack(config.talker.stack, weights, "model.", self.device, self.dtype)
-        self.talker.name = "talker"
+    def _load_stacks(self, model: DecoderModel) -> None:
+        """Set talker and code predictor, and the heads and the projection of the latter."""
+        config, weights, dtype = self.config, model.talker, self.predictor_dtype
+        talker = DecoderStack(config.talker.stack, weights, "model.", self.device, self.dtype)
+        talker.name = "talker"
+        self.talker = talker
         self.predictor = DecoderStack(
             config.predictor.stack, weights, "code_predictor.model.", self.device, dtype
         )
         self.lm_heads = [
-            self._load(checkpoint, f"code_predictor.lm_head.{group}.weight", dtype)
+            self._load(model, f"code_predictor.lm_head.{group}.weight", dtype)
             for group in range(config.talker.num_code_groups - 1)
         ]
         self.projection: tuple[Tensor, Tensor] | None = None
         if config.has_projection:
             name = "code_predictor.small_to_mtp_projection."
-            self.projection = tuple(
-                self._load(checkpoint, name + part, dtype) for part in ("weight", "bias")
+            weight, bias = (
+                tensor(weights, name + part).to(device=self.device, dtype=dtype)
+                for part in ("weight", "bias")
             )
+            self.projection = weight, bias
 
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame."""
+        """End the running `step`, or else the next one, before it begins another frame."""
         self._cancelled = True
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
@@ -226,13 +300,18 @@ class PlainDecoder(FrameDecoder):
         seen = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
         return PlainState(sampling, seed, part, seen=seen)
 
+    def _state(self, slot: int) -> PlainState:
+        state = super()._state(slot)
+        assert isinstance(state, PlainState)
+        return state
+
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        state = self._states[slot]
+        state = self._state(slot)
         state.hidden = self.talker.forward(embeds, self.caches[slot], 0)[-1]
         state.pad_embed = pad_embed
 
     def _write_text(self, slot: int, rows: Tensor) -> None:
-        self._states[slot].text.extend(rows)
+        self._state(slot).text.extend(rows)
 
     def _step(
         self,
@@ -263,12 +342,12 @@ class PlainDecoder(FrameDecoder):
                     else:
                         codes[row, index] = frame
                         counts[row] += 1
-                    self._states[slot].advance(int(frame is not None), frame is None)
+                    self._state(slot).advance(int(frame is not None), frame is None)
         self._cancelled = False
         return StepResult(codes.numpy(), tuple(counts), tuple(ended))
 
     def _empty_taps(self, num_rows: int, num_frames: int) -> Taps:
-        """Room for the logits of a step, NaN where no frame is drawn."""
+        """Return tensors for the logits of a step, full of NaN until a frame fills its part."""
         talker, predictor = self.config.talker, self.config.predictor
         codes = (talker.num_code_groups - 1, predictor.vocab_size)
         shapes = {"talker": (talker.vocab_size,), "predictor": codes}
@@ -278,12 +357,15 @@ class PlainDecoder(FrameDecoder):
         }
 
     def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
-        """One frame, in the rotated order: talker step on the previous frame, then codes.
+        """Draw one frame in the rotated order: talker step on the previous frame, then codes.
 
         Args:
-            taps: [vocab_size] and [groups - 1, vocab_size], to be filled with this frame's logits.
+            forced: [num_code_groups] codes to go on with, if any.
+            taps: [vocab_size] and [groups - 1, vocab_size], which this frame's logits fill.
+        Returns:
+            [num_code_groups] int64 drawn codes; None: EOS was drawn.
         """
-        state = self._states[slot]
+        state = self._state(slot)
         if state.frame > 0:
             text_row = state.frame - 1
             x = self.embeddings.frames(state.codes[None])[0]
@@ -321,7 +403,7 @@ class PlainDecoder(FrameDecoder):
     def _draw_residual_codes(
         self, state: PlainState, code: int, forced: Tensor | None, taps: Taps | None = None
     ) -> Tensor:
-        """Codes 1 .. of the frame whose first code is `code`; returns all of them, int64."""
+        """Draw codes 1 .. of the frame whose first code is `code`; return all codes, int64."""
         s, tables = state.sampling, self.embeddings.code_tables
         codes = [code]
         given = code if forced is None else int(forced[0])
@@ -349,8 +431,11 @@ class PlainDecoder(FrameDecoder):
         return torch.tensor(codes)
 
     def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
-        """Logits of code `group`, float32, behind the predictor's inputs x [n, hidden_size] at
-        positions `start` .."""
+        """Run the predictor on x [n, hidden_size] from position `start`.
+
+        Returns:
+            [vocab_size] float32 logits of code `group`, after the last position.
+        """
         x = x.to(self.predictor_dtype)
         if self.projection:
             weight, bias = self.projection

@@ -1,19 +1,19 @@
-"""Token ids and a voice to the talker's input embeddings, for every row layout of the model.
+"""Prompts: token ids and a voice become the talker's input embeddings, in every layout of rows.
 
 A row is a text-side vector plus a codec-side vector. T(x) is the projected text embedding of a
 token, C(x) the talker's codec embedding, E(frame) the sum of a frame's code embeddings.
 
-    instruct              T(instruct)                                   when there is one
+    instruct              T(instruct)                                   if there is one
     role                  T(role)                                       3 rows
     language "auto"       T(tts_pad) + C(nothink, think_bos, think_eos)
     another language      T(tts_pad) + C(think, think_bos, language, think_eos)
-    speaker               T(tts_pad) + C(speaker) or + x-vector         when there is one
+    speaker               T(tts_pad) + C(speaker) or + x-vector         if there is one
     start of text         T(tts_bos) + C(codec_pad)
 
-    then, text stepwise   T(body[0]) + C(codec_bos); body[1:] and tts_eos trail, one a frame
+    then, text stepwise   T(body[0]) + C(codec_bos); body[1:] and tts_eos trail, one per frame
     text in full          T(body, tts_eos) + C(codec_pad), then T(tts_pad) + C(codec_bos)
     in context, stepwise  T(reference, body, tts_eos) + (C(codec_bos), E(reference frames)), cut or
-                          padded to the frames; what is left of the text trails
+                          padded to the frames; the rest of the text trails
     in context, full      T(reference, body, tts_eos) + C(codec_pad), then
                           T(tts_pad) + (C(codec_bos), E(reference frames))
 
@@ -45,26 +45,26 @@ from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = logging.getLogger(__name__)
 
-# Languages that give way to the dialect of a speaker who has one.
+# Languages that the dialect of a speaker who has one replaces.
 _YIELDS_TO_DIALECT = (AUTO, "chinese")
 
 
 class Embeddings(Protocol):
-    """What a decoder offers to build its input with; results are in its dtype, on its device."""
+    """The embeddings of a decoder; results are in its dtype, on its device."""
 
     def text(self, ids: Tensor) -> Tensor:
-        """T: [n] int64 -> [n, hidden_size]."""
+        """Return T: [n] int64 -> [n, hidden_size]."""
 
     def codec(self, ids: Tensor) -> Tensor:
-        """C: [n] int64 -> [n, hidden_size]."""
+        """Return C: [n] int64 -> [n, hidden_size]."""
 
     def frames(self, codes: Tensor) -> Tensor:
-        """E: [n, num_code_groups] int64 -> [n, hidden_size]."""
+        """Return E: [n, num_code_groups] int64 -> [n, hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What a request means for this checkpoint."""
+    """The rows that a request needs with this checkpoint."""
 
     language_id: int | None  # None: "auto"
     speaker_id: int | None
@@ -78,7 +78,7 @@ class PromptBuilder:
 
     Args:
         config: ids, speakers, languages and the kind of model.
-        embeddings: of the decoder that will read the prompts.
+        embeddings: those of the decoder that will read the prompts.
     Raises:
         ModelFilesError: `config` gives a speaker a dialect that it has no id for.
     """
@@ -112,7 +112,7 @@ class PromptBuilder:
         self._warned: set[str] = set()
 
     def check(self, request: SpeechRequest) -> None:
-        """Refuse what this checkpoint cannot do, before any work.
+        """Raise an error for a request that this checkpoint cannot speak, before any work.
 
         Raises:
             UnknownVoice, UnknownLanguage: the checkpoint has no such speaker or language.
@@ -120,7 +120,7 @@ class PromptBuilder:
                 fit the model or the voice.
             VoiceMismatch: the voice was made for a model of another width.
             RecordingError: the voice's codes or x-vector cannot be of this codec.
-            UsageError: an open text is to be fed in full.
+            UsageError: the text is open and `text_feed` is "full".
         """
         self._plan(request, text_open=request.text is None)
 
@@ -132,17 +132,17 @@ class PromptBuilder:
                 voice, its transcript; of an open text at least the first token.
             request: supplies voice, language and text feed; its text is not read again.
             text_open: more text will come, and `trailing_text` ends without the end marker: append
-                `text_rows` of what comes, then `end_rows`. The text is fed stepwise.
+                `text_rows` of the text that comes, then `end_rows`. The text is fed stepwise.
         Returns:
             `embeds` [num_positions, hidden_size]; `trailing_text` [num_trailing, hidden_size], of
-            which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. Where the
-            official code hands over a single pad as trailing text, ours is empty: the same sum.
+            which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. If the
+            official code has a single pad as trailing text, ours is empty, which has the same sum.
         Raises:
             EmptyText: `ids.body` is empty.
-            And whatever `check` raises.
+            The errors of `check`, too.
         """
         if not len(ids.body):
-            raise EmptyText("There is no text token to begin with.")
+            raise EmptyText("The text has no token to begin with.")
         layout = self._plan(request, text_open)
         head = self._head(ids, layout)
         if layout.clone is not None and layout.clone.in_context:
@@ -158,18 +158,19 @@ class PromptBuilder:
         return Prefill(torch.cat([head, body]), trailing, self._tts_pad)
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Trailing rows for text that arrives late: [n] int64 -> [n, hidden_size]."""
+        """Return trailing rows for text that arrives late: [n] int64 -> [n, hidden_size]."""
         return self._embeddings.text(ids)
 
     def end_rows(self) -> Tensor:
-        """The trailing row that ends an open text: [1, hidden_size]."""
+        """Return the trailing row that ends an open text: [1, hidden_size]."""
         return self._tts_eos[None]
 
     # ---- rows ------------------------------------------------------------------------------------
 
     def _head(self, ids: TextIds, layout: _Layout) -> Tensor:
-        """Every row before the text: instruct, role, language, speaker, start of text."""
+        """Return every row before the text: instruct, role, language, speaker, start of text."""
         talker = self._config.talker
+        tags: tuple[int, ...]
         if layout.language_id is None:
             tags = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
         else:
@@ -192,7 +193,7 @@ class PromptBuilder:
         return torch.cat(rows)
 
     def _full_body(self, text: Tensor, codec: Tensor) -> tuple[Tensor, Tensor]:
-        """Text rows [num_text, hidden_size], then codec rows; nothing trails."""
+        """Return the text rows [num_text, hidden_size], then the codec rows; no text trails."""
         text_rows = text + self._codec(self._config.talker.codec_pad_id)
         return torch.cat([text_rows, self._tts_pad + codec]), text[:0]
 
@@ -219,12 +220,12 @@ class PromptBuilder:
             self._role_rows[key] = self._embeddings.text(role)
         return self._role_rows[key]
 
-    # ---- what a request means --------------------------------------------------------------------
+    # ---- the layout of a request -----------------------------------------------------------------
 
     def _plan(self, request: SpeechRequest, text_open: bool) -> _Layout:
         speaker, clone = self._resolve_voice(request.voice)
         language = resolve_language(request.language, self._config.talker.languages)
-        if language in _YIELDS_TO_DIALECT:
+        if speaker is not None and language in _YIELDS_TO_DIALECT:
             language = self._config.talker.dialects.get(speaker, language)
         is_stepwise = request.text_feed == "stepwise" or (
             request.text_feed == "auto" and (text_open or self._config.model_type == "base")
@@ -238,7 +239,7 @@ class PromptBuilder:
         if text_open and clone is not None and clone.in_context:
             raise TaskError(
                 f"Voice {clone.name!r} is used in context; its text cannot be open.",
-                "The whole text is laid alongside the reference frames before the first new frame.",
+                "The prompt lays the whole text alongside the reference frames.",
                 "Give the whole text, or a voice without transcript (x-vector only).",
             )
         return _Layout(
@@ -255,25 +256,25 @@ class PromptBuilder:
         if self._config.model_type == "base":
             raise TaskError(
                 "A Base model takes no instruct.",
-                "It was not trained with one; how it speaks follows the reference voice.",
+                "It was not trained with one; its way of speaking follows the reference voice.",
                 "Leave instruct out, or load a CustomVoice or VoiceDesign model.",
             )
         if self._config.drops_instruct:
             self._warn_once(
-                "instruct is ignored: 0.6B CustomVoice models do not follow one, nor does the "
-                "demonstration voice."
+                "The instruct is ignored: 0.6B CustomVoice models and the demonstration voice do "
+                "not follow one."
             )
             return False
         return True
 
     def _resolve_voice(self, voice: str | Voice | None) -> tuple[str | None, Voice | None]:
-        """The speaker's name in the checkpoint or the cloned voice; at most one of the two."""
+        """Return the speaker's name in the checkpoint or the cloned voice; at most one of both."""
         is_base = self._config.model_type == "base"
         if voice is None:
             if is_base:
                 self._warn_once(
-                    "No voice given: a Base model without a reference speaks in whatever voice it "
-                    "happens upon."
+                    "The request names no voice: without a reference, a Base model speaks in a "
+                    "random voice."
                 )
             return None, None
         if isinstance(voice, Voice) and (voice.x_vector is not None or voice.in_context):
@@ -296,7 +297,7 @@ class PromptBuilder:
         if voice.x_vector is None:
             raise RecordingError(
                 f"Voice {voice.name!r} has codes but no x-vector.",
-                "The speaker row of the prompt is the x-vector, in context too.",
+                "The x-vector is the speaker row of the prompt, in context, too.",
             )
         if len(voice.x_vector) != hidden_size:
             raise VoiceMismatch(
@@ -312,7 +313,7 @@ class PromptBuilder:
     def _check_codes(self, name: str, codes: np.ndarray) -> None:
         num_groups = self._config.talker.num_code_groups
         if not np.issubdtype(codes.dtype, np.integer):
-            raise RecordingError(f"Voice {name!r}: codes are {codes.dtype}; need integers.")
+            raise RecordingError(f"Voice {name!r}: codes are {codes.dtype}; they must be integers.")
         if codes.shape[1] != num_groups:
             raise RecordingError(
                 f"Voice {name!r}: codes have {codes.shape[1]} groups; this model has {num_groups}."

@@ -1,8 +1,8 @@
-"""Drawing one code from logits, exactly and reproducibly.
+"""The draw of one code from logits, exact and reproducible.
 
-Random numbers are addressed, not consumed: a draw depends on (seed, part, frame, codebook) and on
-nothing else, so a stream's codes do not change with its slot, its neighbours or its chunking.
-csrc/sampling.cuh is the same function on the GPU; this file is its specification.
+Random numbers are addressed, not consumed: a draw depends on (seed, part, frame, codebook) alone,
+so a stream's codes do not change with its slot, its neighbours or its chunking. csrc/sampling.cuh
+is the same function on the GPU; this file is its specification.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ MASK = 0xFFFFFFFF
 
 
 def philox(key: int, counters: np.ndarray) -> np.ndarray:
-    """Philox4x32-10.
+    """Return the random words of counters, by Philox4x32-10.
 
     Args:
         key: 64 bits.
@@ -42,10 +42,10 @@ def philox(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: int) -> np.ndarray:
-    """One number in (0, 1) for each token id in `tokens` [n], exact in float32.
+    """Return a number in (0, 1) for each token id in `tokens` [n]: [n] float32.
 
-    Token t reads lane t % 4 of counter (t // 4, frame, codebook, part). 23 bits, because the
-    largest value must stay below 1 in float32: -log(-log(1)) is infinite.
+    Token t reads lane t % 4 of counter (t // 4, frame, codebook, part). The numbers have 23 bits,
+    because the largest must stay below 1 in float32: -log(-log(1)) is infinite.
     """
     counters = np.empty((len(tokens), 4), dtype=np.uint32)
     counters[:, 0] = tokens // 4
@@ -55,7 +55,7 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Repetition penalty of Keskar et al. (CTRL, 2019) on the tokens marked in `seen` [n] bool."""
+    """Penalize the tokens marked in `seen` [n] bool, as Keskar et al. (CTRL, 2019) do."""
     if penalty == 1.0:
         return logits
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
@@ -63,7 +63,7 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def keep_top_k(scores: Tensor, top_k: int) -> Tensor:
-    """-inf for all but the `top_k` best; every token tied with the k-th stays. 0: no limit."""
+    """Set all but the `top_k` best to -inf; every token tied with the k-th stays. 0: no limit."""
     if top_k == 0 or top_k >= scores.numel():
         return scores
     threshold = torch.topk(scores, top_k).values[-1]
@@ -71,10 +71,10 @@ def keep_top_k(scores: Tensor, top_k: int) -> Tensor:
 
 
 def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    """-inf for tokens that more probable tokens already outweigh by `top_p`.
+    """Set tokens to -inf whose more probable tokens have a probability of `top_p` or more together.
 
     A token stays while the mass of the strictly more probable ones is below `top_p`, so tokens of
-    equal probability share one fate (transformers breaks such ties by sort order).
+    equal probability stay or go together (transformers breaks such ties by sort order).
     """
     if top_p >= 1.0:
         return scores
@@ -103,7 +103,10 @@ def draw(
     """Draw a token: temperature, top-k, top-p, then Gumbel-max; or argmax without sampling.
 
     Args:
-        logits: [vocab_size] float32, penalised and masked already.
+        logits: [vocab_size] float32, already penalized and masked.
+        top_k: 0: no limit.
+        top_p: 1: no limit.
+        seed, part, frame, codebook: the address of the random numbers.
     Returns:
         The token; the lowest one where scores tie.
     Raises:

@@ -1,21 +1,22 @@
-"""What every decoder is made for, and the account of one of its slots."""
+"""The sizes of a decoder, and the state of one of its slots."""
 
 from dataclasses import dataclass
 
 import torch
 
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSizes:
-    """How much a decoder holds, where, and in what precision it computes."""
+    """How much a decoder holds, on which device, and in what precision it computes."""
 
     num_slots: int  # streams that can be open at once
     max_positions: int  # prompt positions plus frames of one stream
     max_text_rows: int  # trailing text rows that may wait for their frame
     device: torch.device
-    dtype: torch.dtype  # of the talker, and of everything that is not said to be another
+    dtype: torch.dtype  # of the talker, and of everything that names no dtype of its own
     max_frames: int | None = None  # of one part of an utterance; None: as many as positions
     # Of the code predictor's layers, heads and projection; None: dtype. The tables of codes, which
     # both parts read, keep dtype.
@@ -23,26 +24,33 @@ class DecoderSizes:
 
     @property
     def max_prompt(self) -> int:
-        """Positions that a prompt may have."""
+        """Maximum number of positions of a prompt."""
         return self.max_positions - (self.max_frames or 0)
+
+
+def check_dtypes(*dtypes: torch.dtype) -> None:
+    """Raise UsageError for a dtype that is neither bfloat16 nor float32."""
+    for dtype in dtypes:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")
 
 
 @dataclass(slots=True)
 class SlotState:
-    """The account of one stream; its keys, values and codes are the backend's."""
+    """The counts of one stream; the backend keeps its keys, values and codes."""
 
     sampling: Sampling
     seed: int
     part: int
     text_open: bool = True  # more text rows will come
     num_text_rows: int = 0
-    position: int = 0  # where the next talker step writes; 0: the prompt has not run
-    frame: int = 0  # the next one to draw
+    position: int = 0  # the next talker step writes here; 0: the prompt has not run
+    frame: int = 0  # index of the next frame
 
     def advance(self, num_frames: int, ended: bool) -> None:
-        """Count what a step drew.
+        """Count the frames that a step drew, and whether it drew EOS after them.
 
-        Every frame but a stream's first, and a drawn EOS, was preceded by a talker step.
+        A talker step preceded each frame except a stream's first, and a drawn EOS.
         """
         num_drawn = num_frames + ended
         self.position += num_drawn - (num_drawn > 0 and self.frame == 0)

@@ -19,6 +19,7 @@ from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.records import FinishReason, StepResult
 from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.timing.speech_timer import SpokenPart
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class ActiveStream:
         self.guard = RunawayGuard(max_frames)
         self.add_text(num_tokens)
         self.state.num_parts += 1
+        self.state.spoken_parts.append(SpokenPart(part, len(self.state.codes)))
         self.phase = Phase.SPEAKING
 
     def add_text(self, num_tokens: int) -> None:
@@ -165,6 +167,8 @@ class ActiveStream:
 
     def end_part(self) -> bool:
         """Go on to the next part; returns whether there is none, or no frame left for it."""
+        if self.part is not None:
+            self.state.spoken_parts[-1].end(len(self.state.codes), self.part_end)
         if self.finish == "eos":
             self.finish = self.part_end
         limit, had_part = self.state.request.max_frames, self.part is not None

@@ -27,7 +27,7 @@ from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Files, Sampling, SpeechRequest
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
 from qwen_megakernel.text.languages import AUTO, language_of_code
-from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
+from qwen_megakernel.text.parts import EncodedText, PartCutter
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.unreadable import TextWatch
@@ -215,7 +215,7 @@ class SpeechEngine(ABC):
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
             text_closed=not text_open,
-            parts=deque(map(TextPart.whole, encoded.parts)),
+            parts=deque(encoded.whole_parts()),
             planned_parts=len(encoded.parts) or None,
             watch=TextWatch(self._read_languages),
         )
@@ -226,7 +226,7 @@ class SpeechEngine(ABC):
             state.warn(reader.take_warnings())
         loop.submit(state)
         if not text_open:
-            return SpeechStream(state, self, reader=reader)
+            return SpeechStream(state, self, reader=reader, written=text)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
         return SpeechStream(state, self, cutter, reader)
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ from qwen_megakernel.text.parts import PartCutter, TextPart
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.unreadable import TextWatch
+from qwen_megakernel.timing import subtitles
+from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.words import Segment, TimedWord
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +89,7 @@ class StreamState:
     outbox: Outbox = field(default_factory=Outbox)
     codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
     num_parts: int = 0
+    spoken_parts: list[SpokenPart] = field(default_factory=list)  # those begun
     planned_parts: int | None = None  # None: the text is open
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
@@ -148,12 +153,14 @@ class SpeechStream:
         engine: object,
         cutter: PartCutter | None = None,
         reader: TextReader | None = None,
+        written: str | None = None,
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
         self._cutter = cutter  # of a text that arrives in pieces
         self._reader = reader  # None: the text is spoken as it is written
-        self._written = [state.request.text or ""]  # the text so far, if no reader keeps it
+        self._written = [written or ""]  # the user's text so far
+        self._timer = SpeechTimer(state.spoken_parts)
         self._over = False
 
     @property
@@ -207,7 +214,7 @@ class SpeechStream:
     def spoken_text(self) -> str:
         """The text so far as the model is given it: numbers in words, words as a lexicon spells
         them. It grows while text comes through `feed`, and what is there never changes."""
-        return self._reader.spoken.text if self._reader else "".join(self._written)
+        return self._reader.spoken.text if self._reader else self._text
 
     @property
     def spoken_pieces(self) -> tuple[Piece, ...]:
@@ -217,6 +224,26 @@ class SpeechStream:
             return self._reader.spoken.pieces
         text = self.spoken_text
         return (Piece(text, 0, len(text), is_kept=True),) if text else ()
+
+    @property
+    def words(self) -> list[TimedWord]:
+        """The words of the user's text that the chunks received so far speak, with their times.
+        While a part of the text is being spoken, the times of its words are an estimate."""
+        return self._timer.words(self._text, self.spoken_pieces)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sentences of the user's text that the chunks received so far speak."""
+        return self._timer.segments(self._text, self.spoken_pieces)
+
+    def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
+        """Return the words and sentences whose times have settled since the last call. What was
+        returned never changes, in `words` and `segments` neither."""
+        return self._timer.take(self._text, self.spoken_pieces)
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._written)
 
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
@@ -239,11 +266,10 @@ class SpeechStream:
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._state.look(text)
+        self._written.append(text)
         if self._reader:
             text = self._reader.feed(text)
             self._state.warn(self._reader.take_warnings())
-        else:
-            self._written.append(text)
         self._cutter.feed(text)
         self._state.wake()
 
@@ -264,6 +290,7 @@ class SpeechStream:
             self._over = True
             raise item
         self._over = item.is_last
+        self._timer.hear(item)
         return item
 
     def __iter__(self) -> Iterator[AudioChunk]:
@@ -314,6 +341,18 @@ class Speech:
     parts: int
     timings: dict[str, float]
     spoken_text: str = ""  # what the model was given: numbers in words
+    _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
+    _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
+
+    @property
+    def words(self) -> list[TimedWord]:
+        """The words of the user's text, with their times."""
+        return self._words()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sentences of the user's text, with their times."""
+        return self._segments()
 
     def save(self, path: str | Path) -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
@@ -322,6 +361,14 @@ class Speech:
             OutputError: the path cannot be written.
         """
         audio.write_wav(path, self.audio, self.sample_rate)
+
+    def save_subtitles(self, path: str | Path) -> None:
+        """Write the times of words and sentences; the extension picks the format (srt, vtt, json).
+
+        Raises:
+            UsageError, OutputError: the extension is unknown, or the path cannot be written.
+        """
+        subtitles.write(Path(path), self.words, self.segments)
 
     @staticmethod
     def collect(stream: SpeechStream) -> "Speech":
@@ -338,4 +385,7 @@ class Speech:
             parts=stream.num_parts,
             timings=stream.timings,
             spoken_text=stream.spoken_text,
+            # Found when they are asked for. The stream itself would keep the engine.
+            _words=partial(stream._timer.words, stream._text, stream.spoken_pieces),
+            _segments=partial(stream._timer.segments, stream._text, stream.spoken_pieces),
         )

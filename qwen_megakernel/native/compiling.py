@@ -1,7 +1,7 @@
-"""Sources become a shared library once; afterwards it is found again.
+"""The build cache: sources become a shared library once, and later runs find it.
 
-A library is found by a hash of everything that went into it. It is written under a lock, and put in
-place in one step: a broken or half-written one is never loaded.
+A hash of everything that a library is made of is its key. A library is written under a lock and
+renamed into place, so that no run loads a broken or half-written one.
 """
 
 import contextlib
@@ -29,36 +29,36 @@ from qwen_megakernel.errors import BuildError
 logger = logging.getLogger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
-VERSION_SECONDS = 20.0  # zig takes a second where its cache is cold
-SECONDS_BETWEEN_WORDS = 5  # while a compiler is at work
-SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # of sources that a library is made of
+VERSION_SECONDS = 20.0  # zig takes a second if its cache is cold
+SECONDS_BETWEEN_WORDS = 5  # between log lines while a compiler runs
+SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # the suffixes of a library's sources
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that a library is made of and by."""
+    """The sources of a library, and the compiler and flags that make it of them."""
 
-    name: str  # of what is compiled, for messages: "the kernel for sm_90a"
-    library: str  # its file's name: "libqwen_tts.so"
+    name: str  # for messages, such as "the kernel for sm_90a"
+    library: str  # file name of the library, such as "libqwen_tts.so"
     compiler: str  # a command of one word or more
-    flags: tuple[str, ...]  # of every unit; those that are no -D also of the linker
-    units: tuple[Path, ...]  # what the compiler is called for, the longest first
+    flags: tuple[str, ...]  # flags of every unit; all but the -D's are also the linker's
+    units: tuple[Path, ...]  # the files that the compiler compiles, the slowest first
     sources: tuple[Path, ...]  # all files, headers too, that change the library when they change
-    source_root: Path  # they lie below it
+    source_root: Path  # folder of the sources
     link_flags: tuple[str, ...] = ()
-    cu_language: str = ""  # how the compiler must be told to read a .cu file
-    limit_seconds: float = 3600  # a compiler that needs longer is ended
-    # The library serves whichever compiler made it: it is found where that one is gone, or another
-    # is installed.
+    cu_language: str = ""  # flag with which the compiler reads a .cu file
+    limit_seconds: float = 3600  # time after which the compiler is ended
+    # The key leaves the compiler out: the library is found after that compiler was removed or
+    # another one was installed.
     is_portable: bool = False
 
     @property
     def key(self) -> str:
-        """The hash that the library is found by."""
+        """The hash under which the cache keeps the library."""
         if self.is_portable:
             maker = [platform.system(), platform.machine()]
         else:
-            # Its version, not its folder: a library serves every machine with the same compiler.
+            # The version and not the folder: a library serves every machine with this compiler.
             program, *its_words = shlex.split(self.compiler)
             maker = [version_of(self.compiler) or program, *its_words]
         units = [path.name for path in self.units if path.parent == self.source_root]
@@ -66,7 +66,7 @@ class Recipe:
 
 
 def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
-    """A hash of words (the maker's and those of its command) and of sources below `root`."""
+    """Hash words (of the compiler and its command) and the sources below `root`."""
     digest = hashlib.sha256()
     digest.update("\0".join(words).encode())
     for path in sources:
@@ -76,13 +76,13 @@ def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
 
 
 def version_of(compiler: str) -> str:
-    """What a compiler says of itself.
+    """Return the output of a compiler's --version.
 
     Raises:
-        BuildError: it does not answer.
+        BuildError: the compiler does not answer within `VERSION_SECONDS`.
     """
     command = [*shlex.split(compiler), "--version"]
-    # A group of its own: what a wrapper began would hold the pipe open.
+    # A process group of its own, since a process that a wrapper started would hold the pipe open.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
     ) as process:
@@ -94,28 +94,32 @@ def version_of(compiler: str) -> str:
                 raise
             raise BuildError(
                 f"{compiler} --version did not end within {VERSION_SECONDS:g} s.",
-                "A library is found by what made it.",
-                "Look whether the compiler works, or set CXX to another one.",
+                "The build cache needs the compiler's version to find a library.",
+                "Check whether the compiler works, or set CXX to another one.",
             ) from error
 
 
 def source_folder() -> Path:
-    """csrc/: inside the installed package, or beside it in a checkout."""
+    """Return csrc/, which is inside the installed package, or beside it in a checkout.
+
+    Raises:
+        BuildError: there is no such folder.
+    """
     for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
         if (folder / "tts_kernel.cu").exists():
             return folder
     raise BuildError(
-        f"No csrc/ in {PACKAGE_FOLDER} or beside it.",
+        f"There is no csrc/ in {PACKAGE_FOLDER} or beside it.",
         "The kernel is compiled at first use from sources that ship with the package.",
         "Reinstall qwen_megakernel.",
     )
 
 
 def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Every source of a folder, in order.
+    """Return every source of a folder, sorted.
 
     Args:
-        without: folders directly in it that are left out.
+        without: names of folders directly in it that are left out.
     """
     return tuple(
         sorted(
@@ -129,7 +133,7 @@ def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, .
 
 
 def build_cache() -> Path:
-    """Where libraries go: $QWEN_MEGAKERNEL_BUILD_CACHE, else `kernels` in the package's cache."""
+    """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or else the folder `kernels` in the package's cache."""
     if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
         return Path(folder)
     root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
@@ -137,24 +141,24 @@ def build_cache() -> Path:
 
 
 def compiled(recipe: Recipe) -> Path:
-    """The library of a recipe; compiled at first use, then found again.
+    """Return the library of a recipe, which is compiled at first use and found afterwards.
 
     Raises:
-        BuildError: ninja is missing, the compiler failed (its log is named) or did not end, or the
-            cache cannot be written.
+        BuildError: ninja is missing, the compiler failed (the message names its log) or did not
+            end, or the cache cannot be written.
     """
     try:
         return _compiled(recipe)
     except OSError as error:
         raise BuildError(
-            f"{recipe.name} could not be written: {error}.",
+            f"The library of {recipe.name} could not be written: {error}.",
             f"Compiled code is kept in {build_cache()}.",
             "Make room there, or set QWEN_MEGAKERNEL_BUILD_CACHE to a folder that can be written.",
         ) from error
 
 
 def found(recipe: Recipe) -> Path | None:
-    """The library of a recipe, where it has been compiled before."""
+    """Return the library of a recipe if an earlier run has compiled it."""
     library = build_cache() / recipe.key / recipe.library
     return library if _is_intact(library, library.with_name("sha256")) else None
 
@@ -184,37 +188,45 @@ def _compiled(recipe: Recipe) -> Path:
 
 
 def find_cxx() -> str:
-    """The C++ compiler: $CXX, g++ or clang++."""
+    """Return the path of the C++ compiler: $CXX, g++ or clang++.
+
+    Raises:
+        BuildError: there is none.
+    """
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path
     raise BuildError(
-        "No C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
+        "There is no C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
         "The emulation backend compiles the kernel's sources for this CPU.",
-        "apt install g++, or use --backend torch.",
+        "Run: apt install g++, or use --backend torch.",
     )
 
 
 def find_zig() -> str | None:
-    """The C++ compiler of the Python package ziglang; None: it is not installed."""
+    """Return the command of the C++ compiler in the package ziglang; None: it is not installed."""
     spec = importlib.util.find_spec("ziglang")
     if spec is None or not spec.submodule_search_locations:
         return None
     zig = Path(spec.submodule_search_locations[0]) / "zig"
     system = "macos" if platform.system() == "Darwin" else "linux-gnu"
     machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    # Without a target it takes all that this CPU can do, and a library is for one instruction set.
+    # Without a target it uses every instruction of this CPU, and a library is for one set of them.
     return f"{shlex.quote(str(zig))} c++ -target {machine}-{system}"
 
 
 def find_ninja() -> str:
-    """ninja of PATH or of its Python package."""
+    """Return the path of ninja, from PATH or from its Python package.
+
+    Raises:
+        BuildError: there is none.
+    """
     if path := shutil.which("ninja"):
         return path
     if importlib.util.find_spec("ninja"):
-        path = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
-        if path.exists():
-            return str(path)
+        program = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
+        if program.exists():
+            return str(program)
     raise BuildError(
         "ninja is not installed.", "It drives the compilation.", "Run: pip install ninja"
     )
@@ -230,7 +242,7 @@ def _is_intact(library: Path, checksum: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path, name: str) -> Iterator[None]:
-    """One builder at a time for one library, across processes."""
+    """Hold the lock of a library, so that one process at a time builds it."""
     with path.open("w") as file:
         waiting = False
         while True:
@@ -239,17 +251,17 @@ def _lock(path: Path, name: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if not waiting:
-                    logger.info("Another process is compiling %s; waiting ...", name)
+                    logger.info("Another process compiles %s; waiting for it ...", name)
                 waiting = True
                 time.sleep(LOCK_POLL_SECONDS)
         yield
 
 
 def _output_of(build: subprocess.Popen[str], limit_seconds: float) -> str:
-    """What a build has said when it is over; every few seconds the log says that it is at work.
+    """Wait for a build and return its output; every few seconds, log that it still runs.
 
     Raises:
-        subprocess.TimeoutExpired: it has taken as long as it may.
+        subprocess.TimeoutExpired: the build has run for `limit_seconds`.
     """
     started = time.monotonic()
     while True:
@@ -297,13 +309,13 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
         try:
             log = _output_of(build, recipe.limit_seconds)
         except BaseException as error:  # KeyboardInterrupt too
-            build.terminate()  # ninja ends its compilers, which a killed one would leave running
+            build.terminate()  # ninja then ends its compilers; a killed ninja would not
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise BuildError(
                 f"{recipe.compiler} did not end within {recipe.limit_seconds:.0f} s.",
                 f"It was compiling {recipe.name}, which takes seconds to minutes.",
-                "Look whether the compiler works, or set CXX to another one.",
+                "Check whether the compiler works, or set CXX to another one.",
             ) from error
     (work / "build.log").write_text(log)
     if build.returncode:
@@ -320,19 +332,19 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
 
 
 def _failed_unit(log: str, units: Sequence[Path]) -> str:
-    """The source that ninja's log says was being compiled when it stopped."""
+    """Return the source that failed to compile, from ninja's log."""
     match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
     names = {path.stem: path.name for path in units}
     return names.get(match[1], "linking") if match else "linking"
 
 
 def _escape(path: str | Path) -> str:
-    """A path as ninja writes it."""
+    """Escape a path for a ninja file."""
     return re.sub(r"([ :$])", r"$\1", str(path))
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Make a library that `compiled` returned callable.
+    """Load a library that `compiled` returned.
 
     Raises:
         BuildError: the system's loader refuses it.
@@ -341,5 +353,6 @@ def load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(
-            f"{path} does not load: {error}.", hint=f"Remove {path.parent}; it is built anew."
+            f"{path} does not load: {error}.",
+            hint=f"Remove {path.parent}; the next run compiles it again.",
         ) from error

@@ -1,4 +1,4 @@
-"""The native library for CPUs: one for each instruction set, and the threads that work in it."""
+"""The native library for CPUs: a build for each instruction set, and the threads that use it."""
 
 import ctypes
 import os
@@ -27,15 +27,15 @@ INSTRUCTION_SETS = {
     "neon": (),
     "plain": ("-DQWEN_CPU_PLAIN",),
 }
-# Names in /proc/cpuinfo that an instruction set of x86 needs.
+# The flags in /proc/cpuinfo that an instruction set of x86 needs.
 CPU_FLAGS = {
     "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
     "avx2": {"avx2", "fma"},
 }
-# No contraction: only what the sources call a fused multiply-add is one, so that a sum is the same
-# in every function that the compiler makes of it. GCC 12 takes AVX-512's own headers for
-# uninitialised.
+# -ffp-contract=off: the compiler fuses a multiplication and an addition only if the sources ask for
+# it, so that a sum is the same in every function that it compiles. GCC 12 warns about uninitialized
+# values in AVX-512's own headers.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"),
@@ -48,10 +48,10 @@ FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests
 
 
 def sets_of_machine(machine: str | None = None) -> list[str]:
-    """The instruction sets that CPUs of this machine's architecture can have.
+    """Return the instruction sets that CPUs of an architecture can have, the best first.
 
     Args:
-        machine: as `platform.machine()` names the architecture.
+        machine: an architecture, as `platform.machine()` names it; None: that of this machine.
     """
     machine = machine or platform.machine()
     if machine in ("aarch64", "arm64"):
@@ -60,11 +60,11 @@ def sets_of_machine(machine: str | None = None) -> list[str]:
 
 
 def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> list[str]:
-    """The instruction sets that this CPU runs, the best first; "plain" is always the last.
+    """Return the instruction sets that this CPU runs, the best first and "plain" last.
 
     Args:
-        cpuinfo: what Linux says of the CPU; without it x86 gets "plain".
-        machine: as `platform.machine()` names the architecture.
+        cpuinfo: Linux' description of the CPU; without this file x86 gets "plain".
+        machine: an architecture, as `platform.machine()` names it; None: that of this machine.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
@@ -75,10 +75,10 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
 
 
 def choose_set() -> str:
-    """The instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
+    """Return the instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
 
     Raises:
-        SetupError: the variable names one that this CPU does not have.
+        SetupError: the variable names a set that this CPU does not have.
     """
     supported = supported_sets()
     forced = os.environ.get(FORCED)
@@ -91,7 +91,7 @@ def choose_set() -> str:
 
 
 def find_compiler() -> str:
-    """The system's C++ compiler, else that of the Python package ziglang, as a command.
+    """Return the command of the system's C++ compiler, or else that of the package ziglang.
 
     Raises:
         BuildError: there is neither.
@@ -109,7 +109,7 @@ def find_compiler() -> str:
 
 
 def recipe(instruction_set: str, compiler: str = "") -> Recipe:
-    """What the library of an instruction set is made of and by; without a compiler it is found."""
+    """Return the recipe of an instruction set's library; `found` needs no compiler in it."""
     folder = source_folder() / "cpu"
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
@@ -125,21 +125,21 @@ def recipe(instruction_set: str, compiler: str = "") -> Recipe:
 
 
 def library_for(instruction_set: str) -> Path:
-    """The library of an instruction set: as `build` or an earlier run left it, else compiled now.
+    """Return the library of an instruction set: from the cache, or else compiled now.
 
     Raises:
-        BuildError: there is none and no compiler, or the compiler failed.
+        BuildError: the cache has none, and there is no compiler or it failed.
     """
     earlier = found(recipe(instruction_set))
     return earlier or compiled(recipe(instruction_set, find_compiler()))
 
 
 def open_library() -> ctypes.CDLL:
-    """The library for this CPU, compiled at first use, with its entry points declared.
+    """Load the library for this CPU, compiled at first use, and declare its entry points.
 
     Raises:
-        BuildError: there is no compiler, or it failed; the library does not load.
-        SetupError: as `choose_set`.
+        BuildError: there is no compiler, it failed, or the library does not load.
+        SetupError: see `choose_set`.
     """
     library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
@@ -160,13 +160,15 @@ def open_library() -> ctypes.CDLL:
 
 
 def check_status(status: int, what: str, hint: str) -> None:
-    """Raise what a native function's Status means.
+    """Raise the error that a native function's Status means, if it means one.
 
     Args:
-        what: was being done, or made.
-        hint: where there is no memory for it.
+        status: the function's result.
+        what: the subject of the message, such as "A step".
+        hint: the hint of an `OutOfMemory`.
     Raises:
-        OutOfMemory, GenerationError
+        OutOfMemory: the memory does not suffice.
+        GenerationError: the system refuses a thread, or the function failed otherwise.
     """
     if status == OUT_OF_MEMORY:
         raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
@@ -176,11 +178,14 @@ def check_status(status: int, what: str, hint: str) -> None:
         raise GenerationError(f"{what} failed: native code returned status {status}.")
 
 
-def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> None:
-    """Compare our mirrors of structs with the library's own.
+def check_structs(
+    library: ctypes.CDLL, name: str, structs: Sequence[type[ctypes.Structure]]
+) -> None:
+    """Compare the sizes of our mirrored structs with those in the library.
 
     Args:
-        name: of the library's function that tells their sizes.
+        name: name of the library's function that writes the sizes.
+        structs: our mirrors, in the order of that function.
     Raises:
         BuildError: the library was built from other sources.
     """
@@ -191,22 +196,22 @@ def check_structs(library: ctypes.CDLL, name: str, structs: Sequence[type]) -> N
         raise BuildError(
             f"The native library has structs of {list(theirs)} bytes, not {ours}.",
             "It was built from other sources.",
-            "Remove the build cache; it is built anew.",
+            "Remove the build cache; the next run compiles it again.",
         )
 
 
 def return_free_memory() -> None:
-    """Give what was freed back to the system; glibc keeps blocks of up to 32 MB for itself."""
+    """Return freed memory to the system; glibc otherwise keeps freed blocks of up to 32 MB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
 
 
 def destroy_with(owner: object, destroy: Callable[..., None], *arguments: object) -> None:
-    """Call destroy(*arguments) when `owner` is collected, and not at all at the interpreter's exit.
+    """Call destroy(*arguments) when `owner` is collected, but not at the interpreter's exit.
 
-    There another thread may still be loading or speaking (Ctrl-C while a model loads), and the
-    system takes everything back.
+    At exit another thread may still load or speak (Ctrl-C while a model loads), and the system
+    frees everything anyway.
     """
     weakref.finalize(owner, destroy, *arguments).atexit = False
 
@@ -216,9 +221,9 @@ class CpuPool:
 
     Args:
         library: from `open_library`.
-        num_threads: 1 or more, the calling thread included.
+        num_threads: number of threads with the calling one, 1 or more.
     Raises:
-        SetupError: the system refuses so many threads.
+        SetupError: the system refuses that many threads.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int):
@@ -229,10 +234,10 @@ class CpuPool:
                 f"The system refuses {num_threads} threads.",
                 hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
             )
-        # A decoder and a vocoder hold their pool.
+        # A decoder and a vocoder keep a reference to their pool.
         destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)
 
     @property
     def num_workers(self) -> int:
-        """Threads that the next piece of work uses: fewer while another program holds a core."""
+        """Number of threads of the next piece of work; fewer if another program uses a core."""
         return self.library.qwen_cpu_pool_workers(self.handle)

@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU: as many as help, never more than the process may use."""
+"""The number of threads that compute on a CPU: as many as help, at most the available cores."""
 
 import logging
 import math
@@ -12,9 +12,9 @@ from qwen_megakernel.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-# A second thread pays for itself where a frame reads this much. Below it, the weights fit into a
-# core's caches, and the threads spend more time on meeting than a second core saves
-# (docs/performance.md has both cases measured).
+# A second thread pays off if a frame reads this many bytes. With fewer, the weights fit into a
+# core's caches, and the threads lose more time by waiting for each other than a second core saves
+# (docs/performance.md has measurements of both cases).
 BYTES_PER_THREAD = 256 * 2**20
 # On an idle machine, the native decoder's second thread makes a speech of demo-voice, 5 million
 # weights a frame, 1.7 times as fast (0.6 instead of 1.0 ms a frame, vocoder included). Beside two
@@ -24,13 +24,13 @@ WEIGHTS_PER_NATIVE_THREAD = 2**24
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """How many cores this process may keep busy, at least 1.
+    """Return the number of cores that this process may keep busy, at least 1.
 
     The operating system's affinity mask and the quotas of the process's control groups (a
-    container's `--cpus`) both limit it. PyTorch's own default knows the mask alone.
+    container's `--cpus`) both limit it. PyTorch's own default considers the mask alone.
 
     Args:
-        root: folder that has `proc` and `sys`.
+        root: folder with `proc` and `sys`.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -40,38 +40,38 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def choose(bytes_per_frame: int, asked: int | None = None) -> int:
-    """The number of threads with which PyTorch computes a model.
+    """Return the number of threads with which PyTorch computes a model.
 
     It depends on the model, on the cores that the process may use, and on PyTorch's own number
-    (OMP_NUM_THREADS, `torch.set_num_threads`), never on how busy the machine is: sums, and so
-    codes, are the same in the next run.
+    (OMP_NUM_THREADS, `torch.set_num_threads`), but not on the load of the machine, so that sums,
+    and therefore codes, are the same in the next run.
 
     Args:
-        bytes_per_frame: weights that decoding one codec frame reads.
-        asked: the caller's own number, which wins; a warning says if it exceeds the cores.
+        bytes_per_frame: bytes of weights that decoding one codec frame reads.
+        asked: the caller's number, which is returned; one above the cores logs a warning.
     Raises:
-        UsageError: `asked` is not 1 or more.
+        UsageError: `asked` is less than 1.
     """
     cores = available_cores()
     if asked is None:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
     if _checked(asked) > cores:
-        logger.warning("%d threads share %d cores: they will wait for each other.", asked, cores)
+        logger.warning("%d threads share %d cores, so they wait for each other.", asked, cores)
     return asked
 
 
 def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
-    """The number of threads of the native decoder: of the cores that it may use, those that help.
+    """Return the number of threads of the native decoder; log a warning if a quota is too small.
 
-    Its threads meet within microseconds, so they are worth it far below `BYTES_PER_THREAD`, and its
-    sums do not depend on their number.
+    Its threads wait microseconds for each other, so more of them help far below `BYTES_PER_THREAD`,
+    and its sums do not depend on their number.
 
     Args:
-        weights_per_frame: that decoding one codec frame reads.
-        asked: the caller's own number, which wins; an engine has warned of it in `choose`.
+        weights_per_frame: number of weights that decoding one codec frame reads.
+        asked: the caller's number, which is returned; `choose` has already warned about it.
     Raises:
-        UsageError: `asked` is not 1 or more.
+        UsageError: `asked` is less than 1.
     """
     if warning := quota_warning():
         logger.warning("%s", warning)
@@ -88,9 +88,9 @@ def _checked(asked: int) -> int:
 
 
 def limit_this_thread(num_threads: int) -> None:
-    """Let PyTorch compute with `num_threads` threads where the calling thread computes.
+    """Set the number of threads that PyTorch uses in the calling thread.
 
-    Other threads, those to come included, keep the number that they have.
+    Other threads, also those that start later, keep their number.
     """
     of_others = torch.get_num_threads()
     torch.set_num_threads(num_threads)  # for this thread and for threads that begin later
@@ -100,16 +100,17 @@ def limit_this_thread(num_threads: int) -> None:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the process's control groups grant; None: as much as there is.
+    """Return how many cores' time the process's control groups grant; None: they set no limit.
 
     Args:
-        root: folder that has `proc` and `sys`.
+        root: folder with `proc` and `sys`.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return None
     quotas = [math.inf]
+    names: tuple[str, ...]
     for group in groups:
         _, controllers, path = group.split(":", 2)
         if controllers == "":  # version 2
@@ -120,7 +121,7 @@ def quota(root: Path = Path("/")) -> float | None:
         else:
             continue
         folder = mount / path.lstrip("/")
-        # Any group above limits those below. A container sees its own group as the mount.
+        # A group limits those below it. A container sees its own group as the mount.
         for level in (folder, *folder.parents):
             if level.is_relative_to(mount):
                 quotas.append(_quota_of(level, names))
@@ -129,7 +130,7 @@ def quota(root: Path = Path("/")) -> float | None:
 
 
 def quota_warning() -> str | None:
-    """What to warn of where a quota leaves the process fewer than two cores."""
+    """Return a warning if a quota grants the process fewer than two cores."""
     granted = quota()
     if granted is None or granted >= 2:
         return None
@@ -140,7 +141,7 @@ def quota_warning() -> str | None:
 
 
 def _quota_of(folder: Path, names: tuple[str, ...]) -> float:
-    """A control group's own quota, in cores."""
+    """Return a control group's own quota in cores; infinity: it has none."""
     try:
         values = [(folder / name).read_text(encoding="utf-8") for name in names]
     except OSError:  # the root group, or a folder that the container does not see

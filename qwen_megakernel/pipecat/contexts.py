@@ -167,8 +167,8 @@ class ContextTTSService(InProcessTTSService):
     async def _say_sentence(
         self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame, None]:
-        timer = WordTimer(self._pace, speech.audio_s)
         if unspeakable(text):
+            timer = WordTimer(self._pace, speech.audio_s)
             timer.add(text)
             yield self._silence(context_id, speech)
             await self._tell_words(context_id, timer.finish(speech.audio_s))
@@ -179,7 +179,8 @@ class ContextTTSService(InProcessTTSService):
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
-        timer.add(text, speech.stream.spoken_pieces)
+        timer = self._timer(speech.stream, speech.audio_s)
+        timer.add(text)
         async for frame in self._say_stream(context_id, speech, timer):
             yield frame
 
@@ -203,13 +204,18 @@ class ContextTTSService(InProcessTTSService):
                 yield frame
         yield None  # the audio comes through the context
 
+    def _timer(self, stream: SpeechStream, start_s: float = 0.0) -> WordTimer:
+        """What times the words of a request, by what is spoken for them."""
+        spoken = (lambda: stream.spoken_pieces) if stream.is_normalized else None
+        return WordTimer(self._pace, start_s, spoken)
+
     def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
         if self._needs_whole_sentences:
             speech.sentences = SimpleTextAggregator(language=self.text_aggregation_language)
             frames = self._say_requests(context_id, speech)
         else:
-            speech.timer = WordTimer(self._pace)
             speech.stream = self._open_stream(None)
+            speech.timer = self._timer(speech.stream)
             frames = self._say_stream(context_id, speech, speech.timer)
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 

@@ -9,10 +9,10 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
-from qwen_megakernel.pipecat.word_timestamps import whole_words
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.text.languages import AUTO, code_of_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.timing.words import whole_words
 
 
 @dataclass

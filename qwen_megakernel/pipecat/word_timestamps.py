@@ -1,22 +1,18 @@
 """When each word of a text is heard, estimated; and how far a listener has got.
 
-The model says nothing about word boundaries. What is known is the text, how much audio it became
-(exactly, once its last chunk has left), and when that audio was sent. Words share the audio by
-their length.
+The model says nothing about word boundaries. What is known is the text, what is spoken for each
+part of it, how much audio it became (exactly, once its last chunk has left), and when that audio
+was sent. Words share the audio by the length of what is spoken for them.
 """
 
-import re
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing.words import count_letters, split_words
 
 # Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
 DEFAULT_PACE = 1 / 15
-_WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # "7" is spoken "seven"
-_PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
 
 # Words this far ahead of the listener are told while their text is still being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
@@ -24,12 +20,6 @@ LOOKAHEAD_S = 0.3
 
 # A text of less than a second says nothing about the pace of a voice.
 _LEARNABLE_LETTERS = 15
-
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
-_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
-_UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
-_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,56 +31,6 @@ class WordTime:
     unspaced: bool = False
 
 
-def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Cut a text into words, each with whether it is `unspaced`.
-
-    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
-    a number) stays in one piece, with its own spaces.
-    """
-    if not _UNSPACED_LETTER.search(text):
-        yield from ((word, False) for word in text.split())
-        return
-    for piece in _UNSPACED_PIECE.findall(text):
-        if piece.strip():
-            yield piece.strip(), True
-
-
-def whole_words(text: str) -> int:
-    """How many characters of a text that goes on are certain to be whole words.
-
-    Punctuation that comes next would belong to the last word, so that one is not.
-    """
-    end = _LAST_WORD_END.match(text)
-    return end.end() if end else 0
-
-
-def count_letters(text: str) -> int:
-    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
-    return sum(map(_letters, text))
-
-
-def _spoken_letters(pieces: Sequence[Piece], begin: int, end: int) -> int:
-    """The letters spoken for the characters [begin, end); a piece shares its own out evenly."""
-    letters = 0.0
-    for piece in pieces:
-        shared = min(end, piece.end) - max(begin, piece.start)
-        if shared > 0:
-            text, share = piece.text, shared / (piece.end - piece.start)
-            if piece.is_kept:
-                first = max(begin, piece.start) - piece.start
-                text, share = text[first : first + shared], 1.0
-            letters += count_letters(text) * share
-    return round(letters)
-
-
-def _letters(char: str) -> int:
-    if char.isdigit():
-        return _DIGIT_LETTERS
-    if char.isalpha():
-        return _WIDE_LETTERS if unicodedata.east_asian_width(char) in "WF" else 1
-    return _PAUSE_LETTERS.get(char, 0)
-
-
 @dataclass(slots=True)
 class WordTimer:
     """Times for the words of one text while its audio is being made.
@@ -98,29 +38,33 @@ class WordTimer:
     Args:
         pace: seconds per letter, the estimate until the end of the audio is known.
         start_s: where in the audio the text begins.
+        spoken: returns what is spoken for the text so far (numbers in words), in order; None: the
+            text is spoken as it is written.
     """
 
     pace: float
     start_s: float = 0.0
-    _words: list[tuple[str, bool, int]] = field(default_factory=list)  # with the letters before it
-    _num_letters: int = 0
-    _next: int = 0  # first word not told yet
+    spoken: Callable[[], Sequence[Piece]] | None = None
+    _words: list[tuple[str, bool, int]] = field(default_factory=list)  # and where they begin
+    _letters: list[float] = field(default_factory=list)  # spoken for each character of the text
+    _spoken_end: int = 0  # how much of the text the engine has taken
+    _next: int = 0  # first word that was not reported yet
+    _num_letters: float = 0.0  # spoken for the first `_num_counted` characters
+    _num_counted: int = 0
     _last_s: float = 0.0
 
-    def add(self, text: str, pieces: Sequence[Piece] = ()) -> None:
-        """Append whole words.
-
-        Args:
-            text: as it is written, which is what the words are reported as.
-            pieces: what is spoken for it, whose length the words have; none: they are spoken as
-                they are written.
-        """
-        end = 0
+    def add(self, text: str) -> None:
+        """Append whole words, which are reported as they are written here."""
+        first, end = len(self._letters), 0
         for word, unspaced in split_words(text):
             begin = text.index(word, end)
             end = begin + len(word)
-            self._words.append((word, unspaced, self._num_letters))
-            self._num_letters += _spoken_letters(pieces, begin, end) or count_letters(word)
+            self._words.append((word, unspaced, first + begin))
+        if self.spoken:
+            self._letters += [0.0] * len(text)
+        else:
+            self._letters += map(count_letters, text)
+            self._spoken_end = len(self._letters)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
         """Words to tell now: within the audio made so far, and soon to be heard.
@@ -129,25 +73,52 @@ class WordTimer:
             made_s: end of the audio so far, on the scale of `start_s`.
             heard_s: how far the listener is, on the same scale.
         """
+        self._listen()
         limit = min(made_s, heard_s + LOOKAHEAD_S)
         words = []
-        while self._next < len(self._words) and self._time(self.pace) < limit:
+        while self._is_next_spoken() and self._time(self.pace) < limit:
             words.append(self._tell(self.pace))
         return words
 
     def finish(self, made_s: float) -> list[WordTime]:
         """All words not told yet, now that the audio is known to end at `made_s`."""
-        pace = (made_s - self.start_s) / max(1, self._num_letters)
+        self._listen()
+        pace = (made_s - self.start_s) / max(1.0, sum(self._letters))
         return [self._tell(pace) for _ in range(self._next, len(self._words))]
 
     def learned_pace(self, made_s: float) -> float:
         """What to expect of the voice's next text, after all audio of this one."""
-        if self._num_letters < _LEARNABLE_LETTERS:
+        num_letters = sum(self._letters)
+        if num_letters < _LEARNABLE_LETTERS:
             return self.pace
-        return (self.pace + (made_s - self.start_s) / self._num_letters) / 2
+        return (self.pace + (made_s - self.start_s) / num_letters) / 2
+
+    def _listen(self) -> None:
+        """Take the letters of what is spoken for the text since."""
+        if not self.spoken or self._spoken_end == len(self._letters):
+            return
+        known = self._spoken_end
+        for piece in reversed(self.spoken()):
+            if piece.end <= known:
+                break
+            self._spoken_end = max(self._spoken_end, piece.end)
+            first = max(piece.start, known)
+            letters: list[float] = [*map(count_letters, piece.text[first - piece.start :])]
+            if not piece.is_kept:  # the characters that it stands for share it
+                num_chars = piece.end - first
+                letters = [count_letters(piece.text) / num_chars] * num_chars
+            for place, more in enumerate(letters, start=first):
+                self._letters[place] += more
+
+    def _is_next_spoken(self) -> bool:
+        """Whether the engine has taken the next word: an expression may wait for what follows."""
+        return self._next < len(self._words) and self._words[self._next][2] < self._spoken_end
 
     def _time(self, pace: float) -> float:
-        return self.start_s + pace * self._words[self._next][2]
+        begin = self._words[self._next][2]
+        self._num_letters += sum(self._letters[self._num_counted : begin])
+        self._num_counted = begin
+        return self.start_s + pace * self._num_letters
 
     def _tell(self, pace: float) -> WordTime:
         self._last_s = max(self._last_s, self._time(pace))  # a better estimate never goes back

@@ -6,7 +6,7 @@ others the engine's slot no longer than that.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Self
 
 import numpy as np
@@ -131,6 +131,24 @@ class ActiveSpeech:
         if self._error:
             facts["error"] = error_facts(self._error)[1]
         return facts
+
+    async def timestamps(self, granularities: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+        """What has settled since the last call of when `words` and `segments` are heard.
+
+        Args:
+            granularities: "word", "segment" or both; the answer has the lists of these alone, and
+                none that is empty.
+        """
+        if not granularities:
+            return {}
+        # Looking at the samples takes some milliseconds.
+        words, segments = await asyncio.to_thread(self.stream.take_timestamps)
+        found = {"word": words, "segment": segments}
+        return {
+            f"{name}s": [each.facts() for each in settled]
+            for name, settled in found.items()
+            if settled and name in granularities
+        }
 
     @property
     def usage(self) -> dict[str, int]:

@@ -57,7 +57,10 @@ _MAX_HEADER_CHARS = 2000  # of X-Spoken-Text; the events and GET have all of it
 _ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-_SPEECH_CONTENT = dict.fromkeys(MEDIA_TYPES.values(), _BINARY) | {EVENT_STREAM: {"schema": _EVENT}}
+_SPEECH_CONTENT = dict.fromkeys(MEDIA_TYPES.values(), _BINARY) | {
+    EVENT_STREAM: {"schema": _EVENT},
+    "application/json": {"schema": {"type": "object"}},  # with times of words
+}
 
 
 def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
@@ -117,6 +120,8 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         arrived = time.perf_counter()
         check_length(len(body.input), settings)
         body.check_events()
+        body.check_timestamps()
+        granularities = frozenset(body.timestamp_granularities or ())
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
         rate = service.engine.sample_rate
@@ -127,8 +132,11 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
-        if body.stream is False and body.stream_format != "sse":
-            response = await buffered(speaking, response_format, request.receive, settings)
+        is_whole = body.stream is False or (granularities and not body.stream)
+        if is_whole and body.stream_format != "sse":
+            response = await buffered(
+                speaking, response_format, request.receive, settings, granularities
+            )
             response.headers.update(headers)
             return response
         respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)
@@ -147,6 +155,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             encoder,
             include_codes=body.include_codes,
             max_steps=max_steps if is_superset else None,
+            granularities=granularities,
         )
         return respond(body_of_events, media_type=EVENT_STREAM, on_error=error_event)
 

@@ -6,11 +6,11 @@ A client that takes nothing for a while is cut off; one that goes away ends its 
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import DeadlineExceeded
@@ -33,7 +33,12 @@ async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator
 
 
 async def events(
-    speaking: ActiveSpeech, encoder: Encoder, *, include_codes: bool, max_steps: int | None
+    speaking: ActiveSpeech,
+    encoder: Encoder,
+    *,
+    include_codes: bool,
+    max_steps: int | None,
+    granularities: Collection[str] = (),
 ) -> AsyncIterator[bytes]:
     """The speech as server-sent events.
 
@@ -44,6 +49,8 @@ async def events(
         include_codes: add each delta's codec frames.
         max_steps: with it, the superset: an event for each frame, at the end the whole as WAV and
             "[DONE]". None: OpenAI's events alone.
+        granularities: of the timestamps, an event for those that have settled; they may be ahead of
+            the audio that was sent.
     """
     stream, rate = speaking.stream, speaking.record.sample_rate
     whole: list[np.ndarray] = []
@@ -70,10 +77,14 @@ async def events(
             held.append(chunk)
         if audio := await encoded(encoder, chunk.samples):
             out += delta(audio)
+        if found := await speaking.timestamps(granularities):
+            out += _timestamps(found)
         if out:
             yield out
     audio = await encoded(encoder, None)
     out = delta(audio) if audio else b""
+    if found := await speaking.timestamps(granularities):
+        out += _timestamps(found)
     done = speaking.facts() | {"usage": speaking.usage}
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
@@ -112,6 +123,10 @@ def phase_of_error(error: Exception) -> bytes:
 def error_event(error: Exception) -> bytes:
     """How an error reaches a client that reads events."""
     return _event(type="speech.audio.error", phase="error", error=error_facts(error)[1])
+
+
+def _timestamps(found: Mapping[str, Any]) -> bytes:
+    return _event(type="speech.audio.timestamps", **found)
 
 
 def _progress(**facts: Any) -> bytes:
@@ -208,9 +223,16 @@ class _Stalled(TimeoutError):
 
 
 async def buffered(
-    speaking: ActiveSpeech, response_format: str, receive: Receive, settings: ServerSettings
+    speaking: ActiveSpeech,
+    response_format: str,
+    receive: Receive,
+    settings: ServerSettings,
+    granularities: Collection[str] = (),
 ) -> Response:
     """The whole speech in one answer, with its length and how it ended.
+
+    Args:
+        granularities: of the timestamps; if there are any, the answer is JSON that holds the audio.
 
     Raises:
         DeadlineExceeded: it takes too long.
@@ -231,6 +253,11 @@ async def buffered(
     rate = speaking.record.sample_rate
     data = await encoded_whole(response_format, np.concatenate(samples), rate, settings.opus_kbits)
     headers = {"X-Finish-Reason": speaking.finish_reason}
+    if granularities:
+        facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
+        facts |= {f"{name}s": [] for name in granularities}
+        facts |= await speaking.timestamps(granularities)
+        return JSONResponse(facts | speaking.facts(), headers=headers)
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 
 

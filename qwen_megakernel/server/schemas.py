@@ -81,6 +81,9 @@ class SpeechSettings(BaseModel):
         max_length=MAX_LEXICON_WORDS,
         description="Words and how to spell them to be said right.",
     )
+    timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
+        None, description="When words, or sentences, are heard; absent: not reported."
+    )
 
     def warnings(self) -> list[str]:
         """What of the body is not obeyed."""
@@ -89,6 +92,19 @@ class SpeechSettings(BaseModel):
             return []
         names = ", ".join(json.dumps(name)[:40] for name in extras[:10])
         return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
+
+    def check_timestamps(self) -> None:
+        """Refuse an empty list of granularities.
+
+        Raises:
+            ApiError: 400; names the field.
+        """
+        if self.timestamp_granularities == []:
+            error = UsageError(
+                "timestamp_granularities is an empty list.",
+                hint='Give it "word", "segment" or both, or leave it out.',
+            )
+            raise ApiError.about("timestamp_granularities", error)
 
     def format_or(self, settings: ServerSettings) -> str:
         """The response format, or the server's default."""
@@ -121,6 +137,11 @@ class SpeechBody(SpeechSettings):
             ("stream_format", self.stream_format is not None, "Leave it out."),
             ("response_format", self.response_format not in (None, "wav"), "The audio is WAV."),
             ("include_codes", self.include_codes, "These events carry no codes."),
+            (
+                "timestamp_granularities",
+                self.timestamp_granularities is not None,
+                "These events carry no times.",
+            ),
         ):
             if is_bad:
                 value = json.dumps(getattr(self, name))

@@ -5,7 +5,7 @@ utterance, not the connection. Ours: `response.cancel`, and audio leaves as it i
 
     client                                server
     session.config (settings)
-    input.text (text) ...                 audio.start, binary ..., audio.done
+    input.text (text) ...                 audio.start, binary ..., audio.timestamps, audio.done
     input.done                            session.done (utterance_index)
     response.cancel                       audio.done and session.done, "cancelled"
     session.close                         (closes)
@@ -216,6 +216,7 @@ class Session:
         if self._writing is not None:
             raise UsageError("session.config in the middle of an utterance; send input.done first.")
         config = SessionConfig.model_validate(facts)
+        config.check_timestamps()
         self._options, self._warnings = await self._configure(config)
         self._config = config
 
@@ -343,6 +344,7 @@ class Session:
                 whole.append(chunk.samples)
             elif data := await encoded(encoder, chunk.samples):
                 await self._send_bytes(data)
+            await self._send_timestamps(utterance, speaking)
         if whole:
             samples, kbits = np.concatenate(whole), self._settings.opus_kbits
             data = await encoded_whole(response_format, samples, rate, kbits)
@@ -350,8 +352,15 @@ class Session:
             data = await encoded(encoder, None)
         if data:
             await self._send_bytes(data)
+        await self._send_timestamps(utterance, speaking)
         names["sentence_text"] = "".join(utterance.pieces)
         await self._send(type="audio.done", **names, **speaking.facts(), usage=speaking.usage)
+
+    async def _send_timestamps(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
+        """When words are heard, of those that have settled; they may be ahead of the audio."""
+        granularities = utterance.config.timestamp_granularities or ()
+        if found := await speaking.timestamps(granularities):
+            await self._send(type="audio.timestamps", utterance_index=utterance.index, **found)
 
     async def _send_error(self, error: Exception) -> None:
         facts = error_facts(error)[1]

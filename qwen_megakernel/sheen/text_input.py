@@ -53,7 +53,7 @@ class TextInput:
             if request.split != "off":
                 parts = split(parts[0], MIN_PART_CHARS, MAX_PART_CHARS)
         ids = [self.encode(part) for part in parts]
-        return EncodedText(TextIds(NO_IDS, NO_IDS), ids, self.stream, MAX_PART_CHARS)
+        return EncodedText(TextIds(NO_IDS, NO_IDS), ids, self.stream, MAX_PART_CHARS, parts)
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of one part, [num_tokens] int64.

@@ -31,6 +31,14 @@ def drop_controls(text: str) -> str:
     return REMOVED.sub("", SEPARATORS.sub(" ", text))
 
 
+def visible(text: str) -> str:
+    """Return the characters of a text without white space and without what `clean` drops.
+
+    They are the same however the text is cut into parts, so places are counted by them.
+    """
+    return "".join(drop_controls(text).split())
+
+
 def validate(text: str, max_chars: int = MAX_CHARS) -> str:
     """Clean the text of a request, or raise if it cannot be spoken.
 

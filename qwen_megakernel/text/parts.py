@@ -8,7 +8,7 @@ character as three, and cut at clauses or spaces where no sentence ends.
 import contextlib
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.records import TextIds
-from qwen_megakernel.text.cleaning import clean
+from qwen_megakernel.text.cleaning import clean, visible
 from qwen_megakernel.text.sentences import char_length, pack_sentences, spoken_length
 
 MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # of a whole text
@@ -57,11 +57,13 @@ class TextPart:
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
+    text: str = ""  # what the ids stand for
+    start: int = 0  # visible characters of the whole text before it
 
     @classmethod
-    def whole(cls, ids: Tensor) -> Self:
+    def whole(cls, ids: Tensor, text: str = "", start: int = 0) -> Self:
         """Return a part whose text is complete."""
-        return cls(deque([ids]), closed=True)
+        return cls(deque([ids]), closed=True, text=text, start=start)
 
     def take(self) -> Tensor:
         """Take all ids that were not taken before, [n] int64; n may be 0."""
@@ -77,6 +79,14 @@ class EncodedText:
     parts: list[Tensor]  # [num_text_tokens] int64 each; empty if the text arrives in pieces
     new_part: Callable[[], PartEncoder]  # begins a part of a text that arrives in pieces
     part_chars: int = OPEN_PART_CHARS  # the first sentence end past these ends a part in pieces
+    texts: list[str] = field(default_factory=list)  # of the whole parts
+
+    def whole_parts(self) -> Iterator[TextPart]:
+        """Yield the parts of a whole text."""
+        start = 0
+        for ids, text in zip(self.parts, self.texts, strict=True):
+            yield TextPart.whole(ids, text, start)
+            start += len(visible(text))
 
 
 class PartCutter:
@@ -98,6 +108,7 @@ class PartCutter:
         self._parts, self._new_part, self._part_chars = parts, new_part, part_chars
         self._growing: tuple[TextPart, PartEncoder] | None = None
         self._num_chars = 0  # of the growing part
+        self._num_visible = 0  # of all parts
         self._maybe_end = ""  # its last characters, if they may be the end of a sentence
 
     def feed(self, text: str) -> None:
@@ -141,12 +152,14 @@ class PartCutter:
 
     def _append(self, text: str) -> None:
         if self._growing is None:
-            self._growing = TextPart(), self._new_part()
+            self._growing = TextPart(start=self._num_visible), self._new_part()
             self._parts.append(self._growing[0])
         part, encoder = self._growing
         ids = encoder.feed(text)
         if len(ids):
             part.ids.append(ids)
+        part.text += text
+        self._num_visible += len(visible(text))
         self._num_chars += spoken_length(text)
         maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
         self._maybe_end = maybe.group() if maybe else ""

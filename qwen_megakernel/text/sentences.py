@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 # A wide character (ideograph, kana, Hangul) is about a syllable: a fifth of a second, in which
 # three Latin letters are spoken.
@@ -47,6 +47,12 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
             else:
                 pieces.append(piece)
     return [part.strip() for part in _pack(pieces, min_chars, max_chars)]
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Return the characters [begin, end) of each sentence; together they are the whole text."""
+    ends = list(accumulate(map(len, _sentences(text))))
+    return list(pairwise([0, *ends]))
 
 
 def spoken_length(text: str) -> int:

@@ -81,11 +81,11 @@ class TextTokenizer:
             return EncodedText(nothing, [], self.stream)
         voice, text = request.voice, validate(request.text)
         transcript = voice.transcript if isinstance(voice, Voice) else None
+        texts = [text] if request.split == "off" else split(text)
         parts = [
-            self.encode(part, instruct=request.instruct, transcript=transcript)
-            for part in ([text] if request.split == "off" else split(text))
+            self.encode(part, instruct=request.instruct, transcript=transcript) for part in texts
         ]
-        return EncodedText(parts[0], [part.body for part in parts], self.stream)
+        return EncodedText(parts[0], [part.body for part in parts], self.stream, texts=texts)
 
     def encode(
         self, text: str, *, instruct: str | None = None, transcript: str | None = None

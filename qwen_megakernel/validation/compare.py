@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.plain import DecoderStack, PlainDecoder
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation.cases import (
     Case,
@@ -212,6 +212,7 @@ def compare_layers(kernel: Any, plain: PlainDecoder, case: Case, tolerance: floa
     tokens = torch.full((n,), -1)
     rows = []
     stack = plain.talker
+    assert isinstance(stack, DecoderStack)
     everything, config = stack.layers, stack.config
     try:
         for depth in range(1, config.num_layers + 1):

@@ -1,10 +1,11 @@
 """The vocoder as CUDA graphs: one for each number of streams and frames.
 
-A chunk is some hundred small kernels however short it is, so without graphs its time on a GPU is
-that of starting them. The layers are `vocoder`'s own; here they get tensors that stay in place.
+A chunk of any length is some hundred small kernels, so without graphs starting them takes all of
+its time on a GPU. The layers are those of `vocoder`; here they read tensors that stay in place.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,17 @@ from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
 from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
 MAX_FRAMES = 12  # of one graph; longer chunks are cut
-MAX_STREAMS = 16  # of one graph; more streams take turns
+MAX_STREAMS = 16  # of one graph; more streams take several
 
 
 class GraphVocoder(Vocoder):
-    """`Vocoder` for a GPU; on a CPU the same functions run directly, and give the same bits.
+    """A `Vocoder` for a GPU; on a CPU the same functions run directly, and return the same bits.
 
-    The number of streams is padded to a power of two. Graphs are recorded when first needed, or
-    beforehand by `record`.
+    The number of streams is padded to a power of two. A graph is recorded when it is first needed,
+    or before that by `record`.
+
+    Args:
+        args, options: those of `Vocoder`.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -38,10 +42,15 @@ class GraphVocoder(Vocoder):
 
     @torch.inference_mode()
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
-        """As `Vocoder.step`; on a GPU it returns before the samples are there.
+        """Decode the next frames of n streams; on a GPU this returns before the device is done.
 
         Args:
             codes: [n, num_frames, num_quantizers] integers, on the CPU.
+            states: one for each row, all different; advanced by num_frames.
+        Returns:
+            [n, num_frames * samples_per_frame] PCM in [-1, 1], on the vocoder's device.
+        Raises:
+            UsageError: see `Vocoder.step`.
         """
         codes = self._checked(codes)
         assert len(states) == len(codes) == len({id(state) for state in states})
@@ -54,24 +63,28 @@ class GraphVocoder(Vocoder):
 
     @torch.inference_mode()
     def record(self, num_streams: int, num_frames: int = MAX_FRAMES) -> None:
-        """Record every graph that chunks of up to `num_frames` frames of streams up to
-        `num_streams` will need, so that no request waits for it."""
+        """Record the graphs for up to `num_streams` streams, so that no request waits for them.
+
+        Args:
+            num_streams: maximum number of streams of a chunk.
+            num_frames: maximum number of frames of a chunk.
+        """
         rows = 1
         while True:
             for frames in range(1, min(num_frames, MAX_FRAMES) + 1):
-                self._graphs.run((rows, frames), lambda key=(rows, frames): self.run_chunk(*key))
+                self._graphs.run((rows, frames), partial(self.run_chunk, rows, frames))
             if rows >= min(num_streams, MAX_STREAMS):
                 return
             rows *= 2
 
     def run_chunk(self, num_streams: int, num_frames: int) -> None:
-        """What a graph holds: samples of the codes and states in place; reads nothing back."""
+        """Decode the codes in place with the states in place: the work that a graph records."""
         codes, pcm = self._in_place(num_streams, num_frames)
         batch = self._states[:num_streams]
         pcm.copy_(self._decode_tail(self._decode_front(codes, batch), batch).T)
 
     def _in_place(self, num_streams: int, num_frames: int) -> tuple[Tensor, Tensor]:
-        """Where codes [n, num_frames, num_quantizers] go, and PCM [n, num_samples] comes."""
+        """Return views of the graphs' codes [n, num_frames, num_quantizers], PCM [n, samples]."""
         frames = num_streams * num_frames
         shape = (num_streams, num_frames, self.config.num_quantizers)
         codes = self._codes[: frames * self.config.num_quantizers].view(shape)
@@ -84,7 +97,7 @@ class GraphVocoder(Vocoder):
         torch.stack([state.values for state in states], out=batch)
         codes_in_place, pcm = self._in_place(rows, num_frames)
         upload(codes_in_place[:n], codes)
-        self._graphs.run((rows, num_frames), lambda: self.run_chunk(rows, num_frames))
+        self._graphs.run((rows, num_frames), partial(self.run_chunk, rows, num_frames))
         for values, state in zip(batch, states, strict=True):
             state.values.copy_(values)
         return pcm[:n].clone()

@@ -1,8 +1,8 @@
-"""Layers of the vocoder that work on a stream in pieces and remember what they will need again.
+"""Layers of the vocoder, which decode a stream in pieces and remember the inputs they need again.
 
 Activations are time-major, [num_steps, n, channels]. All rows of one time step lie together, so
-the slice that one tap of a convolution reads is one contiguous [num_steps * n, channels] matrix
-whatever the dilation and the number of streams: a convolution is a matrix product per tap, with no
+the slice that one tap of a convolution reads is one contiguous [num_steps * n, channels] matrix,
+for any dilation and number of streams: a convolution is one matrix product for each tap, without
 unfolding, and streams share each pass over the weights.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
@@ -26,27 +26,28 @@ CLUSTER_USAGE_MIN = 1e-5
 LAYER_NORM_EPS = 1e-6
 SNAKE_EPS = 1e-9
 
-# On a CPU, pieces of fewer steps are multiplied row by row. BLAS has one code for vectors, another
-# for matrices, and they sum in different orders: this way the number of streams never chooses
-# between them, and a stream's samples are the same alone and in company. (Zero rows up to a matrix
-# would do it too, but cost a lone stream 6 % of a one-frame chunk.)
+# On a CPU, pieces of fewer steps are multiplied row by row. BLAS has one function for vectors and
+# another for matrices, which sum in different orders: with this rule the number of streams never
+# chooses between them, and a stream's samples are the same alone and beside others. (Zero rows up
+# to a matrix would have the same effect, but cost a single stream 6 % of a one-frame chunk.)
 MIN_STEPS = 4
 
-# Where operations are kernels, convolutions of this many taps are one product instead of one for
-# each tap.
+# On a GPU, a convolution of this many taps or more is one product, not one for each tap.
 MIN_TAPS_AT_ONCE = 3
 
 
 def is_on_gpu(x: Tensor) -> bool:
-    """Is every operation on x a kernel, which takes a device's time to start however little it
-    does? A CPU prefers what writes results where they belong."""
+    """Return whether each operation on x is a kernel, whose start costs more than a short result.
+
+    Code for a GPU has few operations; code for a CPU writes results to their place instead.
+    """
     return x.device.type != "cpu"
 
 
 class Weights:
     """Checkpoint tensors under a name prefix, in the vocoder's dtype and on its device.
 
-    16-bit tensors are widened before anything is computed from them.
+    16-bit tensors are converted before any computation reads them.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Weights:
         self._tensors, self._prefix, self.device, self.dtype = tensors, prefix, device, dtype
 
     def at(self, name: str) -> Weights:
-        """The tensors whose names continue with `name` and a dot."""
+        """Return the tensors whose names continue with `name` and a dot."""
         return Weights(self._tensors, f"{self._prefix}{name}.", self.device, self.dtype)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -63,13 +64,13 @@ class Weights:
 
 
 class Layout:
-    """Deals out the parts of `VocoderState.values`."""
+    """The layout of `VocoderState.values`, in which each layer reserves a part."""
 
     def __init__(self) -> None:
         self.num_values = 0
 
     def reserve(self, num_rows: int, width: int) -> History:
-        """The next num_rows * width values."""
+        """Reserve the next num_rows * width values."""
         history = History(self.num_values, num_rows, width)
         self.num_values += num_rows * width
         return history
@@ -84,12 +85,20 @@ class History:
     width: int
 
     def view(self, batch: Tensor) -> Tensor:
-        """[n, num_values] -> [num_rows, n, width], sharing storage."""
+        """Return this part of [n, num_values] states as [num_rows, n, width]; shares storage."""
         values = batch[:, self.start : self.start + self.num_rows * self.width]
         return values.unflatten(1, (self.num_rows, self.width)).transpose(0, 1)
 
     def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
-        """Activate x [num_steps, n, width], put the past in front and remember the last inputs."""
+        """Activate x, put the past inputs in front of it, and remember the last inputs.
+
+        Args:
+            x: [num_steps, n, width].
+            batch: [n, num_values] states; this layer's part is advanced.
+            snake: the activation, if there is one.
+        Returns:
+            [num_rows + num_steps, n, width].
+        """
         past = self.view(batch)
         if is_on_gpu(x):
             x = snake.at_once(x) if snake else x
@@ -111,10 +120,14 @@ class History:
 def _sum_taps(
     x: Tensor, taps: Tensor, bias: Tensor | None, num_steps: int, dilation: int = 1
 ) -> Tensor:
-    """bias + the sum over i of x[i * dilation : i * dilation + num_steps] @ taps[i].
+    """Return bias + the sum over i of x[i * dilation : i * dilation + num_steps] @ taps[i].
 
-    x [num_steps + (num_taps - 1) * dilation, n, in_channels], taps [num_taps, in_channels,
-    out_channels] -> [num_steps, n, out_channels].
+    Args:
+        x: [num_steps + (num_taps - 1) * dilation, n, in_channels].
+        taps: [num_taps, in_channels, out_channels].
+        bias: [out_channels], or None.
+    Returns:
+        [num_steps, n, out_channels].
     """
     if is_on_gpu(x) and len(taps) >= MIN_TAPS_AT_ONCE:
         return sum_taps_at_once(x, taps, bias, num_steps, dilation)
@@ -138,9 +151,9 @@ def _sum_taps(
 def sum_taps_at_once(
     x: Tensor, taps: Tensor, bias: Tensor | None, num_steps: int, dilation: int = 1
 ) -> Tensor:
-    """`_sum_taps` as one product: the inputs of all taps of a step lie side by side in a copy.
+    """Compute `_sum_taps` as one product, from a copy with the inputs of all taps side by side.
 
-    Two kernels instead of one a tap.
+    These are two kernels instead of one for each tap.
     """
     n, channels = x.shape[1:]
     shape, steps = (num_steps * n, len(taps), channels), (channels, dilation * n * channels, 1)
@@ -152,25 +165,25 @@ def sum_taps_at_once(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [num_steps, n, in_features] @ weight^T + bias, weight [out_features, in_features]."""
+    """Return x [num_steps, n, in_features] @ weight [out_features, in_features]^T + bias."""
     return _sum_taps(x, weight.T[None], bias, len(x))
 
 
 class Layer(Protocol):
-    """What the vocoder's chain from frames to samples is made of."""
+    """A layer of the vocoder's chain from frames to samples."""
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
-        """[num_steps, n, channels] -> [num_steps * rate, n, other channels].
+        """Run the layer: [num_steps, n, channels] -> [num_steps * rate, n, other channels].
 
-        `batch` [n, num_values] holds the streams' states and is advanced in place.
+        `batch` [n, num_values] are the streams' states, which are advanced in place.
         """
 
     def context(self, num_steps: int) -> int:
-        """Inputs before a frame border that num_steps outputs before that border depend on."""
+        """Return how many inputs before a frame border num_steps outputs before it depend on."""
 
 
 class Snake:
-    """x + sin^2(x * e^alpha) / (e^beta + 1e-9); the checkpoint stores alpha and beta as logs."""
+    """The activation x + sin^2(x * e^alpha) / (e^beta + 1e-9), of alpha and beta [channels]."""
 
     def __init__(self, weights: Weights):
         self.frequency = weights["alpha"].exp()
@@ -181,14 +194,14 @@ class Snake:
         torch.addcmul(x, sine_squared, self.amplitude, out=out)
 
     def at_once(self, x: Tensor) -> Tensor:
-        """The same as one operation."""
+        """Return the activation of x [..., channels], computed by one operation."""
         return snake_at_once(x, self.frequency, self.amplitude)
 
 
 class Conv:
-    """Causal convolution with an optional activation in front.
+    """A causal convolution, with an optional activation of its input.
 
-    The state holds activated inputs: the official layer pads with zeros after the activation.
+    The state stores activated inputs: the official layer pads with zeros after the activation.
     """
 
     def __init__(
@@ -210,9 +223,9 @@ class Conv:
 
 
 class TransposedConv:
-    """Transposed convolution without its last kernel_size - stride outputs, which look ahead.
+    """A transposed convolution without its last kernel_size - stride outputs, which look ahead.
 
-    kernel_size is stride or 2 * stride, so output t * stride + j comes from x[t] and x[t - 1]:
+    kernel_size is stride or 2 * stride, so output t * stride + j depends on x[t] and x[t - 1]:
     y = W[:, :, j]^T x[t] + W[:, :, stride + j]^T x[t - 1] + b.
     """
 
@@ -221,7 +234,7 @@ class TransposedConv:
         in_channels, self.out_channels, kernel_size = weight.shape
         num_taps = kernel_size // stride
         taps = weight.unflatten(2, (num_taps, stride)).permute(2, 0, 3, 1)
-        # Oldest input first, as in Conv: [num_taps, in_channels, stride * out_channels].
+        # [num_taps, in_channels, stride * out_channels], with the oldest input first, as in Conv.
         self.taps = taps.flip(0).reshape(num_taps, in_channels, stride * self.out_channels)
         self.bias = weights["bias"].repeat(stride)
         self.stride = stride
@@ -240,7 +253,7 @@ class TransposedConv:
 
 
 class ResidualUnit:
-    """x + conv1(snake(conv7(snake(x)))), the wide convolution dilated."""
+    """The residual unit x + conv1(snake(conv7(snake(x)))), whose wide convolution is dilated."""
 
     def __init__(self, weights: Weights, dilation: int, layout: Layout):
         self.conv1 = Conv(
@@ -256,10 +269,14 @@ class ResidualUnit:
 
 
 def _sum_channels(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-    """bias + the sum over i of x[i : i + num_steps] * taps[i], a depthwise convolution.
+    """Return bias + the sum over i of x[i : i + num_steps] * taps[i], a depthwise convolution.
 
-    x [num_steps + num_taps - 1, n, channels], taps [num_taps, channels] -> [num_steps, n,
-    channels].
+    Args:
+        x: [num_steps + num_taps - 1, n, channels].
+        taps: [num_taps, channels].
+        bias: [channels].
+    Returns:
+        [num_steps, n, channels].
     """
     if is_on_gpu(x):
         return sum_channels_at_once(x, taps, bias)
@@ -271,12 +288,12 @@ def _sum_channels(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
 
 
 def sum_channels_at_once(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
-    """`_sum_channels` in three kernels instead of one a tap."""
+    """Compute `_sum_channels` with three kernels, instead of one for each tap."""
     return (x.unfold(0, len(taps), 1) * taps.T).sum(3).add_(bias)
 
 
 class ConvNeXt:
-    """x + gamma * pwconv2(gelu(pwconv1(norm(dwconv(x)))))."""
+    """The ConvNeXt block x + gamma * pwconv2(gelu(pwconv1(norm(dwconv(x)))))."""
 
     def __init__(self, weights: Weights, layout: Layout):
         depthwise = weights["dwconv.conv.weight"]  # [channels, 1, kernel_size]
@@ -299,10 +316,10 @@ class ConvNeXt:
 
 
 class Codebooks:
-    """Codes to latents: the first codebook and the sum of the others, each with its projection.
+    """Codes to latents: the first codebook, and the sum of the others, each with its projection.
 
-    The projections are not folded into the tables: that would double them (67 MB instead of 34 at
-    released shapes) to save a ten-thousandth of a frame's arithmetic.
+    The projections are not folded into the tables: that would double their size (67 MB instead of
+    34 at released shapes) to save a ten-thousandth of a frame's arithmetic.
     """
 
     def __init__(self, weights: Weights, config: CodecDecoderConfig):
@@ -321,7 +338,7 @@ class Codebooks:
         )
 
     def __call__(self, codes: Tensor) -> Tensor:
-        """[num_frames, n, num_quantizers] int64 -> [num_frames, n, codebook_dim]."""
+        """Look codes up: [num_frames, n, num_quantizers] int64 -> [num_frames, n, codebook_dim]."""
         entries = F.embedding(codes + self.first_rows, self.tables)
         first, rest = entries[:, :, 0], entries[:, :, 1:].sum(2)
         return linear(first, self.first_proj) + linear(rest, self.rest_proj)

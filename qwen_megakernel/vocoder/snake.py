@@ -1,6 +1,7 @@
 """The vocoder's activation as one operation of PyTorch.
 
-A frame has 29 of them, and on a GPU four small kernels each are a quarter of all that it starts.
+A frame has 29 of them; with four small kernels each they would be a quarter of the kernels that a
+frame starts on a GPU.
 """
 
 import logging
@@ -18,17 +19,17 @@ template <typename T> T snake(T x, T frequency, T amplitude) {
   return x + sine * sine * amplitude;
 }
 """
-TOLERANCE = 1e-5  # of x and amplitudes up to 2, where float32 rounds to 1e-7
+TOLERANCE = 1e-5  # for x and amplitudes up to 2, which float32 rounds to 1e-7
 
 
 def plain_snake(x: Tensor, frequency: Tensor, amplitude: Tensor) -> Tensor:
-    """`snake` as four operations."""
+    """Compute `snake` with four operations."""
     return torch.addcmul(x, torch.mul(x, frequency).sin_().square_(), amplitude)
 
 
 @torch.library.custom_op("qwen_megakernel::snake", mutates_args=())
 def snake(x: Tensor, frequency: Tensor, amplitude: Tensor) -> Tensor:
-    """x + sin^2(x * frequency) * amplitude: x [..., channels], the others [channels]."""
+    """Return x + sin^2(x * frequency) * amplitude: x [..., channels], the others [channels]."""
     return plain_snake(x, frequency, amplitude)
 
 
@@ -44,23 +45,20 @@ def _(x: Tensor, frequency: Tensor, amplitude: Tensor) -> Tensor:
 
 @cache
 def snake_on(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """One kernel, which PyTorch compiles with NVRTC; where that fails `plain_snake`, and the log
-    says so.
+    """Return `snake` as one kernel, which PyTorch compiles with NVRTC for a GPU.
 
-    Waits for the device, so not first of all while a graph is recorded.
+    If that fails, it logs a warning and returns `plain_snake`. The first call waits for the device,
+    so it must not happen while a graph is recorded.
     """
     compiled = torch.cuda.jiterator._create_jit_fn(CODE)
     channels = torch.linspace(-2, 2, 8, device=device)
     x = channels.flip(0).repeat(3, 1)
     try:
         error = compiled(x, channels, channels) - plain_snake(x, channels, channels)
-        failure = "" if error.abs().max() < TOLERANCE else "its results are others"
+        failure = "" if error.abs().max() < TOLERANCE else "the results of the one kernel differ"
     except (AssertionError, RuntimeError) as problem:
-        failure = str(problem)
+        failure = f"PyTorch could not compile the one ({problem})"
     if not failure:
         return compiled
-    logger.warning(
-        "The vocoder's activation takes four kernels instead of one: PyTorch compiled none (%s).",
-        failure,
-    )
+    logger.warning("The vocoder's activation takes four kernels instead of one: %s.", failure)
     return plain_snake

@@ -1,4 +1,4 @@
-"""The vocoder's transformer: attention over a window of frames, in pieces, exact for ever.
+"""The vocoder's transformer: attention over a window of frames, exact in streams of any length.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
 """
@@ -18,8 +18,8 @@ from qwen_megakernel.vocoder.layers import Layout, Weights, linear
 class Transformer:
     """The pre-transformer at the frame rate, with sliding-window attention.
 
-    The state keeps keys before their rotation. Only differences of positions matter to rotary
-    embeddings, so every pass numbers its keys from 0, the oldest in the window: angles stay as
+    The state stores keys before their rotation. Rotary embeddings depend on differences of
+    positions only, so every pass numbers its keys from 0, the oldest in the window: angles are as
     exact after a day of speech as in its first second, and the state needs no position.
     """
 
@@ -38,15 +38,17 @@ class Transformer:
         dims = torch.arange(0, config.head_dim, 2, device=weights.device, dtype=torch.float64)
         angles = torch.outer(positions, config.rope_theta ** (-dims / config.head_dim))
         self.cos, self.signed_sin = (each.to(weights.dtype) for each in rotary_tables(angles))
-        age = positions[self.num_past :, None] - positions  # of each key, seen from each query
+        age = positions[self.num_past :, None] - positions  # of each key, relative to each query
         self.in_window = (age >= 0) & (age <= self.num_past)
         self.positions = positions
 
     def __call__(self, x: Tensor, batch: Tensor, num_keys: Tensor) -> Tensor:
-        """[num_frames, n, latent_dim] -> the same.
+        """Run the transformer: [num_frames, n, latent_dim] -> [num_frames, n, latent_dim].
 
-        `num_keys` [1, n, 1], part of `batch`, counts the past frames that were decoded, up to the
-        window; the rows before them are not attended.
+        Args:
+            batch: [n, num_values] states, which are advanced.
+            num_keys: [1, n, 1], a part of `batch`: the number of past frames that were decoded, up
+                to the window. Attention ignores the rows before them.
         """
         num_frames = len(x)
         num_positions = self.num_past + num_frames
@@ -63,7 +65,7 @@ class Transformer:
 
 
 class _TransformerLayer:
-    """Attention and SwiGLU, each behind an RMSNorm and scaled on its way into the residual."""
+    """Attention and SwiGLU, each after an RMSNorm, and scaled before the residual takes it."""
 
     def __init__(self, weights: Weights, config: CodecDecoderConfig, layout: Layout):
         attention, mlp = weights.at("self_attn"), weights.at("mlp")
@@ -84,10 +86,12 @@ class _TransformerLayer:
     def __call__(
         self, x: Tensor, batch: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
-        """[num_frames, n, hidden_size] -> the same.
+        """Run the layer: [num_frames, n, hidden_size] -> [num_frames, n, hidden_size].
 
-        `rotary` are those of `rotary_tables`, `mask` [n, 1, num_frames,
-        num_positions]; the frames of x are the last of the positions.
+        Args:
+            batch: [n, num_values] states, which are advanced.
+            rotary: from `rotary_tables`, for all positions; the frames of x are the last of them.
+            mask: [n, 1, num_frames, num_positions], added to the scores.
         """
         normed = F.rms_norm(x, x.shape[-1:], self.input_norm, self.eps)
         qkv = linear(normed, self.qkv_proj)
@@ -106,16 +110,20 @@ class _TransformerLayer:
         return torch.addcmul(x, linear(F.silu(gate) * up, self.down_proj), self.mlp_scale)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[num_positions, n, heads * head_dim] -> [n, heads, num_positions, head_dim]."""
+        """Split heads: [num_positions, n, heads * head_dim] -> [n, heads, positions, head_dim]."""
         return x.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)
 
 
 def rotary_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """[num_positions, head_dim / 2] -> cosine and sine of every element for `rotate`."""
+    """Return the cos and sin that `rotate` takes, of angles [num_positions, head_dim / 2].
+
+    Returns:
+        Two tensors [num_positions, head_dim]; the first half of the sines is negative.
+    """
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotary embedding in the split-half form; x [..., num_positions, head_dim]."""
+    """Rotate x [..., num_positions, head_dim] in the split-half form."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)

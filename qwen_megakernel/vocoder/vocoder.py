@@ -1,8 +1,8 @@
-"""Codec frames to PCM: the decoder half of the speech tokenizer, exact in any chunks.
+"""The vocoder: the decoder half of the speech tokenizer, which turns codec frames into PCM.
 
-The network is strictly causal, so a stream that keeps the last inputs of every layer gives, chunk
-by chunk, the samples of one decode of the whole. Those inputs are a `VocoderState`. The layers are
-in `layers` and `transformer`.
+The network is strictly causal. A stream stores the last inputs of every layer in a `VocoderState`,
+so its chunks, of any lengths, have the samples of one decode of the whole. The layers are in
+`layers` and `transformer`.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV2Decoder
 (qwen-tts 0.1.1).
@@ -35,21 +35,22 @@ from qwen_megakernel.vocoder.transformer import Transformer
 # A literal of the official residual units; no config file holds it.
 DILATIONS = (1, 3, 9)
 
-# Frames that go through the frame-rate layers, and through the others, at once. Longer chunks are
-# cut here, into the same pieces whatever the company. It bounds the working set: each frame of each
-# stream takes about 4 MB in the tail at released shapes, most of it at the sample rate.
+# Maximum number of frames that go through the frame-rate layers, and through the others, at once.
+# Longer chunks are cut into pieces that do not depend on the number of streams. This bounds the
+# working set: each frame of each stream takes about 4 MB in the tail at released shapes, most of it
+# at the sample rate.
 MAX_FRAMES_PER_PASS = 32
 MAX_TAIL_FRAMES_PER_PASS = 8
 
 
 @dataclass(slots=True)
 class VocoderState:
-    """What one stream remembers between chunks. Zeros are the state of a new stream.
+    """The state of one stream between chunks; zeros are the state of a new stream.
 
     Attributes:
         values: [num_values] in the vocoder's dtype, on its device, always the same storage: the
             number of frames whose keys are valid, then the last inputs of each layer that looks
-            back. One tensor, so a batch of streams is gathered and written back by one copy each.
+            back. It is one tensor, so that one copy reads the state of a stream and one writes it.
     """
 
     values: Tensor
@@ -63,12 +64,12 @@ class VocoderState:
 class Vocoder:
     """The speech tokenizer's decoder.
 
-    Holds weights and tables only; whatever changes while streams run is in their states. Between
-    the check of the codes and the PCM nothing is read back from the device, shapes depend on
-    (n, num_frames) alone, and states are updated in place.
+    It holds weights and tables only; everything that changes while streams run is in their states.
+    Between the check of the codes and the PCM it reads nothing back from the device, its shapes
+    depend on (n, num_frames) alone, and it updates states in place.
     """
 
-    lookahead = 0  # strictly causal: no frame behind a chunk can change it
+    lookahead = 0  # strictly causal: no later frame changes a chunk
 
     def __init__(
         self,
@@ -82,10 +83,10 @@ class Vocoder:
         Args:
             codec_config: every dimension is read from it or from the tensors.
             tensors: `Checkpoint.codec_decoder`, the official names without "decoder.".
-            device: where weights, states and PCM live.
+            device: the device of weights, states and PCM.
             dtype: float32, or float64 to prove exactness.
         Raises:
-            UsageError: dtype is neither.
+            UsageError: the dtype is another one.
         """
         if dtype not in (torch.float32, torch.float64):
             raise UsageError(
@@ -107,7 +108,7 @@ class Vocoder:
         )
         self._tail = _tail_layers(weights, config, layout)
         self._num_values = layout.num_values
-        self._tail_context = 0  # frames behind the last one that the tail can see
+        self._tail_context = 0  # frames before the last one that the tail depends on
         for layer in reversed(self._tail):
             self._tail_context = layer.context(self._tail_context)
         self._context = (
@@ -117,26 +118,26 @@ class Vocoder:
         )
 
     def new_state(self) -> VocoderState:
-        """The state of a stream that has decoded nothing yet."""
+        """Return the state of a stream that has not decoded a frame yet."""
         return VocoderState(torch.zeros(self._num_values, device=self.device, dtype=self.dtype))
 
     @torch.inference_mode()
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
-        """Decode the next frames of n streams, which may stand at different positions.
+        """Decode the next frames of n streams, which may have decoded different numbers of frames.
 
-        A stream's samples do not depend on its company: bitwise on a CPU (with MKL, on one thread,
-        where a row of every layer fills whole 16 bytes, as at released shapes), up to rounding
-        elsewhere. How it was cut into chunks changes them by rounding only.
+        The streams beside a stream do not change its samples: on a CPU not by a bit (with MKL, on
+        one thread, if a row of every layer fills whole 16 bytes, as at released shapes), elsewhere
+        by rounding only. Its division into chunks changes them by rounding only.
 
         Args:
             codes: [n, num_frames, num_quantizers] integers. The check of their range waits for the
                 device if they are not on the CPU.
-            states: one per row, all different; advanced by num_frames.
+            states: one for each row, all different; advanced by num_frames.
         Returns:
             [n, num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype, on its
             device.
         Raises:
-            UsageError: codes of another shape, or outside 0 .. codebook_size - 1.
+            UsageError: the codes have another shape, or are outside 0 .. codebook_size - 1.
         """
         codes = self._checked(codes).to(self.device)
         assert len(states) == len(codes) == len({id(state) for state in states})
@@ -153,24 +154,23 @@ class Vocoder:
         Returns:
             [num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype.
         Raises:
-            UsageError: as `step`.
+            UsageError: see `step`.
         """
         pcm = self.step(torch.as_tensor(codes)[None], [self.new_state()])
         return pcm[0].cpu().numpy()
 
     @torch.inference_mode()
     def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
-        """Advance a stream over frames whose sound nobody wants (the reference of an ICL voice).
+        """Advance a stream over frames whose samples are not needed (an in-context voice's codes).
 
-        The state is the one `step` would leave, up to rounding. Only the frames that can still
-        reach later samples are decoded, and the convolutions, nearly all of the work, only over
-        the last few of them.
+        The new state is that of `step`, up to rounding. Only frames that later samples depend on
+        are decoded, and the convolutions, nearly all of the work, run over the last few of them.
 
         Args:
             codes: [num_frames, num_quantizers] integers.
             state: advanced by num_frames.
         Raises:
-            UsageError: as `step`.
+            UsageError: see `step`.
         """
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         batch = _gather([state])
@@ -178,14 +178,14 @@ class Vocoder:
         self._decode_tail(hidden[-self._tail_context :], batch)
 
     def _checked(self, codes: Tensor) -> Tensor:
-        """Codes as int64, where they are."""
+        """Return the codes as int64, on their device, or raise UsageError."""
         groups, size = self.config.num_quantizers, self.config.codebook_size
         if codes.ndim != 3 or codes.shape[2] != groups or not codes.numel():
             raise UsageError(
-                f"Codes have shape {list(codes.shape)}; need frames of {groups} codes each."
+                f"Codes have shape {list(codes.shape)}; they must be frames of {groups} codes each."
             )
         if codes.is_floating_point() or codes.dtype == torch.bool:
-            raise UsageError(f"Codes are {codes.dtype}; need integers.")
+            raise UsageError(f"Codes are {codes.dtype}; they must be integers.")
         codes = codes.to(torch.int64)
         low, high = codes.min().item(), codes.max().item()
         if low < 0 or high >= size:
@@ -196,7 +196,7 @@ class Vocoder:
         return codes
 
     def _decode_front(self, codes: Tensor, batch: Tensor) -> Tensor:
-        """[n, num_frames, num_quantizers] -> [num_frames, n, latent_dim]."""
+        """Run the frame-rate layers: [n, frames, num_quantizers] -> [frames, n, latent_dim]."""
         pieces = []
         for piece in codes.transpose(0, 1).split(MAX_FRAMES_PER_PASS):
             hidden = self._pre_conv(self._codebooks(piece), batch)
@@ -204,7 +204,7 @@ class Vocoder:
         return torch.cat(pieces)
 
     def _decode_tail(self, hidden: Tensor, batch: Tensor) -> Tensor:
-        """[num_frames, n, latent_dim] -> [num_frames * samples_per_frame, n]."""
+        """Run the other layers: [num_frames, n, latent_dim] -> [num_samples, n]."""
         pieces = []
         for piece in hidden.split(MAX_TAIL_FRAMES_PER_PASS):
             for layer in self._tail:
@@ -214,7 +214,7 @@ class Vocoder:
 
 
 def _gather(states: Sequence[VocoderState]) -> Tensor:
-    """[n, num_values]; a single stream's own storage, without a copy."""
+    """Return states as [n, num_values]; a single stream's is its own storage, not a copy."""
     if len(states) == 1:
         return states[0].values[None]
     return torch.stack([state.values for state in states])
@@ -227,7 +227,7 @@ def _scatter(batch: Tensor, states: Sequence[VocoderState]) -> None:
 
 
 def _tail_layers(weights: Weights, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:
-    """The layers from the frame rate to the sample rate, all convolutional."""
+    """Return the layers from the frame rate to the sample rate, all of them convolutional."""
     layers: list[Layer] = []
     for i, ratio in enumerate(config.upsampling_ratios):
         stage = weights.at(f"upsample.{i}")

@@ -1,7 +1,7 @@
-"""Both decoders on the same weights.
+"""Two decoders on the same weights.
 
-Tests that drive a whole decoder run three times: the kernel by emulation, what nvcc makes of it on
-this CPU (`ptx`, slow), and on a GPU (marker `gpu`, skipped where there is none). Tests of one stage
+Tests that drive a whole decoder run three times: the kernel by emulation, nvcc's PTX of it on this
+CPU (`ptx`, slow), and on a GPU (marker `gpu`, skipped if there is none). Tests of one stage
 (probes.cu) run by emulation.
 """
 
@@ -19,7 +19,7 @@ from tools.kernel_study.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
 
-# What only the emulation can do to a launch.
+# Tests that use faults which only the emulation can plant.
 EMULATION_ONLY = {
     "test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang": "sets the number of SMs",
     "test_cancel_at_any_moment_loses_no_frame": "chooses the moment",
@@ -28,9 +28,9 @@ EMULATION_ONLY = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without one.
+    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without a GPU.
 
-    And the variant on PTX of tests that have nothing of it.
+    Leave out the variant on PTX of tests that run no kernel, too.
     """
     has_gpu = torch.cuda.is_available()
     kept = []
@@ -66,7 +66,7 @@ class GraphsOnGpu(_TapsOnCpu, GraphDecoder):
 
 
 class KernelOfPtx(KernelDecoder):
-    """The kernel as it is compiled for an H100 or H200, instruction by instruction on the CPU."""
+    """The kernel as compiled for an H100 or H200; the CPU interprets its instructions."""
 
     def __init__(self, *args: Any, **options: Any):
         with instead_of_emulation("sm_90a"):
@@ -85,9 +85,10 @@ ON_GPU = {KernelDecoder: KernelOnGpu, GraphDecoder: GraphsOnGpu}
     ],
 )
 def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """make_decoder(kind, checkpoint, dtype, **options): one of the decoders.
+    """make_decoder(kind, checkpoint, dtype, **options) returns one of the decoders.
 
-    The kernel and the graphs run where the variant of the test says, the plain decoder on the CPU.
+    The test's variant decides where the kernel and the graphs run; the plain decoder runs on the
+    CPU.
     """
 
     def make(kind: type, checkpoint: Any, dtype: torch.dtype = torch.float32, **options: Any):
@@ -106,7 +107,7 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def both(make_decoder: Callable[..., Any]) -> Callable[..., tuple[KernelDecoder, PlainDecoder]]:
-    """both(checkpoint, **options): the kernel and the reference on the same weights."""
+    """both(checkpoint, **options) returns the kernel and the plain decoder on the same weights."""
     return lambda checkpoint, **options: tuple(
         make_decoder(kind, checkpoint, **options) for kind in (KernelDecoder, PlainDecoder)
     )

@@ -1,4 +1,4 @@
-"""Talker and code predictor in dtypes of their own, on the backends that compute so."""
+"""Talker and code predictor in different dtypes, on the backends that can compute so."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ IN_TWO = {"torch", "graph"}
 
 
 def logits(loaded, backend, talker, predictor):
-    """Of talker and code predictor along the same codes."""
+    """Return the logits of talker and code predictor along the same codes."""
     sizes = DecoderSizes(1, 64, 8, CPU, talker, predictor_dtype=predictor)
     decoder = make_decoder(loaded, Backend(backend, CPU, "asked for"), sizes)
     generator = torch.Generator().manual_seed(3)
@@ -40,7 +40,7 @@ def test_each_part_computes_in_its_own_dtype(load_checkpoint, backend, model):
     full, half = (logits(loaded, backend, dtype, None) for dtype in (FULL, HALF))
     for talker, predictor in ((HALF, FULL), (FULL, HALF)):
         found = logits(loaded, backend, talker, predictor)
-        # The predictor never changes what the talker says of given codes.
+        # The predictor never changes the talker's logits of given codes.
         assert torch.equal(found[0], (half if talker == HALF else full)[0])
         error, error_of_half = ((each[1] - full[1]).norm() for each in (found, half))
         assert 0 < error < error_of_half
@@ -48,7 +48,7 @@ def test_each_part_computes_in_its_own_dtype(load_checkpoint, backend, model):
 
 @pytest.mark.parametrize("backend", sorted(IN_TWO))
 def test_a_float32_predictor_rounds_nothing_behind_the_talkers_state(load_checkpoint, backend):
-    """The first frame's codes, behind a state that bf16 has given to both predictors."""
+    """The first frame's codes follow a hidden state that bf16 has rounded for both predictors."""
     loaded = load_checkpoint("tiny-random-1.7b")
     by_part = logits(loaded, backend, HALF, FULL)[1]
     assert not torch.equal(by_part, by_part.to(HALF).float())

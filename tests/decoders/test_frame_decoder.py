@@ -1,4 +1,4 @@
-"""Slots: limits, the account of text rows, the choice of a backend."""
+"""Slots: their limits, the count of text rows, and the choice of a backend."""
 
 from unittest.mock import Mock
 
@@ -13,7 +13,8 @@ from qwen_megakernel.decoders.backends import (
     default_dtype,
     load_decoder,
 )
-from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
+from qwen_megakernel.decoders.kernel import loading
+from qwen_megakernel.decoders.kernel.library import KernelLibrary
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
 from qwen_megakernel.native import cpu_library
@@ -41,7 +42,7 @@ def prompt(loaded, num_positions=6, num_trailing=0):
 
 
 def draw(decoder, slot, count):
-    """Frames without an end: EOS is taken out of the head."""
+    """Return frames that never end: EOS is taken out of the head."""
     decoder.codec_head = decoder.codec_head.clone()
     decoder.codec_head[decoder.config.talker.codec_eos_id] = 0
     drawn = 0
@@ -56,7 +57,7 @@ def draw(decoder, slot, count):
 @pytest.mark.parametrize("max_frames", [200, 600])
 def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, monkeypatch):
     decoder = decoder_for(loaded, max_frames)
-    # The network is not what is tested: only where its frames go.
+    # This test is about the frames' places, not about the network.
     groups = loaded.config.talker.num_code_groups
     monkeypatch.setattr(decoder.talker, "layers", decoder.talker.layers[:1])
     monkeypatch.setattr(
@@ -65,7 +66,7 @@ def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, mon
     decoder.prefill(0, prompt(loaded), Sampling(), seed=1, part=0)
     assert draw(decoder, 0, max_frames + 1) == max_frames
     assert decoder.frames_ready(0) == 0
-    with pytest.raises(UsageError, match="can draw 0 frames now; 1 were asked for"):
+    with pytest.raises(UsageError, match="can draw 0 frames now, not 1"):
         decoder.step([0], 1)
 
 
@@ -73,7 +74,7 @@ def test_an_open_text_stalls_one_frame_past_its_rows(loaded):
     decoder = decoder_for(loaded, 50)
     decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
     assert decoder.frames_ready(0) == 4
-    with pytest.raises(UsageError, match="can draw 4 frames now; 5 were asked for"):
+    with pytest.raises(UsageError, match="can draw 4 frames now, not 5"):
         decoder.step([0], 5)
     assert draw(decoder, 0, 10) <= 4
     decoder.prefill(0, prompt(loaded, num_trailing=3), FORCED_ON, seed=1, part=0, text_open=True)
@@ -156,7 +157,7 @@ def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(mon
         raise BuildError("nvcc was not found.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernel_decoder, "check_device", refuse)
+    monkeypatch.setattr(loading, "check_device", refuse)
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("graph", "cuda")
     assert "nvcc was not found" in chosen.why
@@ -176,13 +177,11 @@ def test_auto_takes_the_graphs_for_many_slots(loaded, monkeypatch, num_slots, ma
 
 @pytest.mark.parametrize("may_change", [True, False])
 def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch, may_change):
-    """As MIG and MPS refuse it: the library is built, the launch is not let in."""
+    """The library is built, and the launch is refused, as MIG and MPS do it."""
     monkeypatch.setenv("EMULATION_SMS", "2")
-    fit = kernel_decoder.KernelLibrary.forward
+    fit = KernelLibrary.forward
     monkeypatch.setattr(
-        kernel_decoder.KernelLibrary,
-        "forward",
-        lambda self, params, _, stream: fit(self, params, 3, stream),
+        KernelLibrary, "forward", lambda self, params, _, stream: fit(self, params, 3, stream)
     )
     backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=may_change)
     if not may_change:
@@ -198,8 +197,8 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
 
 
 def test_a_library_that_the_driver_does_not_take_leads_auto_to_the_graphs(loaded, monkeypatch):
-    """As an nvcc that is newer than the driver makes one: error 35 from the first call."""
-    monkeypatch.setattr(kernel_decoder.KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
+    """The first call returns error 35, as for the library of an nvcc newer than the driver."""
+    monkeypatch.setattr(KernelLibrary, "max_blocks", lambda self: self._check(35, 1))
     backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=True)
     _, runs = load_decoder(loaded, backend, max_frames=50)
     assert runs.name == "graph" and "CUDA error 35" in runs.why

@@ -35,7 +35,7 @@ def random_matrix(rows: int = 48, cols: int = 192) -> Tensor:
 
 
 def widened(matrix: Int8Matrix) -> Tensor:
-    """Column by column, apart from `Int8Matrix.widened`."""
+    """Widen a matrix column by column, without `Int8Matrix.widened`."""
     scales = matrix.scales.double()
     columns = range(matrix.values.shape[1])
     of_column = [scales[:, c // 64] if matrix.in_groups else scales for c in columns]
@@ -44,7 +44,7 @@ def widened(matrix: Int8Matrix) -> Tensor:
 
 @pytest.mark.parametrize("in_groups", [False, True])
 def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
-    weight = random_matrix(cols=150)  # no multiple of a group
+    weight = random_matrix(cols=150)  # not a multiple of a group
     weight[5] = 0
     matrix = Int8Matrix.of(weight, in_groups=in_groups)
     parts = weight.split(64 if in_groups else 150, dim=1)
@@ -126,7 +126,7 @@ def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoi
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_they_are_the_codes_of_the_widened_weights(load_checkpoint, weights):
-    """int8 changes what the weights are, not what is computed from them."""
+    """int8 changes the weights, not the computation with them."""
     loaded = load_checkpoint("tiny-random")
     int8 = int8_weights.quantize(loaded.talker, weights)
     wide = {

@@ -1,7 +1,7 @@
-"""Long speech, 200 and 400 frames in one go, against the official package.
+"""Long speech, 200 and 400 frames without a break, against the official package.
 
-The longest utterances elsewhere have some thirty frames. Here end of speech can never be drawn: its
-row of the head is zero in both, far below the best of some 2,000 codes.
+The longest utterances of other tests have some thirty frames. Here EOS can never be drawn: its row
+of the head is zero in both packages, far below the best of some 2,000 codes.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ class LongRun:
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """[num_frames, vocab_size] and [num_frames, num_code_groups - 1, codebook_size]."""
+        """Return [num_frames, vocab_size] and [num_frames, num_code_groups - 1, codebook_size]."""
         frames, groups = self.codes.shape
         talker = torch.stack(self.official.talker_logits)[:frames]
         predictor = torch.stack(self.official.predictor_logits)[: frames * (groups - 1)]
@@ -66,7 +66,7 @@ class LongRun:
 
 @pytest.fixture(scope="module")
 def long_run(official_model, load_checkpoint):
-    """long_run(model, is_full): made once for all decoders."""
+    """long_run(model, is_full) returns a run, which is made once for all decoders."""
     made: dict[tuple[str, bool], LongRun] = {}
 
     def run(name: str, is_full: bool) -> LongRun:
@@ -100,7 +100,7 @@ def long_run(official_model, load_checkpoint):
 
 
 def decoder_of(kind: type, run: LongRun) -> Any:
-    """A decoder that is ready to draw the first frame of the run."""
+    """Return a decoder that is ready to draw the first frame of the run."""
     sizes = DecoderSizes(1, 1024, 512, device=torch.device("cpu"), dtype=torch.float32)
     decoder = kind(run.loaded, sizes)
     pad = decoder.embeddings.text(torch.tensor([run.loaded.config.tts_pad_id]))[0]
@@ -110,11 +110,12 @@ def decoder_of(kind: type, run: LongRun) -> Any:
 
 
 def partings(drawn: Tensor, run: LongRun) -> list[tuple[int, int]]:
-    """(frame, codebook) of the codes that are not the official ones, all of which must be one of
-    two codes whose official logits lie within `TIE_F32`.
+    """Return (frame, codebook) of the codes that differ from the official ones.
+
+    The official logits of each such code and of the official one must lie within `TIE_F32`.
 
     Args:
-        drawn: [num_frames, num_code_groups], each drawn behind the official codes before it.
+        drawn: [num_frames, num_code_groups], each drawn after the official codes before it.
     """
     found = []
     talker, predictor = run.logits
@@ -133,7 +134,7 @@ def partings(drawn: Tensor, run: LongRun) -> list[tuple[int, int]]:
     return found
 
 
-# Emulated, a model's run of 400 frames is enough, up to frame 200.
+# The emulation takes one run of 400 frames for each model, up to frame 200.
 COMPARED = [
     (kind, *run)
     for kind in DECODERS
@@ -156,7 +157,7 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
     assert len(found) <= MAX_PARTINGS
     for ours, theirs in zip((taps["talker"], taps["predictor"]), run.logits, strict=True):
         assert (ours[0] - theirs[:count]).abs().max() <= LONG_LOGITS_F32
-    if kind == "plain":  # and by itself, up to where it parts
+    if kind == "plain":  # without forced codes, too, up to the first that differs
         same = found[0][0] if found else count
         free = decoder_of(DECODERS[kind], run).step([0], count)
         assert np.array_equal(free.codes[0, :same], codes[:same]) and not free.ended[0]
@@ -168,7 +169,7 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
 def test_the_vocoder_gives_the_official_samples_of_400_frames(
     official_model, long_run, kind, chunk
 ):
-    """The official decoder over the whole: its wrapper cuts what is longer than 300 frames."""
+    """The official decoder decodes the whole; its wrapper would cut it after 300 frames."""
     run = long_run("tiny-random", True)
     codec = run.loaded.codec_config, run.loaded.codec_decoder
     native = kind == "native"
@@ -183,14 +184,14 @@ def test_the_vocoder_gives_the_official_samples_of_400_frames(
 
 
 def test_a_code_that_is_no_near_tie_is_found(load_checkpoint):
-    """Of an invented run: 3 frames of 16 codes, the best logit 1, the second 1 - half the limit."""
+    """The run is invented: 3 frames of 16 codes, best logit 1, second one 1 - half the limit."""
     loaded = load_checkpoint("tiny-random")
     codes = np.full((3, 16), 7, np.int32)
     talker = [torch.zeros(loaded.config.talker.vocab_size) for _ in range(3)]
     predictor = [torch.zeros(2048) for _ in range(45)]
     for logits in (*talker, *predictor):
         logits[7], logits[9] = 1.0, 1 - TIE_F32 / 2
-    talker[1][7] = talker[2][7] = 1.05  # the penalty of what was drawn makes it 1 again
+    talker[1][7] = talker[2][7] = 1.05  # the repetition penalty makes it 1 again
     run = LongRun(
         loaded, official.OfficialRun(codes, torch.empty(0), torch.empty(0), talker, predictor)
     )

@@ -1,4 +1,4 @@
-"""The plain decoder against the official package: codes, logits, rounding, addressing of draws."""
+"""The plain decoder against the official package: codes, logits, rounding, addresses of draws."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def make_decoder(loaded, dtype=torch.float32, num_slots=1):
 
 
 def prompt_of(model, config, **changes):
-    """Keyword arguments of the official generate() for one utterance."""
+    """Return keyword arguments of the official generate() for one utterance."""
     speakers = list(config.talker.speakers) or [None]
     return {
         "input_ids": model._tokenize_texts([model._build_assistant_text(TEXT)]),
@@ -88,7 +88,7 @@ def start(decoder, run, sampling=None, seed=0, slot=0, part=0):
     decoder.prefill(slot, prefill, sampling or Sampling.greedy(), seed=seed, part=part)
 
 
-# Every run feeds the text of each task row by row; of one, all of it before the first frame.
+# Every run of the tests feeds the text of each task row by row, and that of one task in full.
 @pytest.mark.parametrize(
     ("name", "task", "full"),
     [
@@ -117,7 +117,7 @@ def test_greedy_codes_and_logits_equal_the_official_ones(runs, load_checkpoint, 
 
 @pytest.mark.ci  # needs the official run of every case
 def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
-    """The comparison means nothing if every run stops at once or none ever ends."""
+    """The comparison proves nothing if every run stops at once, or if none ends."""
     lengths = [len(runs(*case).codes) for case in CASES]
     assert min(lengths) >= 2
     assert any(length < NUM_FRAMES for length in lengths)
@@ -125,7 +125,7 @@ def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
 
 
 def test_the_repetition_penalty_is_the_official_one(official_model, load_checkpoint):
-    """Below 1 it asks for repeats, which random weights would not make; greedy, so exact."""
+    """Below 1 it favours repeats, which random weights do not have; greedy draws are exact."""
     name, sampling = "tiny-random", Sampling.greedy().override(repetition_penalty=0.4)
     model, loaded = official_model(name), load_checkpoint(name)
     prompt = prompt_of(model, loaded.config)
@@ -142,7 +142,7 @@ def test_eos_is_banned_for_two_draws_and_control_ids_are_never_drawn(runs, load_
     loaded = load_checkpoint("tiny-random")
     decoder = make_decoder(loaded)
     talker = loaded.config.talker
-    # A head that loves EOS most and every other control id second.
+    # This head gives EOS the best logit, and every other control id the second best.
     decoder.codec_head = torch.zeros_like(decoder.codec_head)
     hidden_like = torch.ones(talker.stack.hidden_size)
     start(decoder, runs("tiny-random", "plain", False))
@@ -243,7 +243,7 @@ def test_unequal_positions_turn_as_the_official_rotary(official_model, load_chec
 
 
 def test_bf16_follows_the_official_rounding(runs, official_model, load_checkpoint):
-    """Teacher-forced in bf16: no further from the fp32 logits than the official bf16 run."""
+    """Teacher-forced bf16 logits are as near to the float32 ones as the official bf16 logits."""
     name, case = "tiny-random", ("tiny-random", "plain", False)
     run, loaded = runs(*case), load_checkpoint(name)
     exact = torch.stack(run.talker_logits)[: len(run.codes)]

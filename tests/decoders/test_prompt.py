@@ -1,4 +1,4 @@
-"""Every row layout against the official classes, captured where they hand over to the talker."""
+"""Every layout of rows against the input that the official classes give to the talker."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which requests a checkpoint takes: names in any spelling, tasks, voices; and what it refuses."""
+"""The requests that a checkpoint takes or refuses: spellings of names, tasks and voices."""
 
 import logging
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_base_without_voice_warns_once(make_toy, caplog):
         for _ in range(2):
             toy.build()
     [record] = caplog.records
-    assert "No voice given" in record.message
+    assert "The request names no voice" in record.message
 
 
 def test_a_voice_of_another_width_is_refused(base_toy):
@@ -124,7 +124,7 @@ def test_a_voice_of_another_width_is_refused(base_toy):
         ({"x_vector": None}, "no x-vector"),
         ({"x_vector": np.full(HIDDEN_SIZE, np.nan, np.float32)}, "NaN"),
         ({"codes": np.zeros((4, NUM_CODE_GROUPS + 1), int)}, "4 groups; this model has 3"),
-        ({"codes": np.zeros((4, NUM_CODE_GROUPS))}, "float64; need integers"),
+        ({"codes": np.zeros((4, NUM_CODE_GROUPS))}, "float64; they must be integers"),
         ({"codes": np.array([[31, 39, 0], [0, 0, 40]])}, "code 40 in frame 1, group 2; .* 0 .. 39"),
         ({"codes": np.array([[-1, 0, 0]])}, "code -1 in frame 0, group 0"),
         ({"codes": np.array([[32, 0, 0]])}, "code 32 in frame 0, group 0; .* 0 .. 31"),

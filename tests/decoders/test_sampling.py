@@ -84,7 +84,7 @@ def test_the_distribution_is_that_of_transformers_over_20000_draws(temperature, 
     logits = torch.randn(200) * 2
     expected = transformers_probabilities(logits, temperature, top_k, top_p)
     num_draws = 20_000
-    # The draw itself, vectorised over frames: the scores are the same in every frame.
+    # The same draw for all frames at once: the scores are equal in every frame.
     scores = sampling.keep_top_p(sampling.keep_top_k(logits / temperature, top_k), top_p).numpy()
     kept = np.flatnonzero(scores > -np.inf)
     counts = np.zeros(len(logits))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.backends import choose_backend
-from qwen_megakernel.decoders.kernel import decoder
+from qwen_megakernel.decoders.kernel import loading
 from qwen_megakernel.errors import ArchError, DriverError, NoGPUError
 from qwen_megakernel.gpu import driver
 
@@ -38,7 +38,7 @@ def old_driver(monkeypatch, tmp_path):
 def test_a_driver_that_is_too_old_is_named(old_driver, demand):
     with pytest.raises(DriverError) as caught:
         if demand == "check":
-            decoder.check_device(torch.device("cuda"))
+            loading.check_device(torch.device("cuda"))
         choose_backend("auto" if demand == "device" else "kernel", "cuda")
     assert caught.value.exit_code == 3
     assert caught.value.what == (
@@ -125,24 +125,24 @@ def see_gpu(monkeypatch, name, capability, built_for):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(built_for))
     monkeypatch.setattr("qwen_megakernel.decoders.kernel.build.find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr("qwen_megakernel.decoders.kernel.decoder.find_ninja", lambda: "ninja")
+    monkeypatch.setattr("qwen_megakernel.decoders.kernel.loading.find_ninja", lambda: "ninja")
 
 
 def test_a_gpu_that_torch_was_not_built_for_is_named(monkeypatch):
     see_gpu(monkeypatch, "RTX 5060 Ti", (12, 0), WHEEL[:-1])
     with pytest.raises(ArchError, match=r"RTX 5060 Ti is sm_120; torch .* was built for sm_75, "):
-        decoder.check_device(torch.device("cuda"))
+        loading.check_device(torch.device("cuda"))
     see_gpu(monkeypatch, "RTX 4090", (8, 9), WHEEL)
-    decoder.check_device(torch.device("cuda"))
+    loading.check_device(torch.device("cuda"))
 
 
 def test_an_old_gpu_is_refused_and_auto_goes_on_without_the_kernel(monkeypatch, caplog):
     see_gpu(monkeypatch, "NVIDIA T4", (7, 5), WHEEL)
     with pytest.raises(ArchError, match="T4 is sm_75; the kernel needs sm_80 or newer"):
-        decoder.check_device(torch.device("cuda"))
+        loading.check_device(torch.device("cuda"))
     chosen = choose_backend("auto")
     assert chosen.name != "kernel" and "sm_75" in chosen.why
-    assert "Expect RTF above 1" in caplog.text
+    assert "Expect an RTF above 1" in caplog.text
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ FLOORS = """
     records  audio
     checkpoint
     text  vocoder
+    timing
     cloning  decoders  engine
     official_api  validation
     tts_engine  sheen

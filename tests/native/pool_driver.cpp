@@ -117,7 +117,7 @@ void check_lateness_stays_with_its_job() {
     });
     if (!ran_undisturbed(pool)) continue;
     ++num_undisturbed;
-    expect(pool.num_workers() == 2, "two workers after a job that nobody waited in");
+    expect(pool.num_workers() == 2, "two workers after a job that no thread waited in");
   }
   expect(num_undisturbed > 0, "a machine that leaves two cores for a moment");
 }

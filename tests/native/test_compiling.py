@@ -1,4 +1,4 @@
-"""Compiling at first use: a compiler that hangs or fails, a cache that is full, two at once."""
+"""The build cache: a compiler that hangs or fails, a cache that is full, two builds at once."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch) -> compiling.Recipe:
-    """A library of one function, and an empty cache."""
+    """The recipe of a library with one function, and an empty cache."""
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "cache"))
     unit = tmp_path / "answer.cpp"
     unit.write_text(SOURCE)
@@ -33,7 +33,7 @@ def recipe(tmp_path, monkeypatch) -> compiling.Recipe:
 
 
 def script(folder: Path, text: str) -> str:
-    """A compiler that is a shell script."""
+    """Write a compiler that is a shell script; return its path."""
     path = folder / "compiler"
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\n{text}\n')
     path.chmod(0o755)
@@ -61,7 +61,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path)
         compiling.compiled(replace(recipe, compiler=hanging, limit_seconds=1))
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid.read_text().strip()}").exists():
-        # A killed child of a killed parent stays until init looks; it is no longer running.
+        # A killed child of a killed parent stays a zombie until init reads its status.
         state = Path(f"/proc/{pid.read_text().strip()}/stat").read_text().split()[2]
         if state == "Z" or time.monotonic() > deadline:
             assert state == "Z"
@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_cure(recipe, tmp_path,
 
 @pytest.fixture
 def read_only(tmp_path):
-    """read_only(): from here on nothing below the cache can be written."""
+    """read_only() makes the cache read-only for the rest of the test."""
     cache = tmp_path / "cache"
     cache.mkdir()
 
@@ -213,7 +213,7 @@ def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monke
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     library = cpu_library.open_library()
     assert library.qwen_cpu_instruction_set().decode() == cpu_library.supported_sets()[0]
-    # The same sources for Macs, which nobody has run here.
+    # The same sources for Macs; no Mac has run the result.
     monkeypatch.setattr(compiling.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
     path = cpu_library.library_for("neon")

@@ -1,4 +1,4 @@
-"""Native code for a CPU: which instruction set it is compiled for."""
+"""Native code for a CPU: the instruction set that it is compiled for, and its loading."""
 
 import subprocess
 import sys

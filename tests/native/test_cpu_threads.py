@@ -1,4 +1,4 @@
-"""How many threads compute: the rule, its limits, who is left alone, and how threads wait."""
+"""The number of threads that compute: the rule, its limits, other threads, and how threads wait."""
 
 import threading
 
@@ -141,7 +141,7 @@ def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
         assert found == [4]
 
 
-# What brings a program to the place where it imports torch, if it does not do so as it starts.
+# Arguments with which a program imports torch, if it does not import it as it starts.
 COMMANDS = [
     ("qwen_megakernel/__main__.py", "speak", "Hello.", *MODEL, "--stdout"),
     ("qwen_megakernel/__main__.py", "serve", *MODEL, "--port", "0"),
@@ -158,7 +158,7 @@ COMMANDS = [
     ("tests/support/truths.py", "--record", "nowhere"),
 ]
 WITHOUT_TORCH = {
-    "benchmarks/machine.py",  # it imports it to tell the machine of a result file, not by itself
+    "benchmarks/machine.py",  # imports torch to describe the machine of a result file
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
     "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }

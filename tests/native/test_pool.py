@@ -1,4 +1,4 @@
-"""The native pool by itself: threads that are refused, lateness, and a core that another takes."""
+"""The native pool alone: threads that are refused, late threads, and another program on a core."""
 
 import subprocess
 from pathlib import Path
@@ -19,7 +19,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """driver(*flags): `pool_driver.cpp`, compiled."""
+    """driver(*flags) compiles `pool_driver.cpp`."""
 
     def compile_it(*flags: str) -> Path:
         made = tmp_path_factory.mktemp("pool") / "driver"

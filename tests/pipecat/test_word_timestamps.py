@@ -8,10 +8,8 @@ from qwen_megakernel.pipecat.word_timestamps import (
     LOOKAHEAD_S,
     PlayoutClock,
     WordTimer,
-    count_letters,
-    split_words,
-    whole_words,
 )
+from qwen_megakernel.timing.words import count_letters, split_words, whole_words
 
 
 @pytest.mark.parametrize(

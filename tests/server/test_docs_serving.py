@@ -32,14 +32,14 @@ def address(reader_folder):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_every_curl_command_works(reader_folder, address):
     commands = [line for line in lines(PAGE) if line.startswith("curl")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     outputs = []
     for line in commands:
         words = ["curl", "-sS", *shlex.split(line.replace(ADDRESS, address))[1:]]
         done = subprocess.run(words, cwd=reader_folder, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0 and '"error"' not in done.stdout, done
         outputs.append(done.stdout)
-    assert outputs[1].endswith("data: [DONE]\n\n")
+    assert outputs[2].endswith("data: [DONE]\n\n")
     for name in ("out.wav", "mario-says.wav"):
         assert (reader_folder / name).read_bytes().startswith(b"RIFF")
 

@@ -129,6 +129,21 @@ def test_late_chunks_leave_gaps_that_are_counted(open_page: Open) -> None:
         assert figure(page, "gaps") >= 1 and figure(page, "rtf") > 1
 
 
+def test_the_line_that_sounds_is_marked(open_page: Open) -> None:
+    lines = ["Hello there, my old friend.", "How are you today?", "Fine!"]
+    with serving(FakeEngine(letter_s=0.1)) as server:
+        page = open_page(server)
+        speak(page, " ".join(lines))
+        expect(page.locator("#lines")).to_have_text(" ".join(lines))
+        marked = page.locator("#lines .now")
+        for line in lines[:2]:
+            expect(marked).to_have_text(line)
+        finished(page)
+        expect(marked).to_have_count(0)
+        page.get_by_role("button", name="Play again").click()
+        expect(marked).to_have_text(lines[0])
+
+
 def test_figures_are_those_of_the_speech_which_can_be_played_again(open_page: Open) -> None:
     engine = FakeEngine(first_delay_s=0.2, silent_frames=3)
     with serving(engine) as server:

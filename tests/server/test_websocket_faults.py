@@ -33,12 +33,13 @@ from qwen_megakernel.server.websocket import Utterance
         '{"type": "input.text", "text": 7}',
         '{"type": "session.config", "voice": "nobody"}',
         '{"type": "session.config", "temperature": -1}',
+        '{"type": "session.config", "lexicon": {"a": "x", "A": "y"}}',
         '{"type": "session.config", "model": "tts-2"}',
         '{"type": "session.config", "ref_audio": "http://169.254.169.254/"}',
         b"\x00\x01",
         json.dumps({"type": "input.text", "text": "a" * 4097}),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 async def test_a_message_that_is_none_is_an_error_and_the_session_goes_on(live, message):
     async with session(live) as socket:

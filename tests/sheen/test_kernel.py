@@ -141,7 +141,7 @@ def test_there_are_no_graphs_of_this_family(trained):
 )
 def test_what_the_kernel_does_not_compute_is_refused(oracle, change, words):
     with pytest.raises(UnsupportedModel, match=words):
-        text_model.text_config(oracle.config.to_dict() | change)
+        text_model.text_sizes(oracle.config.to_dict() | change)
 
 
 # Qwen/Qwen2.5-0.5B, config.json.
@@ -163,14 +163,14 @@ QWEN25_05B = {
 @pytest.mark.parametrize("arch", build.ARCHITECTURES)
 def test_the_released_shape_compiles_without_a_warning_or_a_spill(arch, tmp_path, monkeypatch):
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
-    config = text_model.text_config(QWEN25_05B)
-    assert build.build(config, build.Target(arch, "bfloat16")).is_file()
+    sizes = text_model.text_sizes(QWEN25_05B)
+    assert build.build(sizes, build.Target(arch, "bfloat16")).is_file()
 
 
 def test_seven_queries_to_a_key_get_half_the_threads(load_checkpoint):
-    def threads(config):
+    def threads(sizes):
         target = build.Target("sm_90a", "bfloat16")
-        return build.definitions(config, target)["NUM_THREADS"]
+        return build.definitions(sizes, target)["NUM_THREADS"]
 
     speech = load_checkpoint("tiny-random").config
-    assert threads(text_model.text_config(QWEN25_05B)) == threads(speech) // 2
+    assert threads(text_model.text_sizes(QWEN25_05B)) == threads(speech) // 2

@@ -19,13 +19,15 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.pipecat.word_timestamps import count_letters
 from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
 from qwen_megakernel.text.languages import resolve_language, supported_languages
+from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.sentences import unspeakable
+from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.words import Segment, TimedWord, count_letters
 from qwen_megakernel.voice import Voice
 
 SAMPLE_RATE = 24000
@@ -39,7 +41,7 @@ class FakeEngine:
 
     Args:
         rtf: seconds to make a second of audio.
-        letter_s: seconds of audio per letter (word_timestamps.count_letters).
+        letter_s: seconds of audio per letter (timing.words.count_letters).
         first_delay_s: before the first chunk, for the prefill.
         silent_frames: silent frames before the first word.
         refusal: raised for every request.
@@ -133,7 +135,7 @@ class FakeStream:
         self.engine, self.request = engine, request
         self.seed, self.finish_reason = request.seed, None
         self.reader, self.is_normalized = reader, reader is not None
-        self.text = request.text or ""
+        self.text = self.written = request.text or ""
         if reader and request.text is not None:
             self.text = reader.whole(request.text)
         self.text_ended = request.text is not None
@@ -143,6 +145,8 @@ class FakeStream:
         self.num_parts, self.timings, self.warnings = 1, {}, []
         self.planned_parts = None if request.text is None else 1
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
+        self._part = SpokenPart(TextPart(text=self.text), 0)
+        self._timer = SpeechTimer([self._part])
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
         self._chunk_frames = request.first_chunk_frames
@@ -163,6 +167,21 @@ class FakeStream:
             return self.reader.spoken.pieces
         return (Piece(self.text, 0, len(self.text), is_kept=True),)
 
+    @property
+    def words(self) -> list[TimedWord]:
+        return self._timer.words(self.written, self.spoken_pieces)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self._timer.segments(self.written, self.spoken_pieces)
+
+    def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
+        return self._timer.take(self.written, self.spoken_pieces)
+
+    def _say(self, text: str) -> None:
+        self.text += text
+        self._part.text.text += text
+
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """Return [num_frames, 16]; the first code of a frame is its number."""
         codes = np.zeros((chunk.num_frames, 16), dtype=np.int32)
@@ -172,12 +191,13 @@ class FakeStream:
     def feed(self, text: str) -> None:
         if self.text_ended:
             raise UsageError("text has ended")
-        self.text += self.reader.feed(text) if self.reader else text
+        self.written += text
+        self._say(self.reader.feed(text) if self.reader else text)
         self._changed.set()
 
     def end_text(self) -> None:
         if self.reader:
-            self.text += self.reader.end()
+            self._say(self.reader.end())
         self.text_ended = True
         self._changed.set()
 
@@ -270,11 +290,17 @@ class FakeStream:
         samples = (8000 * sound * np.sin(2 * np.pi * self.pitch * t)).astype(np.int16)
         self.sent += samples.tobytes()
         self._chunk_frames = min(2 * self._chunk_frames, self.request.chunk_frames)
-        return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)
+        return self._heard(AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0))
+
+    def _heard(self, chunk: AudioChunk) -> AudioChunk:
+        self._timer.hear(chunk)
+        return chunk
 
     def _last(self, reason: str) -> AudioChunk:
         self._leave()
         self._over = True
         self.finish_reason = reason
+        if reason == "eos":
+            self._part.end(self.num_frames, reason)
         empty = np.empty(0, dtype=np.int16)
-        return AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason)
+        return self._heard(AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason))

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build, packing
-from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace, fields
+from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace
+from qwen_megakernel.native.structs import fields
 
 
 class MatvecProbe(ctypes.Structure):

@@ -204,6 +204,20 @@ TRAINER_HIDDEN = 5 * LOGITS_F32
 HALF_A_STEP = 0.5
 # The same of the largest value where the scale itself is rounded: to bf16, or to float32.
 INT8_GROUP_SLACK, INT8_ROW_SLACK = 1 + 127 / 128, 1.0002
+# Seconds by which half of the words of a voice without noise may be misplaced: two hops.
+WORD_ON_A_HOP = 0.02
+# The same of every word, of which a last "t" begins as silently as a pause; and of a speech that
+# was cut off, where the last words are judged by the pace that is expected.
+WORD_AT_A_STOP, WORD_OF_A_BEGINNING = 0.12, 0.2
+# Seconds of a word of a speech at half the speed: twice those of WORD_P50.
+WORD_AT_HALF_SPEED = 0.16
+# Decibels and logarithms of a hop, whose sums of float32 are those of another chunk.
+LOUDNESS_F32 = 1e-4
+# Seconds without a word at the end of a speech that was cut off: a pause, and half a word.
+SILENT_END = 0.5
+# Seconds of a word of the demonstration voice, whose sounds last whole frames of 0.08 s: the goals
+# for half of the words, and for 95 of 100.
+WORD_P50, WORD_P95 = 0.08, 0.25
 # The fourth moment of 400,000 normal numbers (its own deviation is 0.016).
 NORMAL_KURTOSIS = 0.1
 # Loudness that a lossy format keeps, of the original's.

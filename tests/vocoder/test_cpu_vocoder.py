@@ -40,7 +40,7 @@ MADE = {"toy": TOY, "released": speech_tokenizer_config("random-0.6b")["decoder_
 
 @pytest.fixture(scope="module")
 def model(load_checkpoint: Callable[[str], Any]) -> Callable[[str], Model]:
-    """model(name): config and tensors of the toy or of a checkpoint."""
+    """model(name) returns config and tensors of the toy or of a checkpoint."""
 
     def find(name: str) -> Model:
         if name in MADE:
@@ -58,7 +58,7 @@ def fast(model: Model, num_threads: int = 2) -> CpuVocoder:
 
 @pytest.fixture(scope="module")
 def made(model) -> Callable[[str], CpuVocoder]:
-    """made(name): the native vocoder, made once."""
+    """made(name) returns the native vocoder, which is made once."""
     return functools.cache(lambda name: fast(model(name)))
 
 
@@ -106,7 +106,7 @@ def test_any_split_gives_the_samples_of_the_whole(model, made, name, seed):
 
 
 def test_transforms_along_time_cost_little(model):
-    """demo-voice has both kinds, for 2 and for 7 taps."""
+    """demo-voice has transforms of both kinds, for 2 and for 7 taps."""
     config, tensors = model("demo-voice")
     pool = CpuPool(open_library(), 2)
     made = [CpuVocoder(config, tensors, pool, is_direct=each) for each in (False, True)]
@@ -164,7 +164,7 @@ def test_a_stream_that_is_closed_between_chunks_leaves_the_others_as_they_are(ma
     expected = decode_in_chunks(vocoder, codes, [4, 4, 4])
     states = [vocoder.new_state() for _ in codes]
     first = vocoder.step(codes[:, :4], states)
-    del states[1]  # closed; its memory is another's now
+    del states[1]  # closed; another state may have its memory
     second = vocoder.step(codes[[0, 2], 4:8], states)
     newcomer = vocoder.new_state()
     third = vocoder.step(
@@ -295,7 +295,7 @@ def test_a_codec_that_it_cannot_run_is_refused_by_name(model):
     config, tensors = model("toy")
     pool = CpuPool(open_library(), 1)
     odd = replace(config, decoder=replace(config.decoder, head_dim=7))
-    with pytest.raises(UnsupportedModel, match="4 heads of 7, 2 of keys"):
+    with pytest.raises(UnsupportedModel, match="4 query heads of width 7, and 2 key heads"):
         CpuVocoder(odd, tensors, pool)
     short = tensors | {"pre_conv.conv.weight": tensors["pre_conv.conv.weight"][:-1]}
     with pytest.raises(ModelFilesError, match=r"pre_conv\.conv\.weight .* is \(19, 12, 3\)"):

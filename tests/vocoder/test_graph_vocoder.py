@@ -1,6 +1,6 @@
-"""The vocoder as CUDA graphs (graph_vocoder.py) against the vocoder.
+"""The vocoder as CUDA graphs (graph_vocoder.py) against `Vocoder`.
 
-On a CPU its functions run directly; on a GPU they are recorded.
+On a CPU its functions run directly; on a GPU they are recorded as graphs.
 """
 
 import random
@@ -187,7 +187,7 @@ def test_all_taps_at_once_are_the_taps_one_by_one(num_taps, dilation, num_stream
 
 
 def test_a_gpus_operations_give_the_vocoders_samples_and_states(graphs, plain, monkeypatch):
-    """The way that another device takes, taken on this one."""
+    """The operations for a GPU run on this CPU here."""
     codes = random_codes(plain, 2, 7)
     ours, theirs = ([v.new_state() for _ in codes] for v in (graphs, plain))
     expected = plain.step(codes, theirs)

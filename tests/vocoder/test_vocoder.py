@@ -27,7 +27,7 @@ RELEASED = speech_tokenizer_config("random-0.6b")["decoder_config"]
 
 
 def official_decoder(decoder_config: dict[str, Any]) -> Any:
-    """The official decoder with random weights under which every branch is heard."""
+    """The official decoder with random weights under which every branch changes the samples."""
     from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as modeling
     from transformers.modeling_utils import no_init_weights
 
@@ -164,7 +164,7 @@ def test_warm_equals_decoding_the_reference(exact_vocoder, num_reference):
 
 
 def test_warm_replaces_the_official_cut(vocoder, decoder):
-    """Officially the reference is decoded in front of the speech and its samples are cut off."""
+    """The official code decodes the reference before the speech, and cuts its samples off."""
     codes = random_codes(vocoder, 70)
     state = vocoder.new_state()
     vocoder.warm(codes[:50], state)
@@ -204,12 +204,12 @@ def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
 
 @pytest.mark.parametrize("shape", [(1, 6, 4), (1, 6, 2), (1, 0, 3), (6, 3)])
 def test_codes_of_another_shape_are_refused(vocoder, shape):
-    with pytest.raises(UsageError, match="need frames of 3 codes"):
+    with pytest.raises(UsageError, match="must be frames of 3 codes"):
         vocoder.step(torch.zeros(shape, dtype=torch.int32), [vocoder.new_state()])
 
 
 def test_codes_that_are_no_integers_are_refused(vocoder):
-    with pytest.raises(UsageError, match="need integers"):
+    with pytest.raises(UsageError, match="must be integers"):
         vocoder.step(torch.zeros(1, 2, 3), [vocoder.new_state()])
 
 
@@ -219,7 +219,7 @@ def test_bfloat16_is_refused(decoder):
 
 
 def test_a_state_has_the_counted_size(official_package):
-    """135 232 inputs of convolutions, 1 163 264 keys and values, the number of valid keys."""
+    """It has 135 232 inputs of convolutions, 1 163 264 keys and values, and a number of keys."""
     with torch.device("meta"):
         decoder = official_decoder(RELEASED)
         vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict(), device="meta")

@@ -1,5 +1,5 @@
-"""Core ML: a checkpoint as six models for Apple's Neural Engine, and a decoder on two of them.
+"""Core ML: a checkpoint as six models for Apple's Neural Engine, and a decoder that uses two.
 
-Read `export` first (which models there are), then `decoder_models` and `speech_decoder` (what is
-converted), and `decoder` (the decoder that runs on a Mac).
+Read `export` first (the list of models), then `decoder_models` and `speech_decoder` (the modules
+that are converted), and `decoder` (the decoder that runs on a Mac).
 """

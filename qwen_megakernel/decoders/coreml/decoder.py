@@ -1,7 +1,7 @@
 """The plain decoder with both stacks in Core ML: `--backend coreml`.
 
-Embeddings, sampling and the account of slots are the plain decoder's. Needs macOS 15 on the
-machine that runs it; models are converted once, into the cache, if they are not there.
+Embeddings, sampling and the states of slots are those of the plain decoder. It needs macOS 15. If
+the cache has no converted models, they are converted into it first.
 """
 
 from dataclasses import replace
@@ -15,16 +15,17 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.coreml.export import ExportOptions, coremltools, exported
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.errors import SetupError
 
 MODELS = ("CodeDecoder", "MultiCodeDecoder")
 
 
 def load_model(path: Path) -> Any:
-    """A converted model, compiled for this machine, on whichever of its units Core ML chooses.
+    """Load a converted model; Core ML compiles it for this machine and chooses its units.
 
     Raises:
-        SetupError: Core ML does not take it.
+        SetupError: Core ML does not load it.
     """
     kind = coremltools().models.MLModel
     try:
@@ -37,17 +38,22 @@ def load_model(path: Path) -> Any:
 
 
 class CoreMLStack:
-    """The face of `plain.DecoderStack` on a converted model; a cache is a state of it."""
+    """A `plain.Stack` on a converted model, whose states are the caches."""
 
     def __init__(self, model: Any):
         self._model = model
 
     def new_cache(self, num_positions: int) -> Any:
-        """A state; it has the positions for which the model was converted."""
+        """Return a state; it has the number of positions for which the model was converted."""
         return self._model.make_state()
 
     def run(self, x: Tensor, cache: Any, start: int) -> dict[str, Tensor]:
-        """What the model gives for the last row of x [n, hidden_size], float32; one row a call."""
+        """Run the rows of x [n, hidden_size], one in each call of the model.
+
+        Returns:
+            The model's outputs for the last row, float32.
+        """
+        found: dict[str, Any] = {}
         for position, row in enumerate(x, start=start):
             found = self._model.predict(
                 {
@@ -59,12 +65,12 @@ class CoreMLStack:
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
     def forward(self, x: Tensor, cache: Any, start: int) -> Tensor:
-        """The hidden state of the last position, [1, hidden_size]; no intermediate results."""
+        """Run positions from `start`; return the hidden state of the last, [1, hidden_size]."""
         return self.run(x, cache, start)["hidden"].flatten()[None]
 
 
 class CoreMLDecoder(PlainDecoder):
-    """`PlainDecoder` whose layers Core ML computes.
+    """A `PlainDecoder` whose layers Core ML computes.
 
     Args:
         checkpoint: weights and config.
@@ -73,22 +79,23 @@ class CoreMLDecoder(PlainDecoder):
         weights: None, or one of `choices.WEIGHTS`.
     Raises:
         MissingPackageError: coremltools is not installed.
-        SetupError: Core ML does not take what was converted.
+        SetupError: Core ML does not load the converted models.
     """
+
+    predictor: CoreMLStack
 
     def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, weights: str | None = None):
         precision = str(sizes.dtype).removeprefix("torch.")
-        self._options = ExportOptions(sizes.max_positions, precision, weights)
+        options = ExportOptions(sizes.max_positions, precision, weights)
+        self._folder = exported(checkpoint, options, MODELS)
         super().__init__(checkpoint, replace(sizes, dtype=torch.float32))
-        self.dtype = sizes.dtype  # what an engine reports
+        self.dtype = sizes.dtype  # the engine reports this one
 
-    def _load_stacks(self, checkpoint: Checkpoint) -> None:
-        folder = exported(checkpoint, self._options, MODELS)
+    def _load_stacks(self, model: DecoderModel) -> None:
         self.talker, self.predictor = (
-            CoreMLStack(load_model(folder / f"{name}.mlpackage")) for name in MODELS
+            CoreMLStack(load_model(self._folder / f"{name}.mlpackage")) for name in MODELS
         )
 
     def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
-        """As there; projection and heads are in the model."""
         logits = self.predictor.run(x, self._predictor_cache, start)["logits"]
-        return logits[group - 1].float()
+        return logits[group - 1].float()  # projection and heads are in the model

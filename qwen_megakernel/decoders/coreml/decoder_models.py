@@ -1,13 +1,13 @@
 """Talker, code predictor and embeddings as modules that become Core ML models.
 
-Everything is [1, channels, 1, positions] and every product a 1x1 convolution, the form for which
+Tensors are [1, channels, 1, positions] and every product is a 1x1 convolution, the form for which
 Apple's Neural Engine is made ("Deploying Transformers on the Apple Neural Engine", Apple, 2022).
-A pass has one position, which is data, not shape: keys and values go to their place in a cache of
-fixed size through a mask, and rotation angles come from a table by the same mask. The caches are
-states of the model, float16 in Core ML whatever it computes in.
+A pass has one position, which is data, not shape: a mask puts keys and values into their place in a
+cache of fixed size, and selects the rotation angles from a table. The caches are states of the
+model, which Core ML stores in float16 for either precision of the computation.
 
-The same network as `plain.DecoderStack`, for speech: the three axes of M-RoPE are equal, which
-is plain RoPE.
+The network is that of `plain.DecoderStack` for speech: the three axes of M-RoPE are equal, which is
+plain RoPE.
 """
 
 import torch
@@ -22,13 +22,16 @@ HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504
 
 
 def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [1, in, 1, T] -> [1, out, 1, T]; weight [out, in, 1, 1]."""
+    """Multiply each position: x [1, in, 1, T], weight [out, in, 1, 1] -> [1, out, 1, T]."""
     return F.conv2d(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over axis 1, by way of the largest value: squares of more than 255 are infinite in
-    float16."""
+    """Return the RMSNorm over axis 1.
+
+    x is first divided by its largest magnitude: in float16 the squares of more than 255 are
+    infinite.
+    """
     largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
     y = x / largest
     small = x.new_tensor([eps**0.5]) / largest  # whose square is eps / largest^2
@@ -39,10 +42,15 @@ class Stack(nn.Module):
     """Decoder layers and the final norm, for one position of one stream at a time.
 
     Args:
-        config: of the stack; Qwen3's: no bias, normalised heads.
-        tensors: float32, names start with `prefix`.
-        num_positions: of the cache.
+        config: the stack's dimensions; it must have no bias, and normalized heads, as Qwen3 does.
+        tensors: tensors whose names begin with `prefix`.
+        num_positions: number of positions of the cache.
     """
+
+    cos: Tensor  # [head_dim, num_positions]
+    sin: Tensor
+    places: Tensor  # [num_positions] int32: 0, 1, 2, ...
+    norm: Tensor
 
     def __init__(
         self, config: StackConfig, tensors: dict[str, Tensor], prefix: str, num_positions: int
@@ -71,7 +79,7 @@ class Stack(nn.Module):
         keep("norm", tensors[f"{prefix}norm.weight"][:, None, None])
         places = torch.arange(num_positions)
         cos, sin = rotary(config, places.expand(3, -1), torch.float32)
-        keep("cos", cos.T)  # [head_dim, num_positions]
+        keep("cos", cos.T)
         keep("sin", sin.T)
         self.register_buffer("places", places.to(torch.int32), persistent=False)
         for name in ("keys", "values"):
@@ -83,7 +91,7 @@ class Stack(nn.Module):
 
         Args:
             x: [1, hidden_size, 1, 1] input embedding.
-            position: [1] int32; those below it are filled.
+            position: [1] int32; the positions below it are filled.
         Returns:
             [1, hidden_size, 1, 1] after the final norm.
         """
@@ -94,7 +102,7 @@ class Stack(nn.Module):
         cos, sin = ((each * here).sum(-1, keepdim=True) for each in (self.cos, self.sin))
 
         def heads(layer: int, name: str, y: Tensor) -> Tensor:
-            """[heads, head_dim, 1], normalised and turned where it is q or k."""
+            """Return heads [heads, head_dim, 1]; those of q and k are normalized and rotated."""
             rows = conv1x1(y, getattr(self, f"{name}_proj_{layer}")).view(-1, config.head_dim, 1)
             if name == "v":
                 return rows
@@ -108,7 +116,7 @@ class Stack(nn.Module):
             first = layer * config.kv_size
 
             def filled(name: str, row: Tensor, first: int = first) -> Tensor:
-                """This layer's cache with `row` in its place, [num_kv_heads, head_dim, T]."""
+                """Put `row` into this layer's cache; return it, [num_kv_heads, head_dim, T]."""
                 cache = getattr(self, name)
                 part = slice(first, first + config.kv_size)
                 row = row.reshape(1, config.kv_size, 1, 1)
@@ -131,7 +139,9 @@ class Stack(nn.Module):
 
 
 class CodeDecoder(nn.Module):
-    """The talker: an embedding in, logits of code 0 and the hidden state out."""
+    """The talker: it turns an embedding into the logits of code 0 and the hidden state."""
+
+    head: Tensor
 
     def __init__(self, checkpoint: Checkpoint, num_positions: int):
         super().__init__()
@@ -142,13 +152,24 @@ class CodeDecoder(nn.Module):
         self.register_buffer("head", head[:, :, None, None], persistent=False)
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, hidden_size, 1, 1], [1] int32 -> [1, vocab_size], [1, hidden_size, 1, 1]."""
+        """Run one position.
+
+        Args:
+            x: [1, hidden_size, 1, 1] input embedding.
+            position: [1] int32.
+        Returns:
+            Logits [1, vocab_size], and the hidden state [1, hidden_size, 1, 1].
+        """
         hidden = self.stack(x, position)
         return conv1x1(hidden, self.head).flatten(1), hidden
 
 
 class MultiCodeDecoder(nn.Module):
-    """The code predictor with the projection in front of it and all heads behind it."""
+    """The code predictor, after the projection and before all heads."""
+
+    heads: Tensor
+    projection: Tensor
+    projection_bias: Tensor
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
@@ -167,10 +188,14 @@ class MultiCodeDecoder(nn.Module):
             self.register_buffer("projection_bias", bias, persistent=False)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """[1, talker hidden_size, 1, 1], [1] int32 -> [num_code_groups - 1, vocab_size].
+        """Run one position.
 
-        Position 0 takes the talker's hidden state, position i the embedding of code i - 1; behind
-        position i > 0, row i - 1 of the logits is of code i.
+        Args:
+            x: [1, talker hidden_size, 1, 1]: at position 0 the talker's hidden state, at position i
+                the embedding of code i - 1.
+            position: [1] int32.
+        Returns:
+            Logits [num_code_groups - 1, vocab_size]; at position i > 0, row i - 1 is for code i.
         """
         if self.has_projection:
             x = conv1x1(x, self.projection, self.projection_bias)
@@ -178,7 +203,13 @@ class MultiCodeDecoder(nn.Module):
 
 
 class TextProjector(nn.Module):
-    """T(text id): the text table and its projection."""
+    """The text embedding T(text id): the text table and its projection."""
+
+    table: Tensor
+    fc1: Tensor
+    fc1_bias: Tensor
+    fc2: Tensor
+    fc2_bias: Tensor
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
@@ -193,30 +224,32 @@ class TextProjector(nn.Module):
             self.register_buffer(f"{name}_bias", bias.float(), persistent=False)
 
     def forward(self, token: Tensor) -> Tensor:
-        """[1] int32 -> [1, hidden_size, 1, 1]."""
+        """Return the embedding of a text id: [1] int32 -> [1, hidden_size, 1, 1]."""
         row = F.embedding(token, self.table)[:, :, None, None]
         return conv1x1(F.silu(conv1x1(row, self.fc1, self.fc1_bias)), self.fc2, self.fc2_bias)
 
 
 class CodeEmbedder(nn.Module):
-    """Rows of one table, or of several that lie one below the other."""
+    """The rows of one table, or of several that are concatenated."""
+
+    table: Tensor
 
     def __init__(self, tables: list[Tensor]):
         super().__init__()
         self.register_buffer("table", torch.cat(tables).float(), persistent=False)
 
     def forward(self, token: Tensor) -> Tensor:
-        """[1] int32 -> [1, hidden_size, 1, 1]."""
+        """Return a row: [1] int32 -> [1, hidden_size, 1, 1]."""
         return F.embedding(token, self.table)[:, :, None, None]
 
 
 def code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
-    """C(codec id) of the talker's vocabulary: code 0 and the control ids."""
+    """Return C(codec id) of the talker's vocabulary: code 0 and the control ids."""
     return CodeEmbedder([checkpoint.talker["model.codec_embedding.weight"]])
 
 
 def multi_code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
-    """Codes 1 ..: that of group g is number (g - 1) * vocab_size + code."""
+    """Return the embedding of codes 1 ..; a code of group g is row (g - 1) * vocab_size + code."""
     name = "code_predictor.model.codec_embedding.{}.weight"
     groups = range(checkpoint.config.talker.num_code_groups - 1)
     return CodeEmbedder([checkpoint.talker[name.format(group)] for group in groups])

@@ -1,8 +1,8 @@
-"""A checkpoint as six Core ML models (`MODELS`), written anywhere, run on an Apple machine.
+"""The export of a checkpoint as six Core ML models (`MODELS`), which run on an Apple machine.
 
-Source of the division into models, and of their names: speech-swift's Core ML backend
-(docs/ledger.md, row C14). Unlike there, caches are states of the models, which Core ML has since
-macOS 15 and iOS 18, and the codec is decoded in chunks.
+Any machine can write them. Source of the division into models, and of their names: speech-swift's
+Core ML backend (docs/ledger.md, row C14). In contrast to that backend, caches are states of the
+models, which Core ML has since macOS 15 and iOS 18, and the codec is decoded in chunks.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,7 @@ from qwen_megakernel.installing import install_command
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of what is written; a change makes cached models new
+FORMAT = 1  # version of the written files; a change of it makes cached models new
 PRECISIONS = ("float16", "float32")
 MODELS = (
     "TextProjector",
@@ -51,15 +51,17 @@ STATES = ("keys", "values")  # of a stack
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """How a checkpoint is converted.
+    """The options of a conversion.
 
     Attributes:
-        num_positions: of the talker's cache: prompt and frames.
-        precision: of activations and weights, but for the speech decoder's.
-        weights: None, or one of `choices.WEIGHTS`: whose layers have 8-bit weights.
-        chunk_frames: frames that the speech decoder takes at once.
-        speech_precision: of the speech decoder; float32 alone, in 16 bits there is noise in the
-            waveform (docs/coreml.md).
+        num_positions: number of positions of the talker's cache: prompt and frames.
+        precision: number format of activations and weights, except the speech decoder's.
+        weights: one of `choices.WEIGHTS`, the layers with 8-bit weights; None: none.
+        chunk_frames: number of frames that the speech decoder decodes at once.
+        speech_precision: number format of the speech decoder; only float32, because 16 bits put
+            noise into the waveform (docs/coreml.md).
+    Raises:
+        UsageError: a value is not one of these, or a number is less than 1.
     """
 
     num_positions: int
@@ -77,19 +79,19 @@ class ExportOptions:
             raise UsageError(
                 f"speech_precision is {self.speech_precision!r}; the speech decoder is float32.",
                 "In 16 bits each layer rounds the waveform, and the noise adds up.",
-                "Use float32; docs/coreml.md has what the noise was.",
+                "Use float32; docs/coreml.md has measurements of the noise.",
             )
         if self.weights not in (None, *INT8_FORMS):
             raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_FORMS)}.")
         check_weights(self.weights, "coreml")
         for name in ("num_positions", "chunk_frames"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; need 1 or more.")
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without coremltools' opinions on versions and its dozens of progress bars."""
+    """Suppress coremltools' warnings about versions and its dozens of progress bars."""
     logs = logging.getLogger("coremltools")
     level = logs.level
     logs.setLevel(logging.ERROR)
@@ -102,7 +104,7 @@ def _quietly() -> Iterator[None]:
 
 
 def coremltools() -> Any:
-    """The package.
+    """Import the package coremltools.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -119,16 +121,23 @@ def coremltools() -> Any:
 def export(
     checkpoint: Checkpoint, folder: Path, options: ExportOptions, names: Sequence[str] = MODELS
 ) -> None:
-    """Write NAME.mlpackage for each of `names` into `folder`, what an app needs beside them
-    (config, vocabulary), and `MANIFEST` when all is there.
+    """Convert a checkpoint, and write NAME.mlpackage for each of `names` into `folder`.
 
+    The other files that an app needs (config, vocabulary) are copied beside them; `MANIFEST` is
+    written last, when all is complete.
+
+    Args:
+        checkpoint: weights and config.
+        folder: created if it does not exist.
+        options: the options of the conversion.
+        names: some of `MODELS`.
     Raises:
         MissingPackageError: coremltools is not installed.
-        UsageError: more positions than the model has.
+        UsageError: the options have more positions than the model.
     """
     limit = checkpoint.config.talker.stack.max_positions
     if options.num_positions > limit:
-        raise UsageError(f"{options.num_positions} positions; this model has {limit}.")
+        raise UsageError(f"num_positions is {options.num_positions}; this model has {limit}.")
     coremltools()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -151,13 +160,13 @@ def export(
 
 
 def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str]) -> Path:
-    """The folder in the cache that holds these models; they are converted if they are not there."""
+    """Return the folder in the cache that holds these models; convert them first if need be."""
     files = [f for f in checkpoint.files.folder.rglob("*.safetensors") if f.is_file()]
     identity = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
     facts = json.dumps([FORMAT, asdict(options), list(names), identity])
     folder = cache_folder() / "coreml" / hashlib.sha256(facts.encode()).hexdigest()[:16]
     if not (folder / MANIFEST).exists():
-        logger.info("Converting to Core ML, once: %s.", folder)
+        logger.info("Converting the model to Core ML, once, into %s.", folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             written = Path(work) / "models"
@@ -168,7 +177,7 @@ def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str
 
 
 def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precision: str) -> Any:
-    """One model in "float16" or "float32", as coremltools has it."""
+    """Return one model in "float16" or "float32", an object of coremltools."""
     ct = coremltools()
     module, inputs, outputs = _module(checkpoint, name, options)
     states = [
@@ -176,9 +185,9 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precisio
         for path, buffer in module.named_buffers()
         if path.split(".")[-1] in STATES
     ]
-    passes = ct.PassPipeline()  # the default ones, but one, which divides by sqrt(1 + 1e-5)
+    passes = ct.PassPipeline()  # the default ones except one, which divides by sqrt(1 + 1e-5)
     passes.remove_passes({"common::fuse_elementwise_to_batchnorm"})
-    with torch.no_grad(), _quietly():  # also of shapes that become constants, as they should
+    with torch.no_grad(), _quietly():  # the tracer warns about shapes, which must become constants
         traced = torch.jit.trace(module.eval(), tuple(inputs.values()), check_trace=False)
         model = ct.convert(
             traced,
@@ -200,7 +209,7 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precisio
 
 
 def _int8_models(weights: str | None) -> list[str]:
-    """The models whose layers are to be int8."""
+    """Return the names of the models whose layers become int8."""
     stacks = Int8Format.parse(weights).stacks if weights else ()
     return [STACK_OF[stack] for stack in stacks]
 
@@ -208,31 +217,31 @@ def _int8_models(weights: str | None) -> list[str]:
 def _module(
     checkpoint: Checkpoint, name: str, options: ExportOptions
 ) -> tuple[nn.Module, dict[str, Tensor], tuple[str, ...]]:
-    """A module, an example of its inputs, the names of its outputs."""
+    """Return a module, an example of its inputs, and the names of its outputs."""
     number = torch.zeros(1, dtype=torch.int32)
     row = torch.zeros(1, checkpoint.config.talker.stack.hidden_size, 1, 1)
     if name == "CodeDecoder":
-        module = decoder_models.CodeDecoder(checkpoint, options.num_positions)
-        return module, {"x": row, "position": number}, ("logits", "hidden")
+        talker = decoder_models.CodeDecoder(checkpoint, options.num_positions)
+        return talker, {"x": row, "position": number}, ("logits", "hidden")
     if name == "MultiCodeDecoder":
-        module = decoder_models.MultiCodeDecoder(checkpoint)
-        return module, {"x": row, "position": number}, ("logits",)
+        predictor = decoder_models.MultiCodeDecoder(checkpoint)
+        return predictor, {"x": row, "position": number}, ("logits",)
     if name == "SpeechDecoder":
-        module = SpeechDecoder(checkpoint, options.chunk_frames)
+        decoder = SpeechDecoder(checkpoint, options.chunk_frames)
         quantizers = checkpoint.codec_config.decoder.num_quantizers
         codes = torch.zeros(1, quantizers, options.chunk_frames, dtype=torch.int32)
-        past = torch.zeros(1, module.num_values)
-        return module, {"codes": codes, "past": past}, ("pcm", "new_past")
-    make = {
+        past = torch.zeros(1, decoder.num_values)
+        return decoder, {"codes": codes, "past": past}, ("pcm", "new_past")
+    makers: dict[str, Callable[[Checkpoint], nn.Module]] = {
         "TextProjector": decoder_models.TextProjector,
         "CodeEmbedder": decoder_models.code_embedder,
         "MultiCodeEmbedder": decoder_models.multi_code_embedder,
-    }[name]
-    return make(checkpoint), {"token": number}, ("embedding",)
+    }
+    return makers[name](checkpoint), {"token": number}, ("embedding",)
 
 
 def _int8_layers(ct: Any, model: Any) -> Any:
-    """Weight-only int8 for the layers' matrices, a scale a row, as in `int8`."""
+    """Make the layers' matrices int8 with a scale for each row, as `decoders.int8` does."""
     optimize = ct.optimize.coreml
     layer = optimize.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=0

@@ -1,7 +1,8 @@
 """The speech tokenizer's decoder as a module that becomes a Core ML model.
 
-The network of `vocoder`, in convolutions of PyTorch: [1, channels, 1, steps]. Like there, the last
-inputs of every layer make chunks equal the whole; here they come in and go out as one tensor.
+It is the network of `vocoder` in convolutions of PyTorch on [1, channels, 1, steps]. As in the
+vocoder, the state has the last inputs of every layer, so that chunks equal the whole; here it is
+one input and one output of the model.
 """
 
 import torch
@@ -16,28 +17,29 @@ from qwen_megakernel.vocoder.vocoder import DILATIONS
 
 
 class _Memory:
-    """What layers saw last, in the order in which they ask for it.
+    """The last inputs of the layers, in the order in which the layers read them.
 
     Args:
-        state: [1, num_values]; None: of a new stream.
+        state: [1, num_values]; None: that of a new stream.
     """
 
     def __init__(self, state: Tensor | None):
-        self._state, self._at, self._kept = state, 0, []
+        self._state, self._at = state, 0
+        self._kept: list[Tensor] = []
 
     def take(self, width: int, num_steps: int) -> Tensor:
-        """[1, width, 1, num_steps] of the past."""
+        """Return the next values of the state, [1, width, 1, num_steps]."""
         begin, self._at = self._at, self._at + width * num_steps
         if self._state is None:
             return torch.zeros(1, width, 1, num_steps)
         return self._state[:, begin : self._at].view(1, width, 1, num_steps)
 
     def keep(self, x: Tensor) -> None:
-        """What the same call of `take` gives next time."""
+        """Store the values that the same call of `take` returns in the next chunk."""
         self._kept.append(x.reshape(1, -1))
 
     def extend(self, x: Tensor, num_steps: int) -> Tensor:
-        """x [1, width, 1, T] behind the `num_steps` before it."""
+        """Return x [1, width, 1, T] with the `num_steps` steps before it in front."""
         if not num_steps:
             return x
         x = torch.cat((self.take(int(x.shape[1]), num_steps), x), dim=3)
@@ -45,16 +47,28 @@ class _Memory:
         return x
 
     def new_state(self) -> Tensor:
-        """[1, num_values]."""
+        """Return the state after this chunk, [1, num_values]."""
         return torch.cat(self._kept, dim=1)
 
 
 class SpeechDecoder(nn.Module):
-    """Codes of `num_frames` frames to samples; stateful, so that chunks equal the whole.
+    """The decoder of `num_frames` frames at once, with a state, so that chunks equal the whole.
 
+    Args:
+        checkpoint: weights and config of the codec.
+        num_frames: number of frames of a chunk.
     Attributes:
-        num_values: of the state.
+        num_values: number of values of the state.
     """
+
+    codebooks: Tensor
+    first_rows: Tensor
+    first_proj: Tensor
+    rest_proj: Tensor
+    cos: Tensor
+    signed_sin: Tensor
+    in_window: Tensor
+    positions: Tensor
 
     def __init__(self, checkpoint: Checkpoint, num_frames: int):
         super().__init__()
@@ -62,7 +76,7 @@ class SpeechDecoder(nn.Module):
         weights = Weights(checkpoint.codec_decoder, "", torch.device("cpu"), torch.float32)
         for name in checkpoint.codec_decoder:
             if name.endswith(".alpha"):
-                # What comes of it and of beta: Core ML's inverse adds 1e-4 to what it divides by.
+                # Store the results of alpha and beta: Core ML's inverse adds 1e-4 to a divisor.
                 snake = Snake(weights.at(name.removesuffix(".alpha")))
                 self._keep(name, snake.frequency[:, None, None])
                 self._keep(name.removesuffix("alpha") + "beta", snake.amplitude[:, None, None])
@@ -74,7 +88,7 @@ class SpeechDecoder(nn.Module):
         self._keep("first_rows", codebooks.first_rows[:, None].to(torch.int32))
         self._keep("first_proj", codebooks.first_proj[:, :, None, None])
         self._keep("rest_proj", codebooks.rest_proj[:, :, None, None])
-        # The vocoder's, for its tables.
+        # The vocoder's transformer has the tables.
         transformer = Transformer(weights.at("pre_transformer"), config, Layout(), num_frames)
         self.num_past = transformer.num_past
         self._keep("cos", transformer.cos.T)
@@ -86,13 +100,13 @@ class SpeechDecoder(nn.Module):
             self.num_values = self(codes, None)[1].shape[1]
 
     def forward(self, codes: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The next frames.
+        """Decode the next frames of a stream.
 
         Args:
             codes: [1, num_quantizers, num_frames] int32.
-            state: [1, num_values]; zeros are that of a new stream.
+            state: [1, num_values]; zeros, or None, are that of a new stream.
         Returns:
-            [1, num_frames * samples_per_frame] PCM in [-1, 1], and the state behind these frames.
+            [1, num_frames * samples_per_frame] PCM in [-1, 1], and the state after these frames.
         """
         config, memory = self.config, _Memory(state)
         x = self._transform(self._conv(self._look_up(codes), "pre_conv.conv", memory), memory)
@@ -132,7 +146,7 @@ class SpeechDecoder(nn.Module):
         return F.conv2d(x, weight[:, :, None], bias, dilation=(1, dilation))
 
     def _upsample(self, x: Tensor, name: str, stride: int, memory: _Memory) -> Tensor:
-        """Without the last kernel_size - stride outputs, which look ahead."""
+        """Run a transposed convolution without its last outputs, which look ahead."""
         weight, num_steps = self._weight(f"{name}.weight"), int(x.shape[3])
         num_past = int(weight.shape[2]) // stride - 1
         x = memory.extend(x, num_past)
@@ -180,7 +194,7 @@ class SpeechDecoder(nn.Module):
             return rms_norm(y, weight[:, None, None], eps)
 
         def rotate(heads: Tensor) -> Tensor:
-            """[heads, head_dim, steps], the last of all positions."""
+            """Rotate heads [heads, head_dim, steps] at the last of all positions."""
             half, first = config.head_dim // 2, -int(heads.shape[2])
             turned = torch.cat((heads[:, half:], heads[:, :half]), dim=1)
             return heads * self.cos[:, first:] + turned * self.signed_sin[:, first:]
@@ -190,7 +204,7 @@ class SpeechDecoder(nn.Module):
             layer = f"layers.{i}"
             y = norm(f"{layer}.input_layernorm", x)
             q, k, v = (project(f"{layer}.self_attn.{n}_proj", y) for n in "qkv")
-            # Before their rotation: only differences of positions matter (vocoder/transformer.py).
+            # The state has keys before their rotation, as that of vocoder/transformer.py does.
             k = rotate(
                 memory.extend(k, self.num_past).view(config.num_kv_heads, config.head_dim, -1)
             )

@@ -1,7 +1,8 @@
-"""The decoder on a CPU's own instructions, with a pool of threads.
+"""The decoder in native code, compiled for this CPU's instructions, with a pool of threads.
 
-Arithmetic is float32, whatever the checkpoint stores; int8 weights meet 16-bit activations, exactly
-summed within a group. Codes depend neither on the number of threads nor on the streams beside them.
+Arithmetic is float32 for every format of the checkpoint; int8 weights are multiplied with 16-bit
+activations, and the sum within a group is exact. Codes depend neither on the number of threads nor
+on the streams beside them.
 """
 
 import ctypes
@@ -14,15 +15,15 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
-from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import plain
 from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix
+from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import GenerationError, QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import (
@@ -36,16 +37,16 @@ from qwen_megakernel.native.cpu_library import (
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
-# Of keys and values of prompts that are kept: some 570 positions of the 0.6B model, the beginnings
-# of two in-context voices or of fifty others.
+# Size of the prefix cache: it holds some 570 positions of the 0.6B model, the beginnings of prompts
+# with two in-context voices, or with fifty other voices.
 PREFIX_BYTES = 2**27
 
 
 def check_config(config: ModelConfig) -> None:
-    """Refuse a model that the native sources were not written for.
+    """Raise an error for a model that the native sources cannot run.
 
     Raises:
-        UnsupportedModel: names the dimension.
+        UnsupportedModel: a dimension does not fit; the message names it.
     """
     for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
         if stack.head_dim not in HEAD_DIMS:
@@ -60,32 +61,32 @@ class CpuDecoder(FrameDecoder):
     """Talker and code predictor in native code; all streams share a pass over the weights.
 
     Args:
-        checkpoint: weights, perhaps of `int8.quantize`, and config.
+        model: weights, which `int8.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them; float32 on a CPU.
-        num_threads: that decode together, the calling one included; None: by the model's size and
-            the cores that the process may use.
+        num_threads: number of threads that decode together, with the calling one; None: by the
+            model's size and the cores that the process may use.
     Raises:
-        UsageError: another dtype.
-        UnsupportedModel, BuildError, OutOfMemory: before anything runs.
+        UsageError: the dtype is not float32.
+        UnsupportedModel, BuildError, OutOfMemory: the decoder cannot run; nothing has run before.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes, num_threads: int | None = None):
+    def __init__(self, model: DecoderModel, sizes: DecoderSizes, num_threads: int | None = None):
         if sizes.dtype != torch.float32:
             raise UsageError(
                 f"dtype is {sizes.dtype}; the CPU decoder computes in float32.",
-                "It reads bfloat16 weights as they are stored, so that costs no time.",
+                "It reads bfloat16 weights as they are stored, so float32 costs no time.",
                 "Leave --dtype out, or use --backend torch.",
             )
-        super().__init__(checkpoint.config, sizes)
+        super().__init__(model.config, sizes)
         check_config(self.config)
         self._library = open_library()
         check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
         weights = frame_weights(self.config).total
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
         self.pool = CpuPool(self._library, self.num_threads)
-        self.embeddings = Embeddings(checkpoint, self.device, self.dtype, stored_tables=True)
+        self.embeddings = Embeddings(model, self.device, self.dtype, stored_tables=True)
         handle = ctypes.c_void_p()
-        source = _Source(checkpoint, self.embeddings, sizes)
+        source = _Source(model, self.embeddings, sizes)
         self._check(
             self._library.qwen_cpu_decoder_create(
                 ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
@@ -95,12 +96,12 @@ class CpuDecoder(FrameDecoder):
         self._handle = handle
         self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
-        # The tables stay the caller's, and the pool must outlive the decoder.
+        # Native code reads the tables where they are, and the pool must outlive the decoder.
         destroy_with(self, _destroy, self._library, handle, self.pool, source.tables)
 
     @property
     def instruction_set(self) -> str:
-        """What the library was compiled for: "avx2"."""
+        """The instruction set that the library was compiled for, such as "avx2"."""
         return self._library.qwen_cpu_instruction_set().decode()
 
     @property
@@ -114,7 +115,7 @@ class CpuDecoder(FrameDecoder):
         return self._library.qwen_cpu_decoder_packed_bytes(self._handle)
 
     def cancel(self) -> None:
-        """End the running `step`, else the next one, before it begins another frame."""
+        """End the running `step`, or else the next one, before it begins another frame."""
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
@@ -123,7 +124,7 @@ class CpuDecoder(FrameDecoder):
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
-        num_kept = self._restore(slot, embeds[:-1])  # the last runs, for its hidden state
+        num_kept = self._restore(slot, embeds[:-1])  # the last position runs: its hidden state
         state = self._state(slot)
         options, pad = _options_of(state), pad_embed.float().contiguous()
         status = self._library.qwen_cpu_decoder_prefill(
@@ -139,7 +140,7 @@ class CpuDecoder(FrameDecoder):
         self._prefixes.add(embeds, lambda first, count: self._read_cache(slot, first, count))
 
     def _restore(self, slot: int, embeds: Tensor) -> int:
-        """Write what is known of a prompt's keys and values into a slot; how many positions."""
+        """Write a prompt's known keys and values into a slot; return the number of positions."""
         kept = self._prefixes.find(embeds)
         self._library.qwen_cpu_decoder_write_cache(self._handle, slot, 0, len(kept), _address(kept))
         return len(kept)
@@ -202,11 +203,11 @@ class CpuDecoder(FrameDecoder):
 
 
 class _Source:
-    """A `ModelSource` and the tensors behind its addresses, which native code reads once."""
+    """A `ModelSource`, and the tensors at its addresses, which native code reads once."""
 
-    def __init__(self, checkpoint: Checkpoint, embeddings: Embeddings, sizes: DecoderSizes):
+    def __init__(self, model: DecoderModel, embeddings: Embeddings, sizes: DecoderSizes):
         self._alive: list[Any] = []
-        config, weights = checkpoint.config, checkpoint.talker
+        config, weights = model.config, model.talker
         talker, groups = config.talker, config.talker.num_code_groups
         predictor = "code_predictor."
         self.model = native.ModelSource(
@@ -218,18 +219,18 @@ class _Source:
         if config.has_projection:
             name = f"{predictor}small_to_mtp_projection."
             self.model.projection = self._matrix(weights[f"{name}weight"])
-            self.model.projection_bias = self._vector(weights[f"{name}bias"])
+            self.model.projection_bias = self._vector(tensor(weights, f"{name}bias"))
         self.model.lm_heads = self._matrices(
             weights[f"{predictor}lm_head.{group}.weight"] for group in range(groups - 1)
         )
-        # Native code goes on reading these where they are.
+        # Native code reads these tables where they are, as long as the decoder lives.
         self.tables = [embeddings.codec_table, *embeddings.code_tables]
         assert all(table.is_contiguous() for table in self.tables)  # else `_matrix` copies
         assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
         self.model.code_tables = self._matrices(self.tables)
 
     def _stack(
-        self, config: StackConfig, weights: dict[str, Any], prefix: str, num_positions: int
+        self, config: StackConfig, weights: Weights, prefix: str, num_positions: int
     ) -> native.StackSource:
         positions = torch.arange(num_positions).expand(3, num_positions)
         half = config.head_dim // 2
@@ -240,10 +241,9 @@ class _Source:
             for layer in layers
             for name in native.MATRICES_OF_LAYER
         )
+        names = [f"{layer}{name}" for layer in layers for name in native.VECTORS_OF_LAYER]
         vectors = [
-            self._vector(weights.get(f"{layer}{name}"))
-            for layer in layers
-            for name in native.VECTORS_OF_LAYER
+            self._vector(tensor(weights, name)) if name in weights else None for name in names
         ]
         return native.StackSource(
             *(config.hidden_size, config.intermediate_size, config.num_layers),
@@ -252,18 +252,18 @@ class _Source:
             *(self._vector(table) for table in rope),
             matrices,
             self._keep((ctypes.c_void_p * len(vectors))(*vectors)),
-            self._vector(weights[f"{prefix}norm.weight"]),
+            self._vector(tensor(weights, f"{prefix}norm.weight")),
         )
 
     def _keep(self, value: Any) -> Any:
         self._alive.append(value)
         return value
 
-    def _vector(self, tensor: Tensor | None) -> int | None:
-        """The address of a tensor as float32."""
-        return None if tensor is None else self._keep(tensor.float().contiguous()).data_ptr()
+    def _vector(self, values: Tensor) -> int:
+        """Return the address of a tensor as float32."""
+        return self._keep(values.float().contiguous()).data_ptr()
 
-    def _matrix(self, weight: Tensor | Int8Matrix) -> native.MatrixSource:
+    def _matrix(self, weight: Matrix) -> native.MatrixSource:
         if isinstance(weight, Int8Matrix):
             values = self._keep(weight.values.contiguous())
             group = GROUP if weight.in_groups else 0
@@ -274,7 +274,7 @@ class _Source:
         values = self._keep((weight if kind == native.BF16 else weight.float()).contiguous())
         return native.MatrixSource(values.data_ptr(), None, *values.shape, kind, 0)
 
-    def _matrices(self, weights: Iterable[Tensor | Int8Matrix]) -> Any:
+    def _matrices(self, weights: Iterable[Matrix]) -> Any:
         sources = [self._matrix(weight) for weight in weights]
         return self._keep((native.MatrixSource * len(sources))(*sources))
 
@@ -299,8 +299,8 @@ def _not_finite(codebook: int) -> GenerationError:
     )
 
 
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _address(values: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.data_ptr())
 
 
 def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, *_held: object) -> None:

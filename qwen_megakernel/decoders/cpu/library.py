@@ -3,6 +3,8 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
+from qwen_megakernel.native.structs import fields
+
 # SourceFormat
 FLOAT32, BF16, INT8 = range(3)
 
@@ -17,23 +19,19 @@ VECTORS_OF_LAYER = (
 )
 
 
-def _fields(kind: type, names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
-
-
 class MatrixSource(ctypes.Structure):
     _fields_ = [
-        *_fields(c_void_p, "values scales"),
-        *_fields(c_int32, "num_rows num_cols format group"),
+        *fields(c_void_p, "values scales"),
+        *fields(c_int32, "num_rows num_cols format group"),
     ]
 
 
 class StackSource(ctypes.Structure):
     _fields_ = [
-        *_fields(c_int32, "hidden_size intermediate_size num_layers num_heads num_kv_heads"),
-        *_fields(c_int32, "head_dim max_positions"),
+        *fields(c_int32, "hidden_size intermediate_size num_layers num_heads num_kv_heads"),
+        *fields(c_int32, "head_dim max_positions"),
         ("rms_norm_eps", c_float),
-        *_fields(c_void_p, "rope_cos rope_sin"),
+        *fields(c_void_p, "rope_cos rope_sin"),
         ("matrices", POINTER(MatrixSource)),
         ("vectors", POINTER(c_void_p)),
         ("final_norm", c_void_p),
@@ -44,20 +42,20 @@ class ModelSource(ctypes.Structure):
     _fields_ = [
         ("talker", StackSource),
         ("predictor", StackSource),
-        *_fields(c_int32, "num_code_groups codec_eos_id suppressed_from min_frames num_slots"),
-        *_fields(MatrixSource, "codec_head projection"),
+        *fields(c_int32, "num_code_groups codec_eos_id suppressed_from min_frames num_slots"),
+        *fields(MatrixSource, "codec_head projection"),
         ("projection_bias", c_void_p),
-        *_fields(POINTER(MatrixSource), "lm_heads code_tables"),
+        *fields(POINTER(MatrixSource), "lm_heads code_tables"),
     ]
 
 
 class Draw(ctypes.Structure):
-    _fields_ = [*_fields(c_float, "temperature top_p"), *_fields(c_int32, "top_k do_sample")]
+    _fields_ = [*fields(c_float, "temperature top_p"), *fields(c_int32, "top_k do_sample")]
 
 
 class StreamOptions(ctypes.Structure):
     _fields_ = [
-        *_fields(Draw, "talker predictor"),
+        *fields(Draw, "talker predictor"),
         ("repetition_penalty", c_float),
         ("part", c_uint32),
         ("seed", c_uint64),
@@ -67,8 +65,8 @@ class StreamOptions(ctypes.Structure):
 class StepRequest(ctypes.Structure):
     _fields_ = [
         ("slots", c_void_p),
-        *_fields(c_int32, "num_streams num_frames"),
-        *_fields(c_void_p, "forced codes num_done ended bad_codebook talker_logits code_logits"),
+        *fields(c_int32, "num_streams num_frames"),
+        *fields(c_void_p, "forced codes num_done ended bad_codebook talker_logits code_logits"),
     ]
 
 

@@ -1,32 +1,31 @@
-"""What prompts have in common: keys and values of positions that another prompt had before.
+"""The prefix cache: keys and values of positions that an earlier prompt had, too.
 
-A tree: prompts that begin alike share the nodes of their beginning. Its leaves, which are mostly
-the texts of single prompts, are forgotten first; what a voice or an instruction puts in front of
-every text is used with each of them and stays.
+It is a tree: prompts that begin alike share the nodes of their beginning. The cache forgets leaves
+first, which are mostly the texts of single prompts; the rows of a voice or an instruction, which
+stand in front of every text, are used with each of them and stay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
 class _Node:
-    """Positions that follow each other, up to where prompts part."""
+    """Positions that follow each other, up to the one after which prompts differ."""
 
     def __init__(self, rows: Tensor, kept: Tensor):
         self.rows, self.kept = rows, kept  # [n, hidden_size], [n, kept_floats]
         self.children: list[_Node] = []
-        self.used = 0  # the later, the larger
+        self.used = 0  # number of the last use; a later use has a larger number
 
     @property
     def num_bytes(self) -> int:
         return self.rows.nbytes + self.kept.nbytes
 
     def split(self, at: int) -> None:
-        """Leave the first `at` positions here, and the others in a child."""
+        """Keep the first `at` positions here, and move the others into a child."""
         rest = _Node(self.rows[at:].clone(), self.kept[at:].clone())
         rest.children, rest.used = self.children, self.used
         self.rows, self.kept = self.rows[:at].clone(), self.kept[:at].clone()
@@ -34,11 +33,11 @@ class _Node:
 
 
 class PrefixCache:
-    """Keys and values of prompts' positions, least recently used ones forgotten.
+    """Keys and values of prompts' positions; the least recently used ones are forgotten.
 
     Args:
-        limit_bytes: that all of it takes.
-        kept_floats: numbers that a position's keys and values are.
+        limit_bytes: maximum size of the cache.
+        kept_floats: number of float32 values that the keys and values of a position are.
     """
 
     def __init__(self, limit_bytes: int, kept_floats: int):
@@ -48,7 +47,13 @@ class PrefixCache:
         self.num_bytes = 0
 
     def find(self, rows: Tensor) -> Tensor:
-        """Of the beginning of a prompt that is known: its keys and values [n, kept_floats]."""
+        """Return the keys and values of a prompt's known beginning.
+
+        Args:
+            rows: [num_positions, hidden_size] embeddings.
+        Returns:
+            [n, kept_floats] float32 of the first n positions, which are in the cache.
+        """
         found = [self._root.kept]
         for node, same in self._walk(rows):
             node.used = next(self._uses)
@@ -56,11 +61,11 @@ class PrefixCache:
         return torch.cat(found)
 
     def add(self, rows: Tensor, read: Callable[[int, int], Tensor]) -> None:
-        """Remember a prompt, as much of it as the limit allows.
+        """Remember a prompt, or the beginning of it that the limit allows.
 
         Args:
-            rows: [num_positions, hidden_size] embeddings, copied.
-            read: read(first, count) gives the keys and values of some of the positions.
+            rows: [num_positions, hidden_size] embeddings; they are copied.
+            read: read(first, count) returns the keys and values of some of the positions.
         """
         rows = rows[: self._limit // (4 * self._kept_floats + rows[0].nbytes)]
         at, parent = 0, self._root
@@ -77,13 +82,14 @@ class PrefixCache:
         while self.num_bytes > self._limit:
             self._forget_one()
 
-    def _walk(self, rows: Tensor) -> Any:
-        """Nodes from the root's children on, each with how many of its positions `rows` has."""
+    def _walk(self, rows: Tensor) -> Iterator[tuple[_Node, int]]:
+        """Yield the nodes below the root along `rows`, each with the number of equal positions."""
         at, node = 0, self._root
         while at < len(rows):
-            node = next((c for c in node.children if torch.equal(c.rows[0], rows[at])), None)
-            if node is None:
+            child = next((c for c in node.children if torch.equal(c.rows[0], rows[at])), None)
+            if child is None:
                 return
+            node = child
             length = min(len(node.rows), len(rows) - at)
             differs = (node.rows[:length] != rows[at : at + length]).any(dim=1).nonzero()
             same = int(differs[0]) if len(differs) else length
@@ -94,8 +100,9 @@ class PrefixCache:
                 return
 
     def _forget_one(self) -> None:
-        """Remove the leaf that was not used for the longest time."""
-        leaves, inner = [], [self._root]
+        """Remove the leaf that has not been used for the longest time."""
+        leaves: list[tuple[int, _Node, _Node]] = []
+        inner = [self._root]
         while inner:
             node = inner.pop()
             leaves += [(leaf.used, node, leaf) for leaf in node.children if not leaf.children]

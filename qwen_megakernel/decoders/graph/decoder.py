@@ -1,41 +1,45 @@
 """The decoder in PyTorch for GPUs that refuse the kernel: every slot at once, as CUDA graphs.
 
 A step is a few graphs and one wait: the control of all slots goes to the device, each frame is one
-replay of the same graph, drawing included, and the codes come back in one copy. On a CPU the same
-functions run directly, which is how they are tested against `plain`; on a GPU this is also a
-second opinion on the kernel that shares no code with it.
+replay of the same graph, which also draws the codes, and the codes come back in one copy. On a CPU
+the same functions run directly; the tests compare them with `plain`. As it shares no code with the
+kernel, its codes also check the kernel's on a GPU.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 from qwen_megakernel.records import StepResult
 
-MIN_PROMPT = 16  # prompts are padded to this times a power of two
-MIN_REACH = 256  # the positions that attention looks at, padded in the same way
+MIN_PROMPT = 16  # prompts are padded to this number times a power of two
+MIN_REACH = 256  # the positions that attention reads, padded in the same way
 
 
 class GraphDecoder(BufferedDecoder):
-    """All slots are rows of every pass.
+    """Talker and code predictor as CUDA graphs; all slots are rows of every pass.
 
     Args:
-        checkpoint: weights and config.
-        sizes: as `FrameDecoder` takes them. A GPU records graphs, any other device runs directly.
+        model: weights and config.
+        sizes: as `FrameDecoder` takes them. On a GPU graphs are recorded; any other device runs the
+            same functions directly.
+    Raises:
+        UsageError: a dtype is neither bfloat16 nor float32.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
-        super().__init__(checkpoint.config, sizes)
+    def __init__(self, model: DecoderModel, sizes: DecoderSizes):
+        super().__init__(model.config, sizes)
         self._graphs = Graphs(self.device)
-        self.model = GraphModel(checkpoint, sizes)
+        self.model = GraphModel(model, sizes)
         self._seen, self._text, self._pad = self.model.seen, self.model.text, self.model.pad
         self.embeddings = self.model.embeddings
         self._cancelled = False
@@ -43,18 +47,18 @@ class GraphDecoder(BufferedDecoder):
             self._record_everything()
 
     def cancel(self) -> None:
-        """End the running step; on a GPU a frame has begun when its graph is enqueued."""
+        """End the running step, or else the next one, before it enqueues another frame's graph."""
         self._cancelled = True
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run the prompt; this returns before the device has."""
+        """Run the prompt; on a GPU this returns before the device is done."""
         self._pad[slot] = pad_embed
         count = len(embeds)
         padded = _padded(count, MIN_PROMPT, self.max_positions)
         self.model.prompt[:count] = embeds
         self.model.prompt[count:padded] = 0
         upload(self.model.prompt_control, torch.tensor([slot, count - 1]))
-        self._graphs.run(("prompt", padded), lambda: self.model.run_prompt(padded))
+        self._graphs.run(("prompt", padded), partial(self.model.run_prompt, padded))
 
     def _step(
         self,
@@ -89,7 +93,7 @@ class GraphDecoder(BufferedDecoder):
         return StepResult(codes, tuple(counts), tuple(ended))
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """At most `MAX_FRAMES_PER_LAUNCH` frames."""
+        """Start at most `MAX_FRAMES_PER_LAUNCH` frames."""
         started = self._start(slots, num_frames, None, None)
 
         def collect() -> StepResult:
@@ -105,7 +109,7 @@ class GraphDecoder(BufferedDecoder):
         forced: Tensor | None,
         logits: list[tuple[Tensor, Tensor]] | None,
     ) -> Callable[[], StepResult]:
-        """One launch; appends the logits of its frames to a list, if there is one."""
+        """Start one launch, and append the logits of its frames to the list, if there is one."""
         states = [self._state(slot) for slot in slots]
         upload(
             self.model.control_rows, self.model.control_of(dict(zip(slots, states, strict=True)))
@@ -128,7 +132,7 @@ class GraphDecoder(BufferedDecoder):
             reached = 0 if all_new and index == 0 else reach
             key = (reached, forced is not None, use_top_p)
             if logits is None:
-                self._graphs.run(key, lambda key=key: self.model.run_frame(*key))
+                self._graphs.run(key, partial(self.model.run_frame, *key))
             else:
                 logits.append(self.model.run_frame(*key))
         download = HostCopy(self.model.result)
@@ -153,12 +157,13 @@ class GraphDecoder(BufferedDecoder):
         )
 
     def _record_everything(self) -> None:
-        """Record the graphs of ordinary streams now, so that no request waits for it.
+        """Record the graphs of ordinary streams now, so that no request waits for them.
 
-        With no active slot nothing changes but the prompt rows of slot 0, which no stream has.
+        No slot is active, so only the prompt rows of slot 0 change, which no stream holds yet.
         """
         self.model.control_rows.copy_(self.model.control_of({}))
-        reaches, prompts = [0], []
+        reaches = [0]
+        prompts: list[int] = []
         size = MIN_REACH
         while reaches[-1] < self.max_positions:
             reaches.append(_padded(size, MIN_REACH, self.max_positions))
@@ -169,17 +174,15 @@ class GraphDecoder(BufferedDecoder):
             size *= 2
         with torch.inference_mode():
             for count in prompts:
-                self._graphs.run(
-                    ("prompt", count), lambda count=count: self.model.run_prompt(count)
-                )
+                self._graphs.run(("prompt", count), partial(self.model.run_prompt, count))
             for reach in reaches:
                 self.model.index.zero_()
                 key = (reach, False, False)
-                self._graphs.run(key, lambda key=key: self.model.run_frame(*key))
+                self._graphs.run(key, partial(self.model.run_frame, *key))
 
 
 def _padded(count: int, smallest: int, largest: int) -> int:
-    """`smallest` times a power of two that holds `count`, at most `largest`."""
+    """Return `smallest` times the least power of two that holds `count`, at most `largest`."""
     size = smallest
     while size < count:
         size *= 2

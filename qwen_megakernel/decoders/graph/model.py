@@ -1,7 +1,7 @@
-"""Frames and prompts of all slots as functions of static tensors, for `decoder`.
+"""Frames and prompts of all slots as functions of static tensors, which `decoder` records.
 
-Nothing here reads a value back, or has a shape that depends on one: that is what lets a CUDA graph
-record it.
+A CUDA graph can record these functions because they never read a value back to the host, and no
+shape depends on a value.
 """
 
 import functools
@@ -15,28 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.graph import sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
 from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.decoders.weights import DecoderModel, tensor
 
 MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
 
-# All but cuDNN's attention, which PyTorch prefers on sm_90 and sm_100: there it has silently given
-# other values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it takes the
-# time of a compilation for each of the some twenty shapes of a frame.
+# Every attention except cuDNN's, which PyTorch prefers on sm_90 and sm_100. There it has silently
+# returned wrong values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it
+# compiles code for each of the some twenty shapes of a frame, which takes time.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _choosing = threading.Lock()
 
 
 def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For methods that graphs record.
+    """Decorate a method that graphs record, so that it runs without cuDNN's attention.
 
-    The choice is the whole process's, so one thread at a time makes it; a CPU, which has no such
-    attention, leaves it alone.
+    The switch is the whole process's, so one thread at a time sets it. A CPU has no such attention,
+    and its methods do not set it.
     """
 
     @functools.wraps(run)
@@ -50,8 +50,10 @@ def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Rows of the control, [num_slots] each: int32, the last ones float32.
-INTEGERS = ("active", "position", "frame", "num_text", "seed_low", "seed_high", "part")
-INTEGERS += ("do_sample", "top_k", "subtalker_do_sample", "subtalker_top_k")
+INTEGERS = (
+    *("active", "position", "frame", "num_text", "seed_low", "seed_high", "part"),
+    *("do_sample", "top_k", "subtalker_do_sample", "subtalker_top_k"),
+)
 FLOATS = ("repetition_penalty", "temperature", "top_p", "subtalker_temperature", "subtalker_top_p")
 
 
@@ -59,34 +61,34 @@ class GraphModel:
     """Weights, caches and per-slot state of `num_slots` streams, all of them rows of every pass.
 
     Args:
-        checkpoint: weights and config.
+        model: weights and config.
         sizes: as `FrameDecoder` takes them.
     Attributes:
         control_rows: [rows, num_slots] int32, from `control_of`; a launch begins by filling it.
         forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to go on with.
-        index: [1] int64, of the frame within its launch.
-        result: what a launch brings back, see `split_result`.
+        index: [1] int64, index of the frame within its launch.
+        result: the result of a launch, see `split_result`.
         seen: [num_slots, vocab_size] bool, code-0 tokens drawn by the slot's stream.
         text: [num_slots, max_text_rows, hidden_size], a ring; pad: [num_slots, hidden_size].
         prompt: [max_positions, hidden_size]; prompt_control: [2] int64, slot and last position.
     """
 
-    def __init__(self, checkpoint: Checkpoint, sizes: DecoderSizes):
-        self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
+    def __init__(self, model: DecoderModel, sizes: DecoderSizes):
+        self.config, self.device, self.dtype = model.config, sizes.device, sizes.dtype
         self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
-        self._load(checkpoint)
+        self._load(model)
         self._allocate(sizes.max_text_rows)
 
-    def _load(self, checkpoint: Checkpoint) -> None:
-        weights, talker = checkpoint.talker, self.config.talker
+    def _load(self, model: DecoderModel) -> None:
+        weights, talker = model.talker, self.config.talker
 
         def load(name: str) -> Tensor:
-            return weights[name].to(device=self.device, dtype=self.predictor_dtype)
+            return tensor(weights, name).to(device=self.device, dtype=self.predictor_dtype)
 
-        self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
+        self.embeddings = Embeddings(model, self.device, self.dtype)
         tables = self.embeddings.codec_table, *self.embeddings.code_tables
-        # One table, of which the embeddings read their parts: one copy in memory.
+        # The embeddings read their parts of one table: one copy in memory.
         self._frame_table = torch.cat(tables)
         splits = [len(table) for table in tables]
         self.embeddings.codec_table, *self.embeddings.code_tables = self._frame_table.split(splits)
@@ -109,7 +111,8 @@ class GraphModel:
             device=self.device,
             dtype=self.predictor_dtype,
         )
-        self._codec_head = weights["codec_head.weight"].to(device=self.device, dtype=self.dtype)
+        head = tensor(weights, "codec_head.weight")
+        self._codec_head = head.to(device=self.device, dtype=self.dtype)
         self._lm_heads = [
             load(f"code_predictor.lm_head.{group}.weight")
             for group in range(talker.num_code_groups - 1)
@@ -120,7 +123,7 @@ class GraphModel:
             self._projection = load(name + "weight"), load(name + "bias")
 
     def _allocate(self, max_text_rows: int) -> None:
-        """Everything a graph reads or writes."""
+        """Allocate every tensor that a graph reads or writes, except the weights."""
         talker, slots = self.config.talker, self.num_slots
         groups, width = talker.num_code_groups, talker.stack.hidden_size
 
@@ -131,7 +134,7 @@ class GraphModel:
         self.control_rows = rows
         self._control = dict(zip(INTEGERS, rows, strict=False))
         self._control |= dict(zip(FLOATS, rows[len(INTEGERS) :].view(torch.float32), strict=True))
-        self.index = zeros(1, dtype=torch.int64)  # of the frame within its launch
+        self.index = zeros(1, dtype=torch.int64)
         self.forced = zeros(MAX_FRAMES_PER_LAUNCH, slots, groups, dtype=torch.int64)
         self.result = zeros((MAX_FRAMES_PER_LAUNCH * groups + 3) * slots, dtype=torch.int32)
         self._out_codes, (self._counts, self._ended, self._bad) = self.split_result(self.result)
@@ -139,7 +142,7 @@ class GraphModel:
         self.seen = zeros(slots, talker.vocab_size, dtype=torch.bool)
         self.text, self.pad = zeros(slots, max_text_rows, width), zeros(slots, width)
         self.prompt = zeros(self.max_positions, width)
-        self.prompt_control = zeros(2, dtype=torch.int64)  # slot, index of the last position
+        self.prompt_control = zeros(2, dtype=torch.int64)
         self._rows = torch.arange(slots, device=self.device)
         tokens = torch.arange(talker.vocab_size, device=self.device)
         self._is_eos = tokens == talker.codec_eos_id
@@ -148,10 +151,10 @@ class GraphModel:
     # ---- the host's side of the tensors
 
     def control_of(self, slots: dict[int, SlotState]) -> Tensor:
-        """The control of a launch, on the host: slots that are not in it are inactive rows."""
+        """Return the control of a launch, on the host; all slots but `slots` are inactive."""
         rows = np.zeros(self.control_rows.shape, dtype=np.int32)
         floats = rows[len(INTEGERS) :].view(np.float32)
-        floats[:] = 1.0  # a temperature of 0 would make NaN of the inactive rows
+        floats[:] = 1.0  # with a temperature of 0 the inactive rows would become NaN
         for slot, state in slots.items():
             s = state.sampling
             seed = np.array([state.seed], dtype=np.uint64).view(np.uint32).view(np.int32)
@@ -163,13 +166,18 @@ class GraphModel:
         return torch.from_numpy(rows)
 
     def split_result(self, result: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups], and [3, num_slots]: frames
-        drawn, whether EOS was, and 1 + the codebook of logits that were not finite, else 0."""
+        """Split the result of a launch into its codes and its counts; both are views.
+
+        Returns:
+            Codes [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups], and [3, num_slots]: number of
+            frames drawn, whether EOS was drawn, and 1 + the codebook whose logits were not finite
+            (0: all were finite).
+        """
         shape = (MAX_FRAMES_PER_LAUNCH, self.num_slots, self.config.talker.num_code_groups)
         return result[: -3 * self.num_slots].view(shape), result[-3 * self.num_slots :].view(3, -1)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Zeros for what streams left behind whose values were not finite."""
+        """Zero the hidden states and caches of slots, whose values were not finite."""
         for slot in slots:
             self.hidden[slot] = 0
             for stack in (self.talker, self.predictor):
@@ -179,22 +187,22 @@ class GraphModel:
 
     @without_cudnn_attention
     def run_prompt(self, count: int) -> None:
-        """The prompt's first `count` rows; its last hidden state becomes the slot's."""
+        """Run the prompt's first `count` rows; its last hidden state becomes the slot's."""
         slot, last = self.prompt_control.split(1)
         hidden = self.talker.prompt(self.prompt[:count], slot)
         self.hidden.index_copy_(0, slot, hidden.index_select(0, last))
 
     @without_cudnn_attention
     def run_frame(self, reach: int, is_forced: bool, use_top_p: bool) -> tuple[Tensor, Tensor]:
-        """One frame of every active slot, in the rotated order: talker step, then codes.
+        """Draw one frame of every active slot, in the rotated order: talker step, then codes.
 
         Args:
-            reach: positions that the talker's attention looks at; 0: no talker step.
+            reach: number of positions that the talker's attention reads; 0: no talker step.
             is_forced: go on with the codes in `forced`.
-            use_top_p: some slot limits the probability mass.
+            use_top_p: a slot limits the probability mass.
         Returns:
-            Logits as drawn from, before any processing: [num_slots, vocab_size] and
-            [num_slots, num_code_groups - 1, vocab_size], float32.
+            The raw logits: [num_slots, vocab_size] and [num_slots, num_code_groups - 1,
+            vocab_size], float32.
         """
         control = self._control
         active, frame = control["active"] > 0, control["frame"]
@@ -227,7 +235,7 @@ class GraphModel:
         return talker_logits, predictor_logits
 
     def _step_talker(self, active: Tensor, reach: int) -> None:
-        """The talker's step on the previous frame, for slots that have one."""
+        """Run the talker's step on the previous frame, for slots that have one."""
         control, talker = self._control, self.talker
         steps = active & (control["frame"] > 0)
         x = F.embedding(self._codes + self._first_rows, self._frame_table).sum(1)
@@ -243,7 +251,7 @@ class GraphModel:
     def _draw_code_0(
         self, logits: Tensor, noise: Tensor, active: Tensor, use_top_p: bool
     ) -> Tensor:
-        """[num_slots] codes from the talker's logits [num_slots, vocab_size]."""
+        """Draw code 0 [num_slots] from the talker's logits [num_slots, vocab_size]."""
         control = self._control
         logits = sampling.penalize(logits, self.seen, control["repetition_penalty"])
         is_early = (control["frame"] < MIN_FRAMES)[:, None]
@@ -253,9 +261,14 @@ class GraphModel:
     def _draw_residual_codes(
         self, code: Tensor, given: Tensor | None, noise: Tensor, active: Tensor, use_top_p: bool
     ) -> tuple[Tensor, Tensor]:
-        """All codes [num_slots, num_code_groups] of frames whose first is `code`, and logits."""
+        """Draw the other codes of frames whose first code is `code` [num_slots].
+
+        Returns:
+            All codes [num_slots, num_code_groups], and logits [num_slots, groups - 1, vocab_size].
+        """
         embeddings, vocab_size = self.embeddings, self.config.predictor.vocab_size
-        codes, logits = [code], []
+        codes = [code]
+        logits: list[Tensor] = []
         first = code if given is None else given[:, 0]
         x = torch.stack((self.hidden, F.embedding(first, embeddings.codec_table)), dim=1)
         start = 0

@@ -1,7 +1,7 @@
-"""Drawing codes for many streams at once, on the device, without waiting for it.
+"""The draw of codes for many streams at once, on the device; the host does not wait for it.
 
-The same function as `sampling`, row by row: the same addressed random numbers, the same order of
-penalty, suppression, temperature, top-k and top-p. `sampling` is the specification.
+It is the function of `decoders/sampling.py`, row by row: the same addressed random numbers, and the
+same order of penalty, suppression, temperature, top-k and top-p. That file is the specification.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LANES = 4  # 32-bit words of one Philox counter
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """How each row draws; every field is [num_rows]."""
+    """The sampling options of each row; every field is [num_rows]."""
 
     do_sample: Tensor  # bool
     temperature: Tensor  # float32
@@ -25,9 +25,13 @@ class Knobs:
 
 
 def philox(counters: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Philox4x32-10 on four counter words and two key words, int64 tensors below 2**32.
+    """Return the four random words of Philox4x32-10.
 
     Products of two 32-bit words wrap in int64; their bits are those of the unsigned product.
+
+    Args:
+        counters: four words, int64 tensors below 2**32 whose shapes broadcast.
+        key: two words of the same kind.
     """
     c0, c1, c2, c3 = counters
     k0, k1 = key
@@ -48,7 +52,7 @@ def gumbel(
     num_codebooks: int,
     vocab_size: int,
 ) -> Tensor:
-    """-log(-log(u)) for every token of every codebook of one frame.
+    """Return the noise -log(-log(u)) for every token of every codebook of one frame.
 
     Args:
         seed_low, seed_high, part, frame: [num_rows] int64, below 2**32.
@@ -67,7 +71,7 @@ def gumbel(
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Repetition penalty [num_rows] on the tokens marked in `seen` [num_rows, vocab_size] bool."""
+    """Penalize the tokens marked in `seen` [num_rows, vocab_size] bool, by `penalty` [num_rows]."""
     penalty = penalty[:, None]
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
@@ -77,11 +81,11 @@ def draw(logits: Tensor, noise: Tensor, knobs: Knobs, *, use_top_p: bool) -> Ten
     """Draw one token for each row.
 
     Args:
-        logits: [num_rows, vocab_size] float32, penalised and masked already.
+        logits: [num_rows, vocab_size] float32, already penalized and masked.
         noise: [num_rows, vocab_size], from `gumbel`.
-        use_top_p: False where every row's top_p is 1, which saves a few passes.
+        use_top_p: False if every row's top_p is 1, which saves a few passes.
     Returns:
-        [num_rows] int64; the lowest token where scores tie. A row of NaN gives some token.
+        [num_rows] int64; the lowest token where scores tie, and any token for a row of NaN.
     """
     vocab_size = logits.shape[1]
     scores = logits / knobs.temperature[:, None]
@@ -95,8 +99,11 @@ def draw(logits: Tensor, noise: Tensor, knobs: Knobs, *, use_top_p: bool) -> Ten
 
 
 def _top_p_threshold(ordered: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
-    """[num_rows, 1]: the lowest score whose strictly better ones, among those that reach
-    `threshold`, weigh less than `top_p`; the best score always stays."""
+    """Return the lowest score that top-p keeps, [num_rows, 1]; the best score always stays.
+
+    A score stays if the strictly better ones, among those that reach `threshold`, have less
+    probability than `top_p` together.
+    """
     ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
     probabilities = torch.softmax(ordered, dim=-1)
     mass_before = torch.cumsum(probabilities, dim=-1) - probabilities

@@ -1,9 +1,9 @@
-"""A stack of decoder layers whose every pass has a static shape, for recording in a CUDA graph.
+"""A stack of decoder layers whose passes have static shapes, so that a CUDA graph can record them.
 
-The same network as `plain.DecoderStack`, with what a graph of many small kernels wants: slots
-are rows of one batch, positions are tensors, keys and values lie in one fixed cache, projections
-that read the same input are one matrix, and norms and attention are torch's fused ones. In float32
-it differs from `plain` by rounding only; in bf16 it rounds less often.
+It is the network of `plain.DecoderStack` in fewer kernels: slots are rows of one batch, positions
+are tensors, keys and values lie in one fixed cache, projections that read the same input are one
+matrix, and norms and attention are PyTorch's fused ones. In float32 it differs from `plain` by
+rounding only; in bf16 it rounds less often.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders import int8
-from qwen_megakernel.decoders.int8 import Int8Matrix, linear
+from qwen_megakernel.decoders.int8 import Matrix, linear
 from qwen_megakernel.decoders.plain import rotary
-
-Matrix = Tensor | Int8Matrix
+from qwen_megakernel.decoders.weights import Weights, tensor
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -26,6 +25,8 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """The weights of one layer."""
+
     input_norm: Tensor
     qkv: Matrix  # [q_size + 2 * kv_size, hidden_size]
     qk_norm: Tensor  # [num_heads + num_kv_heads, head_dim], one row for each head
@@ -38,20 +39,21 @@ class _Layer:
 class GraphStack:
     """Layers, final norm, rotary tables and the cache of `num_slots` streams.
 
-    The cache has one position more than streams may have: rows that take no part in a step write
-    there, and nobody reads it.
+    The cache has one position more than streams may have: slots that take no part in a step write
+    there, and no pass reads it.
 
     Args:
-        config: of this stack.
-        weights: tensors whose names start with `prefix`.
-        num_slots, num_positions: of the cache.
-        device, dtype: where, and in what precision, to compute.
+        config: the stack's dimensions.
+        weights: tensors whose names begin with `prefix`.
+        prefix: "model." or "code_predictor.model.".
+        num_slots, num_positions: size of the cache.
+        device, dtype: device and dtype of the computation.
     """
 
     def __init__(
         self,
         config: StackConfig,
-        weights: dict[str, Tensor],
+        weights: Weights,
         prefix: str,
         *,
         num_slots: int,
@@ -61,27 +63,30 @@ class GraphStack:
     ):
         self.config, self.num_positions, self.unused_position = config, num_positions, num_positions
 
-        def load(name: str) -> Tensor:
-            return weights[prefix + name].to(device=device, dtype=dtype)
+        def vector(name: str) -> Tensor:
+            return tensor(weights, f"{prefix}{name}.weight").to(device=device, dtype=dtype)
+
+        def matrix(name: str) -> Matrix:
+            return weights[f"{prefix}{name}.weight"].to(device=device, dtype=dtype)
 
         def layer(index: int) -> _Layer:
             at = f"layers.{index}."
             heads = [
-                load(f"{at}self_attn.{which}_norm.weight").expand(count, -1)
+                vector(f"{at}self_attn.{which}_norm").expand(count, -1)
                 for which, count in (("q", config.num_heads), ("k", config.num_kv_heads))
             ]
             return _Layer(
-                load(f"{at}input_layernorm.weight"),
-                int8.cat([load(f"{at}self_attn.{which}_proj.weight") for which in "qkv"]),
+                vector(f"{at}input_layernorm"),
+                int8.cat([matrix(f"{at}self_attn.{which}_proj") for which in "qkv"]),
                 torch.cat(heads),
-                load(f"{at}self_attn.o_proj.weight"),
-                load(f"{at}post_attention_layernorm.weight"),
-                int8.cat([load(f"{at}mlp.{which}_proj.weight") for which in ("gate", "up")]),
-                load(f"{at}mlp.down_proj.weight"),
+                matrix(f"{at}self_attn.o_proj"),
+                vector(f"{at}post_attention_layernorm"),
+                int8.cat([matrix(f"{at}mlp.{which}_proj") for which in ("gate", "up")]),
+                matrix(f"{at}mlp.down_proj"),
             )
 
         self.layers = [layer(index) for index in range(config.num_layers)]
-        self.norm = load("norm.weight")
+        self.norm = vector("norm")
         shape = (num_slots, num_positions + 1, 2, config.num_kv_heads, config.head_dim)
         self.cache = torch.zeros((config.num_layers, *shape), device=device, dtype=dtype)
         self._slots = torch.arange(num_slots, device=device)
@@ -91,13 +96,13 @@ class GraphStack:
         self._signed_sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=1)
 
     def step(self, x: Tensor, position: Tensor, place: Tensor, reach: int) -> Tensor:
-        """One position of every slot.
+        """Run one position of every slot.
 
         Args:
             x: [num_slots, hidden_size] input embeddings.
-            position: [num_slots] int64, of x; earlier ones are filled.
+            position: [num_slots] int64, the position of x; earlier ones are filled.
             place: [num_slots] int64: `position`, or `unused_position` to leave the slot as it is.
-            reach: positions below this are looked at; `position` is below it too.
+            reach: attention reads positions below this; `position` is below it, too.
         Returns:
             [num_slots, hidden_size] after the final norm.
         """
@@ -113,7 +118,7 @@ class GraphStack:
         return self._forward(x[:, None], tables, attend)[:, 0]
 
     def append(self, x: Tensor, start: int) -> Tensor:
-        """Positions start .. start + T - 1 of every slot, all at the same place.
+        """Run positions start .. start + T - 1 of every slot.
 
         Args:
             x: [num_slots, T, hidden_size] input embeddings.
@@ -135,11 +140,11 @@ class GraphStack:
         return self._forward(x, tables, attend)
 
     def prompt(self, x: Tensor, slot: Tensor) -> Tensor:
-        """The first positions of one slot.
+        """Run the first positions of one slot.
 
         Args:
-            x: [T, hidden_size] input embeddings; rows past the prompt's end change nothing that is
-                ever read.
+            x: [T, hidden_size] input embeddings; no pass reads what rows past the prompt's end
+                change.
             slot: [1] int64.
         Returns:
             [T, hidden_size] after the final norm.
@@ -158,9 +163,16 @@ class GraphStack:
         return self._forward(x[None], tables, attend)[0]
 
     def _attend_past(self, q: Tensor, cache: Tensor, mask: Tensor | None) -> Tensor:
-        """q [n, T, num_heads, head_dim] on cache [n, positions, 2, num_kv_heads, head_dim].
+        """Attend with q [n, T, num_heads, head_dim].
 
         The query heads of one kv head, times T, are the rows of one product.
+
+        Args:
+            cache: [n, positions, 2, num_kv_heads, head_dim] keys and values.
+            mask: True where a row attends to a position; broadcast over [n, num_kv_heads, rows,
+                positions].
+        Returns:
+            [n, T, num_heads, head_dim].
         """
         length = q.shape[1]
         q = q.unflatten(2, (self.config.num_kv_heads, -1)).permute(0, 2, 1, 3, 4)
@@ -169,7 +181,11 @@ class GraphStack:
         return mixed.unflatten(2, (length, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
 
     def _forward(self, x: Tensor, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """x [n, T, hidden_size]; cos and sin broadcast over [n, T, heads, head_dim]."""
+        """Run the layers and the final norm on x [n, T, hidden_size].
+
+        Args:
+            tables: cos and signed sin, broadcast over [n, T, heads, head_dim].
+        """
         config, (cos, signed_sin) = self.config, tables
         num_rotated, eps = config.num_heads + config.num_kv_heads, config.rms_norm_eps
         for index, w in enumerate(self.layers):

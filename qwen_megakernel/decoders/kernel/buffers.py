@@ -1,7 +1,7 @@
 """Every buffer that the kernel reads or writes, allocated once.
 
-The structs hold addresses; the tensors behind them live as long as this object, and the decoder
-keeps it until its last launch is over.
+The structs hold addresses. The tensors at these addresses live as long as the object that allocated
+them, and its owner keeps that object until the last launch is over.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.kernel import packing
@@ -24,116 +23,100 @@ from qwen_megakernel.decoders.kernel.library import (
     Workspace,
     check_tensor,
 )
+from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import OutOfMemory
 
-TALKER = "model."  # what the names of the talker's weights begin with
+TALKER = "model."  # the names of the talker's weights begin with this
 
 
-class KernelBuffers:
-    """Weights, KV caches, per-slot state and scratch of one decoder.
+class LayerBuffers:
+    """The talker's layers, their KV caches, and the scratch of a launch.
+
+    These are all buffers that `forward` needs if its rows are prepared embeddings and no frame
+    follows; `KernelBuffers` adds those of frames.
 
     Args:
-        checkpoint: weights and config.
-        description: what the library says of itself: rows of a pass, splits of attention.
+        config: dimensions that the library was compiled for.
+        weights: the tensors "model.layers..." and "model.norm.weight", among others.
+        description: the library's own: rows of a pass, splits of attention.
         sizes: as `FrameDecoder` takes them.
     Raises:
         OutOfMemory: the device has not enough free memory; nothing was allocated.
     """
 
-    def __init__(self, checkpoint: Checkpoint, description: Description, sizes: DecoderSizes):
-        self.config, self.device, self.dtype = checkpoint.config, sizes.device, sizes.dtype
-        self.max_positions, self.max_text_rows = sizes.max_positions, sizes.max_text_rows
+    def __init__(
+        self, config: KernelSizes, weights: Weights, description: Description, sizes: DecoderSizes
+    ):
+        self.config, self.device, self.dtype = config, sizes.device, sizes.dtype
         if self.device.type == "cuda":
-            self._check_memory(checkpoint, sizes.num_slots)
+            self._check_memory(weights, sizes)
         self._alive: list[Tensor] = []
         self.caches: dict[str, list[Tensor]] = {}  # keys and values of each stack
-        self.embeddings = Embeddings(checkpoint, self.device, self.dtype)
-        self.model = self._load_model(checkpoint, sizes.num_slots)
-        self.slots = self._allocate_slots(sizes.num_slots)
+        talker = config.talker.stack
+        stack = self._load_stack(weights, TALKER, talker, sizes.num_slots, sizes.max_positions)
+        self.model = Model(talker=stack)
+        self.slots = SlotBuffers()
         self.workspace = self._allocate_workspace(description)
-        stacks = (self.config.talker.stack, self.config.predictor.stack)
-        num_heads = max(stack.num_kv_heads for stack in stacks)
+        num_heads = max(each.num_kv_heads for each in (talker, config.predictor.stack))
         self.controls = ControlBlocks(sizes.num_slots, description.max_rows, num_heads, self.device)
         # The tokens of a prompt whose rows are all prepared embeddings.
         self.prepared = torch.full(
             (sizes.max_positions,), -1, dtype=torch.int32, device=self.device
         )
 
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of a tensor that lives as long as this object.
+    def workspace_of(self, control: int) -> Workspace:
+        """Return the workspace of a launch that has row `control` of the control blocks."""
+        workspace = Workspace.from_buffer_copy(self.workspace)
+        workspace.control = self.controls.words[control].data_ptr()
+        workspace.attention_tickets = self.controls.tickets[control].data_ptr()
+        return workspace
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Zero the values of a failed launch, of which the next one may read some."""
+        for slot in slots:
+            for cache in self.caches[TALKER]:
+                cache[:, slot].zero_()
+
+    def _keep(self, values: Tensor) -> int:
+        """Return the address of a tensor, which lives as long as this object.
 
         A tensor of a mapped file lies at any multiple of 8 bytes; the kernel reads 16 at a time.
         """
-        if tensor.data_ptr() % 16:
-            tensor = tensor.clone()
-        self._alive.append(check_tensor("buffer", tensor, tensor.shape, tensor.dtype))
+        if values.data_ptr() % 16:
+            values = values.clone()
+        self._alive.append(check_tensor("buffer", values, values.shape, values.dtype))
         return self._alive[-1].data_ptr()
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def _check_memory(self, checkpoint: Checkpoint, num_slots: int) -> None:
+    def _load(self, weights: Weights, name: str) -> Tensor:
+        return tensor(weights, name).to(device=self.device, dtype=self.dtype)
+
+    def _check_memory(self, weights: Weights, sizes: DecoderSizes) -> None:
         stack, size = self.config.talker.stack, self.dtype.itemsize
+        num_rows = stack.num_layers * sizes.num_slots * sizes.max_positions
         needed = sum(
             weight.values.numel() if isinstance(weight, Int8Matrix) else weight.numel() * size
-            for name, weight in checkpoint.talker.items()
+            for name, weight in weights.items()
             if "text_embedding" not in name
         )
-        needed += 2 * stack.num_layers * num_slots * stack.kv_size * self.max_positions * size
+        needed += 2 * num_rows * stack.kv_size * size  # keys and values
         free, _ = torch.cuda.mem_get_info(self.device)
         if needed > free:
             raise OutOfMemory(
-                f"Needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free.",
+                f"The model and its slots need about {needed / 1e9:.1f} GB; the GPU has "
+                f"{free / 1e9:.1f} GB free.",
                 hint="Use the 0.6B model, fewer slots, or --max-frames 500.",
             )
 
-    def _load_model(self, checkpoint: Checkpoint, num_slots: int) -> Model:
-        weights, talker = checkpoint.talker, self.config.talker
-
-        def load(name: str) -> Tensor:
-            return weights[name].to(device=self.device, dtype=self.dtype).contiguous()
-
-        tables = self.embeddings.codec_table, *self.embeddings.code_tables
-        frame_table = torch.cat(tables)
-        # The embeddings read the kernel's table from now on: one copy in memory.
-        splits = [len(table) for table in tables]
-        self.embeddings.codec_table, *self.embeddings.code_tables = frame_table.split(splits)
-        predictor_table, projection, bias = frame_table, None, None
-        if self.config.has_projection:
-            name = "code_predictor.small_to_mtp_projection."
-            matrix, bias = load(name + "weight"), load(name + "bias").float()
-            predictor_table = packing.project_table(frame_table, matrix, bias)
-            projection, bias = self._keep(packing.pack(matrix)), self._keep(bias)
-        lm_heads = packing.pack_lm_heads(weights, self.config, self.device, self.dtype)
-        predictor = self.config.predictor.stack
-        predictor_slots = MAX_STREAMS, talker.num_code_groups
-        return Model(
-            talker=self._load_stack(weights, TALKER, talker.stack, num_slots, self.max_positions),
-            predictor=self._load_stack(
-                weights, "code_predictor.model.", predictor, *predictor_slots
-            ),
-            codec_head=self._keep(packing.pack(load("codec_head.weight"))),
-            lm_heads=self._keep(lm_heads),
-            projection=projection,
-            projection_bias=bias,
-            frame_table=self._keep(frame_table),
-            predictor_table=self._keep(predictor_table),
-            codec_eos_id=talker.codec_eos_id,
-            suppressed_from=talker.suppressed_from,
-            min_frames=MIN_FRAMES,
-        )
-
     def _load_stack(
-        self,
-        weights: dict[str, Tensor],
-        prefix: str,
-        config: StackConfig,
-        num_slots: int,
-        max_positions: int,
+        self, weights: Weights, prefix: str, config: StackConfig, num_slots: int, max_positions: int
     ) -> Stack:
-        norm = weights[prefix + "norm.weight"].to(device=self.device, dtype=self.dtype)
+        norm = self._load(weights, prefix + "norm.weight")
         cos, sin = packing.rope_tables(config, max_positions, self.device)
         cache_shape = (
             *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
@@ -157,43 +140,12 @@ class KernelBuffers:
             rms_norm_eps=config.rms_norm_eps,
         )
 
-    def _allocate_slots(self, num_slots: int) -> SlotBuffers:
-        talker = self.config.talker
-        width = talker.stack.hidden_size
-        self.seen = self._zeros(num_slots, talker.vocab_size // 32, dtype=torch.int32)
-        self.text_rows = self._zeros(num_slots, self.max_text_rows, width)
-        self.pad_embed = self._zeros(num_slots, width)
-        codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
-        self.hidden = self._zeros(num_slots, width)
-        return SlotBuffers(
-            hidden=self._keep(self.hidden),
-            codes=self._keep(codes),
-            seen=self._keep(self.seen),
-            text_rows=self._keep(self.text_rows),
-            pad_embed=self._keep(self.pad_embed),
-            max_text_rows=self.max_text_rows,
-        )
-
-    def workspace_of(self, control: int) -> Workspace:
-        """The workspace of a launch that has row `control` of the control blocks."""
-        workspace = Workspace.from_buffer_copy(self.workspace)
-        workspace.control = self.controls.words[control].data_ptr()
-        workspace.attention_tickets = self.controls.tickets[control].data_ptr()
-        return workspace
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Zeros for what a failed launch left behind, of which the next one may read some."""
-        for slot in slots:
-            self.hidden[slot] = 0
-            for cache in self.caches[TALKER]:
-                cache[:, slot].zero_()
-
     def _allocate_workspace(self, description: Description) -> Workspace:
         rows, splits = description.max_rows, description.max_splits
         most_rows = description.max_forward_rows
         stacks = (self.config.talker.stack, self.config.predictor.stack)
         vocab = max(self.config.talker.vocab_size, self.config.predictor.vocab_size)
-        # Written by the host while the kernel reads it: mapped memory, not the device's own.
+        # The host writes this word while the kernel reads it, so it is mapped host memory.
         on_gpu = self.device.type == "cuda"
         self.cancel = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
         partials = max(s.num_heads * splits * (s.head_dim + 2) for s in stacks)
@@ -206,5 +158,79 @@ class KernelBuffers:
             "logits": self._zeros(rows, vocab),
             "attention_partials": self._zeros(rows, partials),
             "cancel": self.cancel,
-        }  # each launch has a control block and tickets of its own: `workspace_of`
+        }  # each launch has its own control block and tickets: `workspace_of`
         return Workspace(**{name: self._keep(buffer) for name, buffer in buffers.items()})
+
+
+class KernelBuffers(LayerBuffers):
+    """The buffers of a decoder: those of its layers, the other weights, and per-slot state.
+
+    Args:
+        model: weights and config.
+        description, sizes: as `LayerBuffers` takes them.
+    Raises:
+        OutOfMemory: the device has not enough free memory; nothing was allocated.
+    """
+
+    def __init__(self, model: DecoderModel, description: Description, sizes: DecoderSizes):
+        super().__init__(model.config, model.talker, description, sizes)
+        self.embeddings = Embeddings(model, self.device, self.dtype)
+        self._load_codes(model)
+        self._allocate_slots(model.config.talker, sizes)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Zero the values of a failed launch, of which the next one may read some."""
+        super().forget(slots)
+        for slot in slots:
+            self.hidden[slot] = 0
+
+    def _load_codes(self, model: DecoderModel) -> None:
+        """Add the code predictor, the heads and the tables of codes to the struct `model`."""
+        config, weights, native = model.config, model.talker, self.model
+        tables = self.embeddings.codec_table, *self.embeddings.code_tables
+        frame_table = torch.cat(tables)
+        # The embeddings read the kernel's table from now on: one copy in memory.
+        splits = [len(table) for table in tables]
+        self.embeddings.codec_table, *self.embeddings.code_tables = frame_table.split(splits)
+        predictor_table = frame_table
+        if config.has_projection:
+            name = "code_predictor.small_to_mtp_projection."
+            matrix = self._load(weights, name + "weight").contiguous()
+            bias = self._load(weights, name + "bias").contiguous().float()
+            predictor_table = packing.project_table(frame_table, matrix, bias)
+            native.projection = self._keep(packing.pack(matrix))
+            native.projection_bias = self._keep(bias)
+        native.predictor = self._load_stack(
+            weights,
+            "code_predictor.model.",
+            config.predictor.stack,
+            MAX_STREAMS,
+            config.talker.num_code_groups,
+        )
+        head = self._load(weights, "codec_head.weight").contiguous()
+        native.codec_head = self._keep(packing.pack(head))
+        native.lm_heads = self._keep(
+            packing.pack_lm_heads(weights, config, self.device, self.dtype)
+        )
+        native.frame_table = self._keep(frame_table)
+        native.predictor_table = self._keep(predictor_table)
+        native.codec_eos_id = config.talker.codec_eos_id
+        native.suppressed_from = config.talker.suppressed_from
+        native.min_frames = MIN_FRAMES
+
+    def _allocate_slots(self, talker: TalkerConfig, sizes: DecoderSizes) -> None:
+        """Allocate the state of every slot, and fill the struct `slots`."""
+        width, num_slots = talker.stack.hidden_size, sizes.num_slots
+        self.seen = self._zeros(num_slots, talker.vocab_size // 32, dtype=torch.int32)
+        self.text_rows = self._zeros(num_slots, sizes.max_text_rows, width)
+        self.pad_embed = self._zeros(num_slots, width)
+        codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
+        self.hidden = self._zeros(num_slots, width)
+        self.slots = SlotBuffers(
+            hidden=self._keep(self.hidden),
+            codes=self._keep(codes),
+            seen=self._keep(self.seen),
+            text_rows=self._keep(self.text_rows),
+            pad_embed=self._keep(self.pad_embed),
+            max_text_rows=sizes.max_text_rows,
+        )

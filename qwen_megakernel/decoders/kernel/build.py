@@ -1,6 +1,6 @@
-"""csrc/ into a shared library, once for each model shape, compiler and target.
+"""The build of csrc/ as a shared library, once for each model shape, compiler and target.
 
-The same sources build with nvcc for a GPU and with a C++ compiler for the emulation.
+nvcc compiles the sources for a GPU, and a C++ compiler compiles the same sources for the emulation.
 """
 
 import importlib.util
@@ -10,7 +10,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native.compiling import (
@@ -21,35 +22,35 @@ from qwen_megakernel.native.compiling import (
     sources_below,
 )
 
-# Compute capabilities the kernel is compiled for: bf16 tensor cores and cp.async begin at 8.0.
+# Compute capabilities that the kernel is compiled for: bf16 tensor cores and cp.async need 8.0.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MIN_CAPABILITY = (8, 0)
 
-# Shared memory that one block may ask for, by compute capability (CUDA C++ Programming Guide,
+# Shared memory that one block may allocate, by compute capability (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability": maximum per thread block).
 SMEM_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
 
 GPU_THREADS = 512  # 16 warps, at most 128 registers each
-# A thread keeps the queries that share a key, and what they mix: with Qwen2.5's seven that is more
-# than 128 registers in a frame's kernel. Half the threads have twice as many.
+# A thread keeps the queries that share a key, and their results, in registers: with Qwen2.5's seven
+# a frame's kernel needs more than 128. Half as many threads have twice as many registers.
 MAX_QUERIES_PER_KEY = 4
 GPU_LOOKAHEAD_TILES = 16  # per warp: more than shared memory allows to 16 warps
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
 CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
-# Of a prompt, where a block has so much shared memory: a team's blocks have so many tiles each that
-# rows which do not fit are read again and again. That is worth more than look-ahead, for all but
-# one team's weights come from L2.
+# The columns held at once in a prompt, if a block has enough shared memory: each block of a team
+# has many tiles, and would read rows that do not fit again for every few of them. This saves more
+# time than look-ahead does, because the weights of all teams but one come from L2.
 FORWARD_CHUNK_COLS = 2048
 FORWARD_CHUNK_SMEM_KIB = 227
 ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of each
-# Where a block has less than 128 KiB, what half the activations and half the warps leave is worth
-# more as look-ahead; memory is slower there, and eight warps keep up with it.
+# If a block has less than 128 KiB, it holds half the activations and has half the warps, and uses
+# the memory for look-ahead: such GPUs have slower memory, and eight warps keep up with it.
 SMALL_SMEM_KIB = 128
 EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 
-# A warning is a test's business: with another compiler, a kernel that spills a register is still
-# better than none.
+# Compiler warnings do not stop a build, a test reports them: with another compiler, a kernel that
+# spills a register is better than none.
 NVCC_FLAGS = (
     *("-std=c++17", "-O3", "-cudart", "static", "-lineinfo"),
     *("-Xcompiler", "-fPIC,-Wall", "-Xptxas", "-v,-warn-spills,-warn-lmem-usage"),
@@ -63,23 +64,23 @@ CXX_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to build besides the model's shape."""
+    """The options of a build, apart from the model's dimensions."""
 
     arch: str | None  # "sm_90a"; None: emulation
     weights: str  # "float32" | "bfloat16", of all that is not int8
-    int8: tuple[str, ...] = ()  # "talker", "predictor": whose layers are int8 (decoders/int8.py)
+    int8: tuple[str, ...] = ()  # "talker", "predictor": stacks with int8 layers (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
     stage_times: bool = False  # clock stamps of every block and stage (csrc/stage_times.cuh)
     defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, beside or instead of ours
 
 
-def check_config(config: ModelConfig) -> None:
-    """Refuse a model whose dimensions the kernel lacks.
+def check_config(config: KernelSizes) -> None:
+    """Raise an error for a model whose dimensions the kernel cannot be compiled for.
 
     Raises:
-        UnsupportedModel: lists every dimension that does not fit.
+        UnsupportedModel: dimensions do not fit; the message lists all of them.
     """
-    faults = []
+    faults: list[str] = []
     for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
         needs = (
             ("hidden_size", stack.hidden_size, 32),
@@ -98,13 +99,13 @@ def check_config(config: ModelConfig) -> None:
     if faults:
         raise UnsupportedModel(
             f"The kernel cannot run this model: {', '.join(faults)}.",
-            "Weights are cut into tiles of 8 rows, activations into 32 columns, heads into 16.",
+            "It cuts weights into tiles of 8 rows, activations into 32 columns, heads into 16.",
             "Use --backend torch.",
         )
 
 
-def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
-    """Every -D of a build."""
+def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
+    """Return the names and values of all -D's of a build."""
 
     def stack_definitions(name: str, stack: StackConfig, vocab_size: int) -> dict[str, int]:
         return {
@@ -125,13 +126,18 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
     values["TALKER_INT8"] = int("talker" in target.int8)
     values["PREDICTOR_INT8"] = int("predictor" in target.int8)
     values["STAGE_TIMES"] = int(target.stage_times)
-    # L2 has forgotten a weight before it is read again: the predictor's layers of the released
-    # models, 157 MB, are more than any L2 holds. In int8 they are half, which some do hold.
+    # L2 evicts a weight before it is read again: the predictor's layers of the released models have
+    # 157 MB, more than any L2. In int8 they have half of that, which fits into some.
     values["WEIGHTS_EVICT_FIRST"] = int("predictor" not in target.int8)
     if target.arch is None:
-        # Emulated shared memory is host memory: no limit worth modelling.
-        tuning = (EMULATION_THREADS, CHUNK_COLS, CHUNK_COLS, EMULATION_ROUND_TILES)
-        tuning += (EMULATION_LOOKAHEAD_TILES, 1 << 20)
+        tuning = {
+            "NUM_THREADS": EMULATION_THREADS,
+            "CHUNK_COLS": CHUNK_COLS,
+            "FORWARD_CHUNK_COLS": CHUNK_COLS,
+            "ROUND_TILES": EMULATION_ROUND_TILES,
+            "LOOKAHEAD_TILES": EMULATION_LOOKAHEAD_TILES,
+            "SMEM_BYTES": 1 << 20,  # of host memory, whose limit does not matter
+        }
     else:
         number = re.sub(r"\D", "", target.arch)
         kib = SMEM_KIB[number]
@@ -139,64 +145,70 @@ def definitions(config: ModelConfig, target: Target) -> dict[str, int]:
         stacks = config.talker.stack, config.predictor.stack
         queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
         is_halved = is_small or queries_per_key > MAX_QUERIES_PER_KEY
-        tuning = (GPU_THREADS // 2 if is_halved else GPU_THREADS,)
         chunk_cols = CHUNK_COLS // 2 if is_small else CHUNK_COLS
-        tuning += (chunk_cols, forward_chunk_cols(config, kib, chunk_cols), ROUND_TILES)
-        tuning += (GPU_LOOKAHEAD_TILES, kib * 1024)
-    names = ("NUM_THREADS", "CHUNK_COLS", "FORWARD_CHUNK_COLS", "ROUND_TILES")
-    names += ("LOOKAHEAD_TILES", "SMEM_BYTES")
-    return values | dict(zip(names, tuning, strict=True)) | dict(target.defines)
+        tuning = {
+            "NUM_THREADS": GPU_THREADS // 2 if is_halved else GPU_THREADS,
+            "CHUNK_COLS": chunk_cols,
+            "FORWARD_CHUNK_COLS": forward_chunk_cols(config, kib, chunk_cols),
+            "ROUND_TILES": ROUND_TILES,
+            "LOOKAHEAD_TILES": GPU_LOOKAHEAD_TILES,
+            "SMEM_BYTES": kib * 1024,
+        }
+    return values | tuning | dict(target.defines)
 
 
-def forward_chunk_cols(config: ModelConfig, smem_kib: int, step_chunk_cols: int) -> int:
-    """Columns of activations that a block of forward_kernel holds at once."""
+def forward_chunk_cols(config: KernelSizes, smem_kib: int, step_chunk_cols: int) -> int:
+    """Return how many columns of activations a block of forward_kernel holds at once."""
     is_wide = step_chunk_cols < config.talker.stack.hidden_size <= FORWARD_CHUNK_COLS
     fits = smem_kib >= FORWARD_CHUNK_SMEM_KIB
     return FORWARD_CHUNK_COLS if is_wide and fits else step_chunk_cols
 
 
 def is_known_arch(arch: str) -> bool:
-    """Whether `arch` ("sm_90a", "sm_120") names a GPU whose limits are known."""
+    """Return whether `arch` ("sm_90a", "sm_120") names a GPU whose limits are known."""
     match = re.fullmatch(r"sm_(\d+)[af]?", arch)
-    return bool(match) and match[1] in SMEM_KIB
+    return match is not None and match[1] in SMEM_KIB
 
 
 def arch_of(capability: tuple[int, int], device_name: str) -> str:
-    """The -arch of a GPU.
+    """Return the -arch of a GPU.
 
     Raises:
-        ArchError: older than the kernel can use, or newer than it knows.
+        ArchError: the GPU is older than the kernel can use, or newer than this version knows.
     """
     number = f"{capability[0]}{capability[1]}"
     if capability < MIN_CAPABILITY:
         raise ArchError(
             f"{device_name} is sm_{number}; the kernel needs sm_80 or newer (bf16).",
-            "Using the torch path in fp32. Expect RTF above 1.",
+            "PyTorch decodes in float32 instead. Expect an RTF above 1.",
         )
     if number not in SMEM_KIB:
         raise ArchError(
             f"{device_name} is sm_{number}; the kernel knows {', '.join(ARCHITECTURES)}.",
-            "Its shared memory is unknown to this version.",
+            "This version does not know the size of its shared memory.",
             "Use --backend torch, or a newer qwen_megakernel.",
         )
     return f"sm_{number}" + ("a" if number == "90" else "")
 
 
-def build(config: ModelConfig, target: Target) -> Path:
-    """The shared library for `config` and `target`; compiled at first use, then found again.
+def build(config: KernelSizes, target: Target) -> Path:
+    """Return the shared library for a model and a target, which is compiled at first use.
 
+    Args:
+        config: the model's `ModelConfig`, or other dimensions.
+        target: the options of the build.
     Raises:
-        UnsupportedModel: the kernel lacks the model's dimensions.
-        BuildError: a tool is missing, or the compiler failed (its log is named).
+        UnsupportedModel: the kernel cannot be compiled for the model's dimensions.
+        BuildError: a tool is missing, or the compiler failed (the message names its log).
     """
     return compiled(recipe(config, target))
 
 
-def recipe(config: ModelConfig, target: Target) -> Recipe:
-    """What `build` compiles; raises as it does."""
+def recipe(config: KernelSizes, target: Target) -> Recipe:
+    """Return what `build` compiles; it raises the same errors."""
     check_config(config)
     folder = source_folder()
-    # The longest first: on two cores it is then what the others fit beside.
+    # The slowest first: on two cores the others compile beside it.
     names = ("step_kernel.cu", "few_step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
     units = [folder / name for name in (("probes.cu",) if target.probes else names)]
     if target.arch is None:
@@ -215,17 +227,21 @@ def recipe(config: ModelConfig, target: Target) -> Recipe:
 
 
 def sources() -> tuple[Path, ...]:
-    """What a library of the kernel depends on; csrc/cpu belongs to the CPU's own libraries."""
+    """Return the sources that a library of the kernel depends on: csrc/ without csrc/cpu."""
     return sources_below(source_folder(), without=("cpu",))
 
 
 def find_nvcc() -> str:
-    """nvcc of PATH, of CUDA_HOME, or of NVIDIA's Python packages."""
+    """Return the path of nvcc: of PATH, of CUDA_HOME, or of NVIDIA's Python packages.
+
+    Raises:
+        BuildError: there is none.
+    """
     candidates = [shutil.which("nvcc")]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / "nvcc"))
     spec = importlib.util.find_spec("nvidia")
-    for place in spec.submodule_search_locations if spec else ():
+    for place in (spec and spec.submodule_search_locations) or ():
         candidates += sorted(map(str, Path(place).glob("*/bin/nvcc")), reverse=True)
     for candidate in candidates:
         if candidate and os.access(candidate, os.X_OK):
@@ -234,11 +250,11 @@ def find_nvcc() -> str:
         "No nvcc in PATH, CUDA_HOME, or the nvidia packages of this Python.",
         f"{install_command('nvcc')} brings one for CUDA 13; for CUDA 12 install "
         "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
-        "Meanwhile: --backend torch.",
+        "Until then use --backend torch.",
     )
 
 
-def _flags(config: ModelConfig, target: Target) -> list[str]:
+def _flags(config: KernelSizes, target: Target) -> list[str]:
     dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
     if target.arch:
         return [*NVCC_FLAGS, f"-arch={target.arch}", *dims]

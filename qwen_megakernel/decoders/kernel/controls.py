@@ -1,7 +1,7 @@
-"""Control blocks: what the blocks of a launch meet at, and where it reports its error.
+"""Control blocks: the grid barrier of a launch, and the word in which it reports its error.
 
-Launches are enqueued before the ones in front of them have ended. So each has a control block and
-attention tickets of its own, and one that fails leaves the next ones alone.
+Launches are enqueued before the ones in front of them have ended. So each has its own control block
+and attention tickets, and one that fails does not touch those of the next.
 """
 
 import ctypes
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, Control
+from qwen_megakernel.native.structs import offset_of
 
-# The blocks of a launch poll the first word, which has its cache line for itself.
-WORDS = 2 * Control.left.offset // 4
-ERROR_WORD = Control.error.offset // 4
+# The blocks of a launch poll the first word, which has a cache line of its own.
+WORDS = 2 * offset_of(Control, "left") // 4
+ERROR_WORD = offset_of(Control, "error") // 4
 assert ctypes.sizeof(Control) <= 4 * WORDS
 
 
@@ -24,9 +25,9 @@ class ControlBlocks:
     A launch that ends without an error leaves both zero; after an error `give_back` zeroes them.
 
     Args:
-        num_slots: of the decoder: each may have a prompt under way, beside a step of all.
-        num_rows, num_heads: of the tickets: streams of a launch, key-value heads.
-        device: where the kernel runs.
+        num_slots: slots of the decoder: each may have a prompt under way, beside a step of all.
+        num_rows, num_heads: shape of the tickets: streams of a launch, key-value heads.
+        device: the device of the kernel.
     Attributes:
         words: [count, WORDS] int32, a `Control` at the beginning of each row.
         tickets: [count, num_rows, num_heads] int32.
@@ -44,15 +45,15 @@ class ControlBlocks:
 
     @property
     def errors(self) -> Tensor:
-        """[count] int32 error words, 0 for none; a view."""
+        """The error words [count] int32, 0 for none; a view."""
         return self.words[:, ERROR_WORD]
 
     def take(self) -> int:
-        """The row of a launch that is about to start."""
+        """Return the row for a launch that is about to start."""
         return self.free.popleft()
 
     def give_back(self, row: int, *, is_clean: bool) -> None:
-        """The launch that had `row` has ended; the next that takes it finds zeros there."""
+        """Free the row of a launch that has ended; the next launch finds zeros there."""
         if not is_clean:
             self.words[row].zero_()
             self.tickets[row].zero_()

@@ -1,96 +1,55 @@
 """The decoder on the CUDA kernel, or on the kernel's own source emulated on a CPU.
 
-Python owns every buffer; the library allocates nothing. Every tensor is checked once, before its
-address crosses the border (library.py).
+Python owns every buffer; the library allocates nothing. Every tensor is checked once, before the
+library gets its address (library.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.buffered import BufferedDecoder
-from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
-from qwen_megakernel.decoders.kernel.launcher import Launcher, current
-from qwen_megakernel.decoders.kernel.library import (
-    MAX_STREAMS,
-    KernelLibrary,
-    SamplingParams,
-    Stack,
-    Stream,
-    check_tensor,
-)
+from qwen_megakernel.decoders.kernel.launcher import Launcher
+from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, SamplingParams, Stream
+from qwen_megakernel.decoders.kernel.loading import load_library
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import ArchError, GenerationError, QwenTTSError, UsageError
-from qwen_megakernel.gpu.driver import is_built_for, no_gpu
-from qwen_megakernel.native.compiling import find_ninja
+from qwen_megakernel.decoders.weights import DecoderModel
+from qwen_megakernel.errors import GenerationError, QwenTTSError
 from qwen_megakernel.records import StepResult
-
-
-def check_device(device: torch.device) -> None:
-    """Raise unless `device` can run the kernel and the kernel can be built for it.
-
-    Raises:
-        NoGPUError, DriverError, ArchError, BuildError: what is missing, and the remedy.
-    """
-    if not torch.cuda.is_available():
-        raise no_gpu("--backend kernel")
-    name = torch.cuda.get_device_name(device)
-    capability = torch.cuda.get_device_capability(device)
-    arch, built_for = build.arch_of(capability, name), torch.cuda.get_arch_list()
-    if not is_built_for(capability, built_for):
-        raise ArchError(
-            f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
-            hint='pip install "torch>=2.7"',
-        )
-    build.find_nvcc()
-    find_ninja()
 
 
 class KernelDecoder(BufferedDecoder):
     """The kernel with up to 16 slots in one weight pass, and more in further launches.
 
     Args:
-        checkpoint: weights, perhaps of `int8.quantize`, and config.
+        model: weights, which `int8.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
             is exact, for tests and small models.
-        num_blocks: blocks of the grid; 0: as many as fit now. Any number gives the same codes.
+        num_blocks: blocks of the grid; 0: as many as fit now. The codes do not depend on it.
         defines: -D's that the library is compiled with beside its own (`build.Target`).
     Raises:
-        UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: before anything runs.
+        UsageError: a dtype is neither bfloat16 nor float32.
+        UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run;
+            nothing has run before.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        model: DecoderModel,
         sizes: DecoderSizes,
         num_blocks: int = 0,
         defines: Mapping[str, int] | None = None,
     ):
-        super().__init__(checkpoint.config, sizes)
-        build.check_config(self.config)
-        arch = None
-        if self.device.type == "cuda":
-            check_device(self.device)
-            arch = build.arch_of(
-                torch.cuda.get_device_capability(self.device),
-                torch.cuda.get_device_name(self.device),
-            )
-        target = build.Target(
-            arch,
-            str(self.dtype).removeprefix("torch."),
-            int8=int8.int8_stacks(checkpoint.talker),
-            defines=tuple((defines or {}).items()),
+        super().__init__(model.config, sizes)
+        self.library, most_blocks = load_library(
+            model.config, sizes, int8_stacks=int8.int8_stacks(model.talker), defines=defines
         )
-        self.library = KernelLibrary(build.build(self.config, target), self.config)
-        with current(self.device):
-            most_blocks = self.library.max_blocks()  # refuses here, not at the first frame
-        self._buffers = KernelBuffers(checkpoint, self.library.description, sizes)
+        self._buffers = KernelBuffers(model, self.library.description, sizes)
         buffers = self._buffers
         self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed
         self.launcher = Launcher(self.library, buffers, num_blocks or most_blocks)
@@ -101,83 +60,23 @@ class KernelDecoder(BufferedDecoder):
         """End the running step; on a GPU it ends within the milliseconds of a frame."""
         self.launcher.cancel()
 
-    # ---- driving the layers directly
-
     @torch.inference_mode()
-    def forward(
-        self,
-        slot: int,
-        tokens: Tensor,
-        embeds: Tensor | None = None,
-        *,
-        first_position: int,
-        rope_positions: Tensor | None = None,
-        num_layers: int | None = None,
-        stack: str = "talker",
-        keep_last: bool = False,
-    ) -> Tensor:
-        """Run consecutive positions through the first `num_layers` layers of a stack.
+    def forward(self, slot: int, *tensors: Tensor, **options: Any) -> Tensor:
+        """Run consecutive positions through the layers of a stack; see `Launcher.forward`.
 
-        Args:
-            slot: whose KV cache; the predictor has one for each stream of a launch.
-            tokens: [n] int32 ids of the codec embedding; -1 takes the row of `embeds` instead.
-            embeds: [n, hidden_size], needed where a token is -1.
-            first_position: of row 0 in the cache; earlier positions are filled.
-            rope_positions: [3, n] int32 time, height and width positions; None: the cache's.
-            stack: "talker" or "predictor".
-            keep_last: the last row becomes the hidden state that the next frame starts from.
-        Returns:
-            [n, hidden_size] float32 after the final norm.
-        Raises:
-            UsageError: a position, id or layer count out of range; KV cache too short.
+        A stream whose launch fails is lost.
         """
-        config: StackConfig = getattr(self.config, stack).stack
-        native: Stack = getattr(self._buffers.model, stack)
-        n, layers = len(tokens), config.num_layers if num_layers is None else num_layers
-        if n < 1 or not 0 <= first_position <= native.max_positions - n:
-            raise UsageError(
-                f"Positions {first_position} .. {first_position + n - 1} do not fit a KV cache of "
-                f"{native.max_positions} positions."
-            )
-        if not 1 <= layers <= config.num_layers:
-            raise UsageError(f"num_layers is {layers}; the {stack} has {config.num_layers}.")
-        vocab_size = self.config.talker.vocab_size
-        if int(tokens.min()) < -1 or int(tokens.max()) >= vocab_size:
-            raise UsageError(f"A token is outside -1 .. {vocab_size - 1}.")
-        if embeds is None:
-            if int(tokens.min()) < 0:
-                raise UsageError("A token is -1 but no embeds were given.")
-            embeds = torch.zeros(0)
-        else:
-            embeds = embeds.to(self.device, torch.float32).contiguous()
-            check_tensor("embeds", embeds, (n, config.hidden_size), torch.float32)
-        tokens = tokens.to(self.device, torch.int32).contiguous()
-        if rope_positions is not None:
-            if int(rope_positions.min()) < 0 or int(rope_positions.max()) >= native.max_positions:
-                raise UsageError(f"A rope position is outside 0 .. {native.max_positions - 1}.")
-            rope_positions = rope_positions.to(self.device, torch.int32).contiguous()
-            check_tensor("rope_positions", rope_positions, (3, n), torch.int32)
         try:
-            return self.launcher.forward(
-                tokens,
-                embeds,
-                rope_positions,
-                slot=slot,
-                first_position=first_position,
-                num_layers=layers,
-                use_predictor=stack == "predictor",
-                keep_last=keep_last,
-            )
+            return self.launcher.forward(slot, *tensors, **options)
         except GenerationError:
             self._lose([slot])
-            self._buffers.forget([slot])
             raise
 
     # ---- launches
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Enqueue the prompt; that it failed shows in the next step of its slot."""
-        self._failures.pop(slot, None)  # of a stream that is over
+        """Enqueue the prompt; the next step of its slot reports its failure."""
+        self._failures.pop(slot, None)  # of the stream before
         self._pad[slot] = pad_embed
         embeds = embeds.to(self.device, torch.float32).contiguous()
         self.launcher.start_prompt((slot, self._states[slot]), slot, embeds)
@@ -198,7 +97,7 @@ class KernelDecoder(BufferedDecoder):
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> Callable[[], StepResult]:
-        """Launches for up to `MAX_STREAMS` slots each, enqueued together and waited for once."""
+        """Enqueue launches of up to `MAX_STREAMS` slots each; one wait serves all of them."""
         groups = [slots[first : first + MAX_STREAMS] for first in range(0, len(slots), MAX_STREAMS)]
         try:
             streams = [[self._native_stream(slot) for slot in group] for group in groups]
@@ -222,7 +121,7 @@ class KernelDecoder(BufferedDecoder):
         outcomes: Sequence[StepResult | QwenTTSError],
         num_frames: int,
     ) -> StepResult:
-        """What the launches of a step drew, and the accounts of their slots after it.
+        """Join the results of a step's launches, and advance the states of its slots.
 
         Raises:
             GenerationError: no stream of the step is left.
@@ -232,31 +131,33 @@ class KernelDecoder(BufferedDecoder):
                 self._failures[slot] = error
         slots = [slot for group in groups for slot in group]
         parts: list[StepResult] = []
-        errors: list[QwenTTSError | None] = []
+        failures: dict[int, QwenTTSError] = {}  # by row
         for group, outcome in zip(groups, outcomes, strict=True):
-            has_failed = isinstance(outcome, QwenTTSError)
-            parts.append(self._nothing(len(group), num_frames) if has_failed else outcome)
-            errors += [outcome if has_failed else None] * len(group)
-        # A prompt's own error says more than what became of frames without it.
-        errors = [self._failures.pop(*each) for each in zip(slots, errors, strict=True)]
+            first = sum(len(part.codes) for part in parts)
+            if isinstance(outcome, QwenTTSError):
+                failures |= dict.fromkeys(range(first, first + len(group)), outcome)
+                outcome = self._nothing(len(group), num_frames)
+            parts.append(outcome)
+        for row, slot in enumerate(slots):
+            if slot in self._failures:  # says more than the error of frames without a prompt
+                failures[row] = self._failures.pop(slot)
         codes = np.concatenate([part.codes for part in parts])
         counts = [count for part in parts for count in part.num_frames]
         ended = [each for part in parts for each in part.ended]
-        for row, (slot, error) in enumerate(zip(slots, errors, strict=True)):
-            if error is None:
-                self._state(slot).advance(counts[row], ended[row])
-            else:
+        for row, slot in enumerate(slots):
+            if row in failures:
                 codes[row], counts[row], ended[row] = 0, 0, False
-        failures = {row: error for row, error in enumerate(errors) if error is not None}
+            else:
+                self._state(slot).advance(counts[row], ended[row])
         lost = [slots[row] for row in failures]
         self._lose(lost)
-        self._buffers.forget(lost)  # half a frame is in their caches
+        self._buffers.forget(lost)  # their caches hold half a frame
         if len(lost) == len(slots):
             raise failures[0]
         return StepResult(codes, tuple(counts), tuple(ended), failures)
 
     def _nothing(self, num_rows: int, num_frames: int) -> StepResult:
-        """The result of a launch that failed."""
+        """Return the result of a launch that failed: no frames."""
         shape = (num_rows, num_frames, self.config.talker.num_code_groups)
         return StepResult(np.zeros(shape, np.int32), (0,) * num_rows, (False,) * num_rows)
 

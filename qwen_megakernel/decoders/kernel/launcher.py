@@ -1,6 +1,6 @@
-"""Launches of the kernel: their parameters, the wait for them, and what they report.
+"""Launches of the kernel: their parameters, the wait for them, and their results and errors.
 
-Slots and their accounts are the decoder's (decoder.py); a launch knows rows.
+The decoder keeps slots and their states (decoder.py); a launch knows rows.
 """
 
 import contextlib
@@ -11,15 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
+from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.decoders.kernel.buffers import LayerBuffers
 from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
     ForwardParams,
     KernelLibrary,
+    Stack,
     StepParams,
     Stream,
+    check_tensor,
 )
-from qwen_megakernel.errors import GenerationError, KernelTimeout, LaunchError, QwenTTSError
+from qwen_megakernel.errors import (
+    GenerationError,
+    KernelTimeout,
+    LaunchError,
+    QwenTTSError,
+    UsageError,
+)
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
 from qwen_megakernel.gpu.launch_order import in_order
 from qwen_megakernel.records import StepResult
@@ -30,37 +39,39 @@ STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager:
-    """Make a GPU the thread's current one: the library asks and launches there, whatever stream it
-    is given."""
+    """Make a GPU the thread's current one: the library launches there, on any stream it gets."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Launcher:
     """Starts the kernels of a library on a decoder's buffers.
 
-    A prompt is enqueued, and its outcome is read with that of the next step: a host that waits for
-    a prompt leaves the GPU idle for the way to it and back.
+    A prompt is enqueued, and its outcome is read with that of the next step: if the host waited for
+    a prompt, the GPU would be idle until the next launch reaches it.
 
     Args:
         library: compiled for the model.
-        buffers: everything it reads and writes; kept until the last launch is over.
+        buffers: all memory that launches read and write; kept until the last launch is over.
         num_blocks: blocks of the grid.
     """
 
-    def __init__(self, library: KernelLibrary, buffers: KernelBuffers, num_blocks: int):
+    def __init__(self, library: KernelLibrary, buffers: LayerBuffers, num_blocks: int):
         self.num_blocks = num_blocks
         self.timeout_seconds = BARRIER_TIMEOUT_SECONDS  # of one grid barrier
         self._library, self._buffers = library, buffers
         self._prompts: dict[int, Any] = {}  # owners of prompts under way, by their control block
         self._failed: list[tuple[Any, GenerationError]] = []  # owners of those that failed
-        self._steps: list[int] = []  # control blocks of the last step, until it was waited for
+        self._steps: list[int] = []  # control blocks of the last step, until the wait for it
 
     def cancel(self) -> None:
-        """End the running step launch, or the next, before another frame. From any thread."""
+        """End the running step launch, or else the next, before it begins another frame.
+
+        Any thread may call this.
+        """
         self._buffers.cancel[0] = 1
 
     def clear_cancel(self) -> None:
-        """The next step launch runs whatever was cancelled before."""
+        """Undo `cancel`, so that the next step launch runs."""
         self._buffers.cancel[0] = 0
 
     # ---- frames
@@ -72,23 +83,23 @@ class Launcher:
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> Callable[[], list[StepResult | QwenTTSError]]:
-        """Start up to `num_frames` frames of every stream; fewer where EOS or `cancel` ends them.
+        """Start up to `num_frames` frames of every stream; EOS or `cancel` may end them earlier.
 
         Args:
-            groups: the streams of one launch each, at most `MAX_STREAMS`. All are enqueued here,
-                one behind the other.
-            forced, taps: as in `KernelDecoder.step`, rows in the order of the groups; every call
+            groups: the streams of each launch, at most `MAX_STREAMS`. All launches are enqueued
+                here, one behind the other.
+            forced, taps: as in `FrameDecoder.step`, rows in the order of the groups; every call
                 appends its rows to the taps.
         Returns:
-            A function that waits for all launches at once, to be called before the next one. For
-            each group it returns what was drawn, or why its launch failed: half a frame is then in
-            the KV caches.
+            A function that waits for all launches at once; call it before the next launch. For each
+            group it returns the drawn frames, or the error of its launch, which has left half a
+            frame in the KV caches.
         Raises:
-            LaunchError: the grid was refused, and nothing was started.
+            LaunchError: the driver refused the grid, and nothing was started.
         """
         buffers = self._buffers
         # For each group [num_done, ended] of every stream and the codes, then the error word of
-        # every launch that is under way: one copy brings all of it back.
+        # every launch that is under way: one copy brings all of it to the host.
         words = 2 + num_frames * buffers.config.talker.num_code_groups
         ends = np.cumsum([words * len(streams) for streams in groups]).tolist()
         result = torch.zeros(
@@ -96,7 +107,7 @@ class Launcher:
         )
         if forced is not None:
             forced = forced.to(buffers.device, torch.int32).contiguous()
-        for control in self._steps:  # of a step that a fault kept the caller from waiting for
+        for control in self._steps:  # of a step that failed before the caller waited for it
             buffers.controls.give_back(control, is_clean=False)
         self._steps = []
         launches: list[int | QwenTTSError] = []
@@ -148,7 +159,7 @@ class Launcher:
         logits: Tensor | None,
         control: int,
     ) -> StepParams:
-        """The parameters of one launch that has the control block `control`."""
+        """Return the parameters of one launch, which has the control block `control`."""
         buffers, n = self._buffers, len(streams)
         params = StepParams(
             model=buffers.model,
@@ -169,7 +180,7 @@ class Launcher:
         return params
 
     def _room_for_logits(self, num_frames: int) -> Tensor:
-        """For the logits of every code of a launch, instead of one place for all of them."""
+        """Allocate a place for the logits of every code of a launch, instead of one for all."""
         talker, predictor = self._buffers.config.talker, self._buffers.config.predictor
         shape = (num_frames, talker.num_code_groups, MAX_STREAMS)
         vocab_size = max(talker.vocab_size, predictor.vocab_size)
@@ -188,14 +199,16 @@ class Launcher:
     # ---- rows
 
     def start_prompt(self, owner: Any, slot: int, embeds: Tensor) -> None:
-        """Enqueue a prompt; its last hidden state becomes the one that the slot's frames start
-        from. If it fails, `failed_prompts` has its owner behind the wait for a later step.
+        """Enqueue a prompt; the slot's first frame starts from its last hidden state.
+
+        If it fails, `failed_prompts` returns its owner after the wait for a later step.
 
         Args:
-            owner: what identifies the prompt in `failed_prompts`; any object.
+            owner: an object that identifies the prompt in `failed_prompts`.
+            slot: the slot whose KV cache it fills.
             embeds: [n, hidden_size] float32, contiguous on the device.
         Raises:
-            LaunchError: the grid was refused.
+            LaunchError: the driver refused the grid.
         """
         control = self._start_rows(
             self._buffers.prepared[: len(embeds)], embeds, slot=slot, keep_last=True
@@ -203,45 +216,91 @@ class Launcher:
         self._prompts[control] = owner
 
     def failed_prompts(self) -> list[tuple[Any, GenerationError]]:
-        """Owners of prompts that failed, since this was last called, and why."""
+        """Return the owners of prompts that failed since the last call, with their errors."""
         failed, self._failed = self._failed, []
         return failed
 
+    @torch.inference_mode()
     def forward(
         self,
+        slot: int,
         tokens: Tensor,
-        embeds: Tensor,
-        rope_positions: Tensor | None,
+        embeds: Tensor | None = None,
         *,
-        use_predictor: bool,
-        **options: Any,
+        first_position: int,
+        rope_positions: Tensor | None = None,
+        num_layers: int | None = None,
+        stack: str = "talker",
+        keep_last: bool = False,
     ) -> Tensor:
-        """Consecutive positions through one stack; tensors as `KernelDecoder.forward` checks them.
+        """Run consecutive positions through the first `num_layers` layers of a stack.
 
         Args:
-            options: of `ForwardParams`.
+            slot: the slot whose KV cache is used; the predictor has one for each stream of a
+                launch.
+            tokens: [n] int32 ids of the codec embedding; -1 takes the row of `embeds` instead.
+            embeds: [n, hidden_size], needed if a token is -1.
+            first_position: position of row 0 in the cache; earlier positions are filled.
+            rope_positions: [3, n] int32 time, height and width positions; None: the cache's.
+            num_layers: None: all layers.
+            stack: "talker" or "predictor".
+            keep_last: the next frame of the slot starts from the last row's hidden state.
         Returns:
             [n, hidden_size] float32 after the final norm.
         Raises:
-            KernelTimeout: the launch failed.
+            UsageError: a position, an id or the number of layers is out of range, or the KV cache
+                is too short.
+            KernelTimeout, GenerationError: the launch failed; the slot's caches are zero.
         """
         buffers = self._buffers
-        part = buffers.config.predictor if use_predictor else buffers.config.talker
-        hidden = torch.empty((len(tokens), part.stack.hidden_size), device=buffers.device)
-        control = self._start_rows(
-            tokens,
-            embeds,
-            hidden=hidden.data_ptr(),
-            rope_positions=None if rope_positions is None else rope_positions.data_ptr(),
-            use_predictor=use_predictor,
-            **options,
-        )
-        if error := self._settle(control, int(buffers.controls.errors[control])):
-            raise error
+        config: StackConfig = getattr(buffers.config, stack).stack
+        native: Stack = getattr(buffers.model, stack)
+        n, layers = len(tokens), config.num_layers if num_layers is None else num_layers
+        if n < 1 or not 0 <= first_position <= native.max_positions - n:
+            raise UsageError(
+                f"Positions {first_position} .. {first_position + n - 1} do not fit a KV cache of "
+                f"{native.max_positions} positions."
+            )
+        if not 1 <= layers <= config.num_layers:
+            raise UsageError(f"num_layers is {layers}; the {stack} has {config.num_layers}.")
+        vocab_size = buffers.config.talker.vocab_size
+        if int(tokens.min()) < -1 or int(tokens.max()) >= vocab_size:
+            raise UsageError(f"A token is outside -1 .. {vocab_size - 1}.")
+        if embeds is None:
+            if int(tokens.min()) < 0:
+                raise UsageError("A token is -1, but there are no embeds.")
+            embeds = torch.zeros(0)
+        else:
+            embeds = embeds.to(buffers.device, torch.float32).contiguous()
+            check_tensor("embeds", embeds, (n, config.hidden_size), torch.float32)
+        tokens = tokens.to(buffers.device, torch.int32).contiguous()
+        if rope_positions is not None:
+            if int(rope_positions.min()) < 0 or int(rope_positions.max()) >= native.max_positions:
+                raise UsageError(f"A rope position is outside 0 .. {native.max_positions - 1}.")
+            rope_positions = rope_positions.to(buffers.device, torch.int32).contiguous()
+            check_tensor("rope_positions", rope_positions, (3, n), torch.int32)
+        hidden = torch.empty((n, config.hidden_size), device=buffers.device)
+        try:
+            control = self._start_rows(
+                tokens,
+                embeds,
+                slot=slot,
+                first_position=first_position,
+                num_layers=layers,
+                use_predictor=stack == "predictor",
+                keep_last=keep_last,
+                hidden=hidden.data_ptr(),
+                rope_positions=None if rope_positions is None else rope_positions.data_ptr(),
+            )
+            if error := self._settle(control, int(buffers.controls.errors[control])):
+                raise error
+        except GenerationError:
+            buffers.forget([slot])
+            raise
         return hidden
 
     def _start_rows(self, tokens: Tensor, embeds: Tensor, **options: Any) -> int:
-        """Enqueue one launch; returns its control block."""
+        """Enqueue one launch; return its control block."""
         options = {"num_layers": self._buffers.model.talker.num_layers} | options
         control = self._take_control()
         params = ForwardParams(
@@ -262,9 +321,9 @@ class Launcher:
 
     @contextlib.contextmanager
     def _launching(self, control: int) -> Iterator[int]:
-        """The address of the stream for one launch, behind the launches of other decoders.
+        """Yield the address of the stream for one launch, behind the launches of other decoders.
 
-        A launch that is refused within the block gives its control block back.
+        If the launch is refused within the block, its control block is freed.
         """
         device = self._buffers.device
         try:
@@ -275,22 +334,25 @@ class Launcher:
             raise
 
     def _take_control(self) -> int:
-        """A control block; where prompts have all of them, those are waited for."""
+        """Return a free control block; if prompts hold all of them, wait for these prompts."""
         controls = self._buffers.controls
         if not controls.free:
             self._settle_prompts(tuple(self._prompts), controls.errors.tolist())
         return controls.take()
 
     def _settle_prompts(self, prompts: Sequence[int], errors: Sequence[int]) -> None:
-        """Prompts have ended, with these error words of all control blocks."""
+        """Settle prompts that have ended, with the error words of all control blocks."""
         for control in prompts:
             owner = self._prompts.pop(control)
             if error := self._settle(control, errors[control]):
                 self._failed.append((owner, error))
 
     def _settle(self, control: int, error: int) -> GenerationError | None:
-        """A launch has ended with this error word: what it means, if anything; its control block
-        may be used again."""
+        """Free the control block of a launch that has ended; return the error that its word means.
+
+        Args:
+            error: the launch's error word; 0: none.
+        """
         self._buffers.controls.give_back(control, is_clean=not error)
         status, layer = error >> 24, error & 0xFFFF
         if not error or status == STATUS_CANCELLED:
@@ -299,15 +361,15 @@ class Launcher:
         if status == STATUS_TIMEOUT:
             return KernelTimeout(
                 f"Grid barrier timed out after {self.timeout_seconds:g} s {where}; this stream "
-                "ended with error.",
-                "Next streams run on a fresh launch.",
+                "ended with an error.",
+                "Later streams run in a new launch.",
             )
         if status == STATUS_BAD_LOGITS:
             return GenerationError(
                 f"The logits of codebook {layer} are not finite ({where}).",
                 "The weights, or what was computed from them, hold NaN or infinity.",
             )
-        return GenerationError(f"The kernel reported unknown status {status} {where}.")
+        return GenerationError(f"The kernel reported the unknown status {status} {where}.")
 
     def _timeout_ns(self) -> int:
         return int(self.timeout_seconds * 1e9)

@@ -1,7 +1,7 @@
-"""The kernel library's C ABI (csrc/tts_kernel.h), mirrored with ctypes.
+"""The C interface of the kernel's library (csrc/tts_kernel.h), mirrored with ctypes.
 
-Nothing else in the package knows an address. Structs are compared with the library's own sizes and
-dimensions when it is loaded.
+When a library is loaded, the sizes of our structs and the model's dimensions are compared with its
+own.
 """
 
 import ctypes
@@ -12,19 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.decoders.kernel.sizes import KernelSizes, StackSizes
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
 from qwen_megakernel.native.compiling import load
+from qwen_megakernel.native.structs import fields
 
 MAX_STREAMS = 16  # of one launch: StepParams.streams
 
 # cudaError_t values that mean "this grid cannot be resident here".
 LAUNCH_REFUSED = {720, 801}  # CooperativeLaunchTooLarge, NotSupported
-
-
-def fields(kind: type, names: str) -> list[tuple[str, type]]:
-    """Members of one type, for `_fields_`."""
-    return [(name, kind) for name in names.split()]
 
 
 class Control(ctypes.Structure):
@@ -126,10 +122,13 @@ class Description(ctypes.Structure):
 
 
 def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return `tensor` when it is what the kernel will read behind its address.
+    """Return `tensor` if the kernel can read it at its address, or raise UsageError.
 
+    Args:
+        name: name of the tensor in the message.
+        shape, dtype: the shape and dtype that the kernel reads.
     Raises:
-        UsageError: another shape or dtype, or not contiguous and 16-byte aligned; names both.
+        UsageError: the tensor has another shape or dtype, or is not contiguous and 16-byte aligned.
     """
     actual = f"{list(tensor.shape)} {tensor.dtype}".replace("torch.", "")
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
@@ -141,38 +140,40 @@ def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.d
 
 
 class KernelLibrary:
-    """One compiled library: its entry points, and the promise that its structs are ours.
+    """One compiled library and its entry points; its structs are checked to be ours.
 
     Args:
         path: from `build.build`.
-        config: the model it was built for.
+        config: dimensions that it was built for.
     Raises:
         BuildError: the library does not load, or describes another model.
     """
 
-    def __init__(self, path: Path, config: ModelConfig):
+    def __init__(self, path: Path, config: KernelSizes):
         self._library = load(path)
         self._library.qwen_tts_error_string.restype = ctypes.c_char_p
         self._library.qwen_tts_stage_name.restype = ctypes.c_char_p
         self.description = Description()
         self._library.qwen_tts_describe(ctypes.byref(self.description))
         ours = [ctypes.sizeof(each) for each in (StepParams, ForwardParams, Control)]
-        dims = [_dims(config, stack) for stack in ("talker", "predictor")]
+        num_code_groups = config.talker.num_code_groups
+        dims = [_dims(part, num_code_groups) for part in (config.talker, config.predictor)]
         theirs = [list(self.description.talker), list(self.description.predictor)]
         if list(self.description.struct_bytes) != ours or theirs != dims:
             raise BuildError(
                 f"{path} was built from other sources or for another model.",
-                f"Structs {list(self.description.struct_bytes)} and {ours}, dims {theirs}, {dims}.",
-                f"Remove {path.parent}; it is built anew.",
+                f"Its structs have {list(self.description.struct_bytes)} bytes, ours {ours}; its "
+                f"dimensions are {theirs}, the model's {dims}.",
+                f"Remove {path.parent}; the next run compiles it again.",
             )
 
     def max_blocks(self) -> int:
-        """Blocks that can be resident at once on the current device, which may then launch.
+        """Return how many blocks can be resident at once on the current device.
 
-        To be asked once for each device, before the first launch there.
+        Call it once for each device, before the first launch there, which it prepares.
 
         Raises:
-            LaunchError: not one.
+            LaunchError: no block can.
         """
         count = c_int32()
         self._check(self._library.qwen_tts_max_blocks(ctypes.byref(count)), 1)
@@ -189,7 +190,7 @@ class KernelLibrary:
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
     def _check(self, error: int, num_blocks: int) -> None:
-        """Raise what the cudaError_t of a grid means."""
+        """Raise the error that a launch's cudaError_t means, if it means one."""
         if not error:
             return
         text = self._library.qwen_tts_error_string(error).decode()
@@ -204,14 +205,13 @@ class KernelLibrary:
         raise GenerationError(f"The kernel could not be launched (CUDA error {error}: {text}).")
 
     def stage_name(self, stage: int) -> str:
-        """What README.md's stage table calls a stage."""
+        """Return the name of a stage in the table of csrc/README.md."""
         return self._library.qwen_tts_stage_name(stage).decode()
 
 
-def _dims(config: ModelConfig, name: str) -> list[int]:
-    part = getattr(config, name)
+def _dims(part: StackSizes, num_code_groups: int) -> list[int]:
     stack = part.stack
     return [
         *(stack.hidden_size, stack.intermediate_size, stack.num_heads, stack.num_kv_heads),
-        *(stack.head_dim, part.vocab_size, config.talker.num_code_groups),
+        *(stack.head_dim, part.vocab_size, num_code_groups),
     ]

@@ -2,10 +2,10 @@
 
 A matrix is cut into tiles of 8 rows x 64 columns, stored row of tiles by row of tiles; columns that
 fill up the last tile are zero. A tile is cut into pieces of 16 bytes, one for each lane of a warp,
-then the next one for each lane: of bf16, lane 4g+t has the eight columns 8t .. of row g, then the
-eight columns 32 + 8t ..; of int8 both in one piece; of float32 the four columns 4t .., 16 + 4t ..,
-32 + 4t .. and 48 + 4t ... A layer is one run: four matrices, behind them the scales of all their
-rows if they are int8, the norm vectors, and the bias of q, k and v where the model has one.
+then the next one for each lane: in bf16, lane 4g+t has the eight columns 8t .. of row g, then the
+eight columns 32 + 8t ..; in int8 both in one piece; in float32 the four columns 4t .., 16 + 4t ..,
+32 + 4t .. and 48 + 4t ... A layer is contiguous: four matrices, then the scales of all their rows
+if they are int8, the norm vectors, and the bias of q, k and v if the model has one.
 """
 
 import torch
@@ -13,20 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
-from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix
+from qwen_megakernel.decoders.weights import Weights, tensor
 
 TILE_ROWS = 8
 TILE_COLS = 64
 PIECE_BYTES = 16
 # A register holds four columns of int8 as magnitudes and signs: byte i the magnitude of column
-# INT8_MAGNITUDES[i] and, above it, the sign of column INT8_SIGNS[i]. With a mask the columns 0 and
-# 1 are then two bf16, with a rotation and a mask the columns 2 and 3.
+# INT8_MAGNITUDES[i] and, above it, the sign of column INT8_SIGNS[i]. A mask makes two bf16 of the
+# columns 0 and 1, a rotation and a mask of the columns 2 and 3.
 INT8_MAGNITUDES, INT8_SIGNS = [0, 3, 1, 2], [2, 0, 3, 1]
-INT8_UNIT = 2.0**-6  # what the kernel makes of an int8 of 1 (csrc/common.cuh, widen_int8)
+INT8_UNIT = 2.0**-6  # the kernel's value of an int8 of 1 (csrc/common.cuh, widen_int8)
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[num_rows, num_cols] -> [num_rows * num_cols, filled up] in tile order.
+    """Return a matrix in tile order: [num_rows, num_cols] -> one dimension, filled up with zeros.
 
     num_rows must be a multiple of 8 (`build.check_config`).
     """
@@ -37,9 +39,9 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def pack_int8(values: Tensor) -> Tensor:
-    """[num_rows, num_cols] int8 -> the bytes of its tiles in order.
+    """Return the bytes of an int8 matrix [num_rows, num_cols] in tile order.
 
-    num_rows must be a multiple of 8; -128 has no magnitude here (`int8.LARGEST`).
+    num_rows must be a multiple of 8; no value may be -128 (`int8.LARGEST`).
     """
     values = F.pad(values, (0, -values.shape[1] % TILE_COLS)).unflatten(1, (-1, 4))
     magnitudes = values.abs().view(torch.uint8)[..., INT8_MAGNITUDES]
@@ -51,12 +53,12 @@ def pack_int8(values: Tensor) -> Tensor:
 
 
 def pack_scales(scales: Tensor) -> Tensor:
-    """[num_rows] float32 of an `Int8Matrix`, in the kernel's unit; a power of two, so exact."""
+    """Return an `Int8Matrix`' scales [num_rows] float32 in the kernel's unit, a power of two."""
     return scales / INT8_UNIT
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """[n, ...], [n, ...] -> [2n, ...]: rows gate 0, up 0, gate 1, up 1, ...
+    """Return the rows gate 0, up 0, gate 1, up 1, ...: [n, ...], [n, ...] -> [2n, ...].
 
     One thread of the kernel then holds both factors of a SwiGLU element.
     """
@@ -64,42 +66,43 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def pack_stack(
-    weights: dict[str, Tensor | Int8Matrix],
-    prefix: str,
-    config: StackConfig,
-    device: torch.device,
-    dtype: torch.dtype,
+    weights: Weights, prefix: str, config: StackConfig, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """[num_layers, layer size] of `prefix`'s layers, converted layer by layer to save memory.
+    """Return the layers of a stack, converted one by one to save memory: [num_layers, layer size].
 
-    In `dtype`; bytes where the matrices are int8.
+    They are of `dtype`; if the matrices are int8, they are bytes.
     """
 
     def layer(index: int) -> Tensor:
-        def load(name: str, kind: str = "weight") -> Tensor | Int8Matrix:
-            weight = weights[f"{prefix}layers.{index}.{name}.{kind}"]
-            # Scales keep their precision: they are not multiplied on tensor cores.
+        def matrix(name: str) -> Matrix:
+            weight = weights[f"{prefix}layers.{index}.{name}.weight"]
+            # Scales keep their precision: no tensor core multiplies them.
             is_int8 = isinstance(weight, Int8Matrix)
             return weight.to(device=device, dtype=torch.float32 if is_int8 else dtype)
 
-        q, k, v, o = (load(f"self_attn.{name}_proj") for name in "qkvo")
-        gate, up, down = (load(f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-        vectors = [load("input_layernorm"), load("post_attention_layernorm")]
+        def vector(name: str) -> Tensor:
+            values = tensor(weights, f"{prefix}layers.{index}.{name}")
+            return values.to(device=device, dtype=dtype)
+
+        matrices = [
+            int8.cat([matrix(f"self_attn.{name}_proj") for name in "qkv"]),
+            matrix("self_attn.o_proj"),
+            _interleave_matrices(matrix("mlp.gate_proj"), matrix("mlp.up_proj")),
+            matrix("mlp.down_proj"),
+        ]
+        vectors = [vector("input_layernorm.weight"), vector("post_attention_layernorm.weight")]
         if config.qk_norm:
-            vectors += [load("self_attn.q_norm"), load("self_attn.k_norm")]
+            vectors += [vector("self_attn.q_norm.weight"), vector("self_attn.k_norm.weight")]
         if config.qkv_bias:
-            vectors += [load(f"self_attn.{name}_proj", "bias") for name in "qkv"]
-        if not isinstance(q, Int8Matrix):
-            matrices = (torch.cat((q, k, v)), o, interleave(gate, up), down)
-            return torch.cat([*(pack(m) for m in matrices), *vectors])
-        gate_up = Int8Matrix(interleave(gate.values, up.values), interleave(gate.scales, up.scales))
-        matrices = (Int8Matrix.cat([q, k, v]), o, gate_up, down)
-        parts = (
-            [pack_int8(m.values) for m in matrices]
-            + [pack_scales(m.scales) for m in matrices]
-            + vectors
-        )
-        return torch.cat([part.view(torch.uint8) for part in parts])
+            vectors += [vector(f"self_attn.{name}_proj.bias") for name in "qkv"]
+        quantized = [each for each in matrices if isinstance(each, Int8Matrix)]
+        if not quantized:
+            packed = [pack(each) for each in matrices if isinstance(each, Tensor)]
+            return torch.cat([*packed, *vectors])
+        assert len(quantized) == len(matrices)
+        parts = [pack_int8(each.values) for each in quantized]
+        parts += [pack_scales(each.scales) for each in quantized]
+        return torch.cat([part.view(torch.uint8) for part in (*parts, *vectors)])
 
     first = layer(0)
     packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=first.dtype)
@@ -109,26 +112,35 @@ def pack_stack(
     return packed
 
 
+def _interleave_matrices(gate: Matrix, up: Matrix) -> Matrix:
+    if isinstance(gate, Int8Matrix) and isinstance(up, Int8Matrix):
+        values, scales = interleave(gate.values, up.values), interleave(gate.scales, up.scales)
+        return Int8Matrix(values, scales)
+    assert isinstance(gate, Tensor) and isinstance(up, Tensor)
+    return interleave(gate, up)
+
+
 def pack_lm_heads(
-    weights: dict[str, Tensor], config: ModelConfig, device: torch.device, dtype: torch.dtype
+    weights: Weights, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """[num_code_groups - 1, vocab_size * hidden_size] of the predictor's heads."""
+    """Return the predictor's heads, [num_code_groups - 1, vocab_size * hidden_size]."""
     names = [
         f"code_predictor.lm_head.{group}.weight"
         for group in range(config.talker.num_code_groups - 1)
     ]
-    return torch.stack([pack(weights[name].to(device=device, dtype=dtype)) for name in names])
+    heads = [tensor(weights, name).to(device=device, dtype=dtype) for name in names]
+    return torch.stack([pack(head) for head in heads])
 
 
 def project_table(table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`small_to_mtp_projection` of every embedding row, once, instead of once for every code."""
+    """Return `small_to_mtp_projection` of every embedding row, so that no frame computes it."""
     return F.linear(table.float(), weight.float(), bias.float()).to(table.dtype)
 
 
 def rope_tables(
     config: StackConfig, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, head_dim / 2] float32 of position * inverse frequency."""
+    """Return cos and sin [num_positions, head_dim / 2] float32 of position * inverse frequency."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inv_freq = 1.0 / config.rope_theta**exponents
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv_freq

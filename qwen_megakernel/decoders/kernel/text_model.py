@@ -2,76 +2,80 @@
 
 The talker of Qwen3-TTS is a Qwen3 decoder with other embeddings and another head, and Qwen2 is one
 with a bias on q, k and v and without their norms. So the kernel's `forward` runs the layers of
-either, compiled for its dimensions as the talker's. Embedding and head stay in PyTorch: the kernel
-draws codes from shared memory, which does not hold a text vocabulary. A token enters as a prepared
-embedding (token id -1) and leaves as the hidden state after the final norm.
+either, compiled for their dimensions in the place of the talker's. Embedding and head stay in
+PyTorch: the kernel draws codes from shared memory, which does not hold a text vocabulary. A token
+enters as a prepared embedding (token id -1) and leaves as the hidden state after the final norm.
 """
 
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import (
-    ModelConfig,
-    PredictorConfig,
-    StackConfig,
-    TalkerConfig,
-)
-from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
-from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
+from qwen_megakernel.checkpoint.config import PredictorConfig, StackConfig
+from qwen_megakernel.checkpoint.tensor_shapes import stack_tensors
+from qwen_megakernel.decoders.kernel.buffers import TALKER, LayerBuffers
+from qwen_megakernel.decoders.kernel.launcher import Launcher
+from qwen_megakernel.decoders.kernel.loading import load_library
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
 MODEL_TYPES = ("qwen2", "qwen3")
 
-# What the library must have and a text model lacks, as small as the kernel can be compiled for.
+# The sizes that the library must have and a text model lacks: the smallest that the kernel takes.
 CODEC_VOCAB_SIZE = 1056  # 1024 control ids and one row of tiles
 PREDICTOR_VOCAB_SIZE = 8
 NUM_CODE_GROUPS = 2
 
 
-def text_config(values: dict[str, Any]) -> ModelConfig:
-    """The config under which the kernel is compiled for a text model.
+@dataclass(frozen=True, slots=True)
+class TextStack:
+    """A text model's layers in the place of the talker's."""
+
+    stack: StackConfig
+    vocab_size: int = CODEC_VOCAB_SIZE
+    num_code_groups: int = NUM_CODE_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """The dimensions that the kernel is compiled for to run a text model."""
+
+    talker: TextStack
+    predictor: PredictorConfig  # never runs
+
+
+def text_sizes(values: Mapping[str, Any]) -> TextSizes:
+    """Return the dimensions that the kernel is compiled for to run a text model.
 
     Args:
-        values: its config.json.
+        values: the model's config.json.
     Raises:
-        UnsupportedModel: not a dense Qwen2 or Qwen3 text model, or one with scaled positions or
-            sliding windows.
+        UnsupportedModel: the model is no dense Qwen2 or Qwen3 text model, or has scaled positions
+            or sliding windows.
     """
     stack = _stack(values)
-    # The talker's width, so that no projection stands between the two.
     predictor = replace(
-        stack,
-        **{"intermediate_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1},
-        **{"head_dim": 32, "qkv_bias": False, "qk_norm": True},
+        stack,  # of the same width, so that no projection stands between the two
+        intermediate_size=32,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=32,
+        qkv_bias=False,
+        qk_norm=True,
     )
-    ids = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
-    talker = TalkerConfig(
-        stack=stack,
-        vocab_size=CODEC_VOCAB_SIZE,
-        text_vocab_size=1,
-        text_hidden_size=1,
-        num_code_groups=NUM_CODE_GROUPS,
-        **{f"codec_{name}_id": index for index, name in enumerate(ids)},
-        speakers={},
-        dialects={},
-        languages={},
-    )
-    return ModelConfig(
-        model_type="custom_voice",
-        model_size="text",
-        **dict.fromkeys(("im_start_id", "im_end_id", "tts_pad_id", "tts_bos_id", "tts_eos_id"), 0),
-        talker=talker,
-        predictor=PredictorConfig(predictor, PREDICTOR_VOCAB_SIZE),
-        speaker_encoder=None,
-    )
+    return TextSizes(TextStack(stack), PredictorConfig(predictor, PREDICTOR_VOCAB_SIZE))
 
 
-def _stack(values: dict[str, Any]) -> StackConfig:
+def layer_tensors(stack: StackConfig) -> dict[str, tuple[int, ...]]:
+    """Return the official names and the shapes of a text model's layers and final norm."""
+    return {TALKER + name: shape for name, shape in stack_tensors(stack).items()}
+
+
+def _stack(values: Mapping[str, Any]) -> StackConfig:
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES or values.get("attention_bias"):
         raise UnsupportedModel(f"model_type {model_type!r} is not {' or '.join(MODEL_TYPES)}.")
@@ -99,45 +103,54 @@ def _stack(values: dict[str, Any]) -> StackConfig:
 
 
 class KernelTextModel:
-    """The layers and the final norm.
+    """The layers and the final norm of a text model.
 
     Args:
-        values: config.json.
+        values: the model's config.json.
         weights: tensors by their official names; those of embedding and head are not read.
-        num_slots: sequences with a cache of their own.
-        max_positions: of each.
+        num_slots: number of sequences, each with its own KV cache.
+        max_positions: maximum number of positions of a sequence.
         device: a GPU runs the kernel, the CPU its emulation.
-        dtype: bfloat16, or float32.
+        dtype: bfloat16 or float32.
     Raises:
-        UnsupportedModel: see `text_config`; or the kernel cannot be compiled for these dimensions.
+        UnsupportedModel: see `text_sizes`; or the kernel cannot be compiled for these dimensions.
         ModelFilesError: weights are missing.
+        UsageError: the dtype is another one.
+        ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run on the device.
     """
 
     def __init__(
         self,
-        values: dict[str, Any],
-        weights: dict[str, Tensor],
+        values: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
         *,
         num_slots: int = 1,
         max_positions: int,
         device: torch.device,
         dtype: torch.dtype,
     ):
-        config = text_config(values)
-        names = model_tensors(config)
-        rest = {n.removeprefix(TALKER_PREFIX): torch.zeros(s) for n, s in names.items()}
-        layers = {name: tensor for name, tensor in weights.items() if name in rest}
-        missing = [
-            n for n in rest if n.startswith(("model.layers.", "model.norm.")) and n not in layers
-        ]
-        if missing:
+        config = text_sizes(values)
+        names = layer_tensors(config.talker.stack)
+        if missing := [name for name in names if name not in weights]:
             raise ModelFilesError(f"{len(missing)} tensors are missing: {', '.join(missing[:5])}.")
-        self._kernel = KernelDecoder(
-            SimpleNamespace(config=config, talker=rest | layers),
-            DecoderSizes(num_slots, max_positions, max_text_rows=1, device=device, dtype=dtype),
-        )
+        sizes = DecoderSizes(num_slots, max_positions, max_text_rows=1, device=device, dtype=dtype)
+        self.library, num_blocks = load_library(config, sizes)
+        layers = {name: weights[name] for name in names}
+        buffers = LayerBuffers(config, layers, self.library.description, sizes)
+        self._launcher = Launcher(self.library, buffers, num_blocks)
 
     def forward(self, slot: int, rows: Tensor, first_position: int) -> Tensor:
-        """[n, hidden_size] embeddings -> float32 after the final norm; one launch of the kernel."""
+        """Run consecutive positions of a sequence, with one launch of the kernel.
+
+        Args:
+            slot: 0 .. num_slots - 1.
+            rows: [n, hidden_size] embeddings.
+            first_position: position of the first row; earlier positions of the slot are filled.
+        Returns:
+            [n, hidden_size] float32 after the final norm.
+        Raises:
+            UsageError: the positions do not fit the KV cache.
+            GenerationError: the launch failed; the slot must begin again.
+        """
         prepared = torch.full((len(rows),), -1, dtype=torch.int32)
-        return self._kernel.forward(slot, prepared, rows, first_position=first_position)
+        return self._launcher.forward(slot, prepared, rows, first_position=first_position)

@@ -4,13 +4,11 @@ A grammar reads one segment (`segments`) at a time: at each place where an expre
 tries its rules in order, and the first that makes words of what it matches is taken.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-from qwen_megakernel.text.reading.language import Currency, Language, Noun, Rule
+from qwen_megakernel.text.reading.language import Currency, Language, Noun, Say
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 
 _SPACES = " \u00a0\u2009\u202f"
@@ -36,7 +34,6 @@ _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)")
 _DASHES = ("-", "–", "—")
-_HYPHEN = re.compile(r"-(?=\d)")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # what four digits alone mean
 
 
@@ -52,15 +49,17 @@ class Grammar:
         self._months = language.month_forms
         # No letter and no digit comes next; where letters follow digits, none of the Latin script.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
-        self._rules = tuple(self._make_rules())
+        own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
+        self._own = [pattern for pattern, _ in own]
+        common = ((re.compile(pattern), say) for pattern, say in self._common_rules())
+        self._rules = (*own, *common)
         self._interesting = re.compile(
-            r"\d|[¼-¾⅐-⅞]|://|www\.|@|" + _any_of(["." + "com", *language.symbols])
+            r"\d|[¼-¾⅐-⅞]|://|www\.|@|" + _any_of([".com", *language.symbols])
         )
-        words = {*language.abbreviations, *language.opens}
-        self._abbreviations = frozenset(words)
+        self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
     def read(self, segment: Draft, before: str) -> Iterator[Piece]:
-        """What is spoken for a segment.
+        """Yield what is spoken for a segment.
 
         Args:
             segment: without markup.
@@ -90,7 +89,7 @@ class Grammar:
             yield from draft.kept(done, len(text))
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
-        """A space between words and the letters behind them."""
+        """Yield a space between words and the letters behind them."""
         is_suffix = self.language.letters_follow and not following.isascii()
         is_suffix = is_suffix or not self.language.space
         if place and last.isalnum() and following.isalnum() and not is_suffix:
@@ -101,11 +100,11 @@ class Grammar:
             self._interesting.search(text)
             or any(word.strip(_OPENING) in self._abbreviations for word in _forms(text))
             or _DOMAIN.search(text)
-            or any(rule.search(text) for rule, _ in self.language.extra)
+            or any(pattern.search(text) for pattern in self._own)
         )
 
     def _expression(self, text: str, place: int, before: str) -> tuple[int, str]:
-        """Where the expression ends that begins at `place`, and its words; (0, "") for none."""
+        """Return the end of the expression at `place` and its words; (0, "") for none."""
         char, last = text[place], text[place - 1 : place]
         if char.isspace() and text[place + 1 : place + 2] not in _DASHES:
             return 0, ""
@@ -124,60 +123,44 @@ class Grammar:
 
     # ---- rules -----------------------------------------------------------------------------------
 
-    def _make_rules(self) -> Iterator[Rule]:
+    def _common_rules(self) -> Iterator[tuple[str | re.Pattern[str], Say]]:
         lang = self.language
-        yield from lang.extra
-        yield _URL, self._web
-        yield _EMAIL, self._web
-        yield _DOMAIN, self._web
-        yield _ignoring_case(r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)"), self._date
+        yield from ((pattern, self._web) for pattern in (_URL, _EMAIL, _DOMAIN))
+        yield r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)", self._date
         numeric = r"(?P<{}>\d{{1,2}})([-./])(?P<{}>\d{{1,2}})\2(?P<y>\d{{4}}|\d\d)(?![\d./-]\d|\d)"
-        yield re.compile(numeric.format(*("dm" if lang.day_first else "md"))), self._date
-        months = _any_of(self._months)
+        yield numeric.format(*("dm" if lang.day_first else "md")), self._date
         if lang.says_written_dates:
             links = _any_of(lang.links)
             yield (
-                _ignoring_case(
-                    rf"(?P<d>\d{{1,2}})(?:{lang.ordinal_marks})?\.?\s(?:{links}\s)?(?P<m>{months})"
-                    rf"\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?"
-                ),
+                rf"(?i)(?P<d>\d{{1,2}})(?:{lang.ordinal_marks})?\.?\s(?:{links}\s)?"
+                rf"(?P<m>{_any_of(self._months)})\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
                 self._date,
             )
         yield (
-            _ignoring_case(
-                r"(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
-                rf"(?:{lang.time_marks})?(?![\d:])"
-            ),
-            self._time,
+            r"(?i)(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
+            rf"(?:{lang.time_marks})?(?![\d:])",
+            lang.clock,
         )
-        yield re.compile(r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])"), self._ratio
+        yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
         yield _PHONE, self._phone
         yield _VERSION, self._version
         yield from self._money_rules()
         yield from self._unit_rules()
         yield (
-            re.compile(r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + self._edge),
+            r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + self._edge,
             self._fraction,
         )
-        yield re.compile(rf"(?P<w>\d+)(?:{lang.ordinal_marks}){self._edge}"), self._ordinal
-        if lang.abbreviations:
-            keys = sorted(lang.abbreviations, key=len, reverse=True)
-            yield (
-                re.compile(f"(?<!\\w)(?<!\\w\\.)(?:{_any_of(keys)}){self._edge}"),
-                self._abbreviation,
-            )
-        yield (
-            re.compile(rf"#\s?{self._num('')}"),
-            lambda match, _: lang.number_sign + lang.space + self._plain(match),
-        )
-        yield re.compile(rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}"), self._number
+        yield rf"(?P<w>\d+)(?:{lang.ordinal_marks}){self._edge}", self._ordinal
+        abbreviations = _any_of(lang.abbreviations)
+        yield rf"(?<!\w)(?<!\w\.)(?:{abbreviations}){self._edge}", self._abbreviation
+        yield rf"#\s?{self._num('')}", self._with_number_sign
+        yield rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}", self._number
         yield _DASH, self._dash
-        yield _HYPHEN, lambda match, before: " " if match.start() and before[-1:] else None
-        symbols = _any_of(lang.symbols)
-        yield re.compile(rf"(?P<sym>{symbols})(?!(?P=sym))"), self._symbol
+        yield r"-(?=\d)", lambda match, before: " " if match.start() and before[-1:] else None
+        yield rf"(?P<sym>{_any_of(lang.symbols)})(?!(?P=sym))", self._symbol
 
     def _num(self, name: str) -> str:
-        """The expression of a number, whose groups are `name` + "w" and "d"."""
+        """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
         mark = re.escape("," if self.language.decimal == "." else ".")
         decimal = re.escape(self.language.decimal)
         return (
@@ -185,49 +168,38 @@ class Grammar:
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
         )
 
-    def _money_rules(self) -> Iterator[Rule]:
-        lang = self.language
-        signs = _any_of(lang.currencies)
-        scale = rf"(?:\s?(?P<scale>{_any_of(lang.scales)}){self._edge}\.?)?"
+    def _money_rules(self) -> Iterator[tuple[str, Say]]:
+        signs, scales = _any_of(self.language.currencies), _any_of(self.language.scales)
+        number, sign = self._num(""), r"(?P<sign>[-−+~]\s?)?"
+        scale = rf"(?:\s?(?P<scale>{scales}){self._edge}\.?)?"
         per = r"(?:/(?P<per>[^\W\d_]+))?"
-        sign = r"(?P<sign>[-−+~]\s?)?"
         span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
-        yield (
-            re.compile(rf"{sign}(?P<sym>{signs})\s?{self._num('')}{span}{scale}{per}"),
-            self._money,
-        )
-        yield (
-            re.compile(rf"{sign}{self._num('')}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}"),
-            self._money,
-        )
+        yield rf"{sign}(?P<sym>{signs})\s?{number}{span}{scale}{per}", self._money
+        yield rf"{sign}{number}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}", self._money
 
-    def _unit_rules(self) -> Iterator[Rule]:
-        lang = self.language
-        sign, num, to = r"(?P<sign>[-−+±~≈<>≤≥]\s?)?", self._num(""), self._num("to")
-        span = rf"(?:\s?[-–—]\s?{to})?"
-        units = _any_of(lang.units)
-        yield (
-            re.compile(
-                rf"{sign}{num}{span}[{_SPACES}-]?(?P<unit>{units})(?:/(?P<per>{units}))?{self._edge}"
-            ),
-            self._unit,
-        )
-        yield re.compile(rf"{sign}{num}{span}[{_SPACES}]?%"), self._percent
+    def _unit_rules(self) -> Iterator[tuple[str, Say]]:
+        span = rf"(?:\s?[-–—]\s?{self._num('to')})?"
+        number = rf"(?P<sign>[-−+±~≈<>≤≥]\s?)?{self._num('')}{span}"
+        units = _any_of(self.language.units)
+        unit = rf"(?P<unit>{units})(?:/(?P<per>{units}))?{self._edge}"
+        yield rf"{number}[{_SPACES}-]?{unit}", self._unit
+        yield rf"{number}[{_SPACES}]?%", self._percent
 
     # ---- words of a match ------------------------------------------------------------------------
 
     def _digits(self, match: re.Match[str], name: str = "") -> tuple[str, str]:
         return re.sub(r"\D", "", match[f"{name}w"]), match[f"{name}d"] or ""
 
-    def _plain(self, match: re.Match[str]) -> str:
-        return self.language.number(*self._digits(match))
+    def _with_number_sign(self, match: re.Match[str], before: str) -> str:
+        lang = self.language
+        return lang.number_sign + lang.space + lang.number(*self._digits(match))
 
     def _joint(self, word: str) -> str:
-        """A word between two others."""
+        """Return a word with the spaces between it and two others."""
         return self.language.space + word + self.language.space
 
     def _sign(self, match: re.Match[str]) -> str:
-        """What the sign before a number is, with a space behind it; none behind a word."""
+        """Return the words of the sign before a number, with a space behind them."""
         lang, sign = self.language, (match["sign"] or "").strip()
         if not sign:
             return ""
@@ -245,7 +217,7 @@ class Grammar:
         return self._sign(match) + lang.number(whole, decimals)
 
     def _range(self, match: re.Match[str], noun: Noun) -> str:
-        """One number, or two, with what they count."""
+        """Return one number, or the two of a range, with what they count."""
         lang, (whole, decimals) = self.language, self._digits(match)
         first = ""
         if match["tow"] is not None:
@@ -296,12 +268,6 @@ class Grammar:
         if year and len(year) == 2:
             year = ("20" if int(year) < 70 else "19") + year
         return self.language.date(day, number, int(year) if year else None, before)
-
-    def _time(self, match: re.Match[str], before: str) -> str | None:
-        seconds = match["s"]
-        return self.language.time(
-            int(match["h"]), int(match["m"]), int(seconds) if seconds else None
-        )
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
@@ -365,7 +331,7 @@ class Grammar:
         return space + words + (self.language.space if is_before else "")
 
     def _web(self, match: re.Match[str], before: str) -> str | None:
-        """An address, with its marks by name and its digits one by one."""
+        """Return an address, with its marks by name and its digits one by one."""
         text = match.group()
         address = re.sub(r"(?i)^https?://", "", text).rstrip(_TRAILING + "/")
         rest = text[len(text.rstrip(_TRAILING)) :]
@@ -385,7 +351,7 @@ _OPENING = "\"'“‘«([{*_`"
 
 
 def _forms(text: str) -> Iterator[str]:
-    """The words of a text, with and without the punctuation that follows them."""
+    """Yield the words of a text, with and without the punctuation that follows them."""
     for word in text.split():
         word = word.strip(_OPENING)
         yield word
@@ -394,16 +360,12 @@ def _forms(text: str) -> Iterator[str]:
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """An expression of any of these words, the longest first."""
+    """Return the pattern of any of these words, the longest first."""
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
 
 
-def _ignoring_case(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
-
-
 def _plain_fraction(match: re.Match[str]) -> str:
-    """ "½" as "1/2", apart from a digit before it."""
+    """Return "½" as "1/2", with a space behind a digit."""
     begin = match.start()
     space = " " if match.string[begin - 1 : begin].isdigit() else ""
     return space + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/")

@@ -1,7 +1,5 @@
 """Which words of a language may be one expression: "5" and "March", "$3.5" and "million"."""
 
-from __future__ import annotations
-
 import re
 
 from qwen_megakernel.text.reading.language import Language
@@ -20,7 +18,7 @@ class WordJoining:
     """A `segments.Joining` for one language.
 
     Args:
-        language: None: of one that no tables are written for.
+        language: its tables; None for a language that has none.
     """
 
     def __init__(self, language: Language | None):
@@ -33,7 +31,7 @@ class WordJoining:
             )
 
     def opens(self, words: str) -> bool:
-        """Whether the next word may go on with these."""
+        """Return whether the next word may continue these words."""
         lang, last = self._language, words.split()[-1]
         if not any(map(str.isdigit, words)):
             bare = last.strip(_OPENING)
@@ -54,7 +52,7 @@ class WordJoining:
         return True
 
     def joins(self, words: str, gap: str, word: str) -> bool:
-        """Whether `word` goes on with these words; `gap` is the space between, or nothing."""
+        """Return whether `word` continues these words; `gap` is the space between, or empty."""
         lang = self._language
         if not gap:
             return _NEAR_DIGIT.search(words) is not None

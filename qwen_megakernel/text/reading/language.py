@@ -1,19 +1,22 @@
-"""What a language makes of numbers, dates, times, money and units: tables, and how they are said.
+"""What a language makes of numbers, dates, times, money and units.
 
-num2words supplies the numerals. A language is a `Language`, made by a function of its own module
-the first time it is asked for; what is the same in all of them is here.
+`Language` has what is the same in all of them. Each language is a class of its own module, which
+derives from `Language`: tables, and methods for what this language alone does. A table is a text of
+entries "keys: value", with spaces between keys and semicolons or line ends between entries; tables
+are parsed when a language is first used. num2words supplies the numerals.
 """
-
-from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from qwen_megakernel.errors import MissingPackageError
 
-Rule = tuple[re.Pattern[str], Callable[[re.Match[str], str], str | None]]
+# What makes words of a match and of the word before it, or None where it is something else.
+Say = Callable[[re.Match[str], str], str | None]
+# Each is an expression and what makes words of it, or a template whose slots are its groups.
+Rules = Iterable[tuple[str, Say | str]]
 
 MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
 
@@ -37,42 +40,60 @@ class Currency:
     cent: Noun | None
 
 
-def table(lines: str) -> dict[str, str]:
-    """Rows of "key: value"; several keys of a value are separated by spaces."""
+def table(entries: str) -> dict[str, str]:
+    """Return the values of a table by their keys."""
     found: dict[str, str] = {}
-    for line in filter(str.strip, lines.splitlines()):
-        keys, _, value = line.partition(": ")
-        found |= dict.fromkeys(keys.split(), value.strip())
+    for entry in re.split(r"[;\n]", entries):
+        keys, _, value = entry.strip().partition(": ")
+        found |= dict.fromkeys(keys.split(), value)
     return found
 
 
-def nouns(lines: str, default_gender: str = "m") -> dict[str, Noun]:
-    """Rows of "symbols: one, few, many, gender", of which the last ones may be left out."""
+def nouns(entries: str, gender: str = "m", ending: str = "") -> dict[str, Noun]:
+    """Return the nouns of a table by their symbols.
+
+    Args:
+        entries: "symbols: one, few, many, gender", of which the last ones may be left out; a form
+            that begins with a hyphen is appended to the first.
+        gender: of an entry that names none.
+        ending: what makes the plural of an entry with one form.
+    """
     found: dict[str, Noun] = {}
-    for key, value in table(lines).items():
-        forms = [form.strip() for form in value.split(",")]
-        gender = forms.pop() if forms[-1] in ("c", "m", "f", "n") else default_gender
-        found[key] = Noun(forms[0], forms[min(1, len(forms) - 1)], forms[-1], gender)
+    for key, value in table(entries).items():
+        first, *others = [form.strip() for form in value.split(",")]
+        own = others.pop() if others and others[-1] in ("c", "m", "f", "n") else gender
+        others = [first + form[1:] if form[0] == "-" else form for form in others]
+        others = others or [first + ending]
+        found[key] = Noun(first, others[0], others[-1], own)
     return found
 
 
-def currencies(lines: str, default_gender: str = "m") -> dict[str, Currency]:
-    """Rows of "symbols: noun / noun of the hundredth part", each as in `nouns`."""
+def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, Currency]:
+    """Return the currencies of a table of "signs: noun / noun of the hundredth part"."""
     found = {}
-    for key, value in table(lines).items():
-        unit, _, cent = value.partition("/")
-        (noun,) = nouns(f"{key}: {unit}", default_gender).values()
-        part = nouns(f"{key}: {cent}", default_gender)[key] if cent.strip() else None
-        found[key] = Currency(noun, part)
+    for key, value in table(entries).items():
+        unit, *cents = (nouns(f"x: {each}", gender, ending)["x"] for each in value.split(" / "))
+        found[key] = Currency(unit, cents[0] if cents else None)
     return found
+
+
+def roman_number(text: str) -> int:
+    """Return the number of a Roman numeral."""
+    values = [{"I": 1, "V": 5, "X": 10, "L": 50}[char] for char in text]
+    pairs = zip(values, [*values[1:], 0], strict=True)
+    return sum(-value if value < following else value for value, following in pairs)
 
 
 class Numerals:
-    """num2words for one language, imported when the first number comes; what it has said before
-    is remembered."""
+    """num2words for one language: imported for the first number, and its words are remembered.
 
-    def __init__(self, code: str):
-        self._code = code
+    Args:
+        code: of the language.
+        others: words of num2words, and those that take their places.
+    """
+
+    def __init__(self, code: str, others: Mapping[str, str]):
+        self._code, self._others = code, others
         self._remembered = functools.lru_cache(maxsize=4096)(self._say)
 
     def __call__(self, number: int, to: str = "cardinal", **options: str) -> str:
@@ -87,92 +108,179 @@ class Numerals:
                 "Numbers are read with num2words, which is not installed.",
                 hint="pip install num2words, or speak with normalize off.",
             ) from error
-        words: str = num2words(number, lang=self._code, to=to, **options)
-        return words.replace(",", "")
+        words: str = num2words(number, lang=self._code, to=to, **options).replace(",", "")
+        for word, other in self._others.items():
+            words = words.replace(word, other)
+        return words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Digits in a template: their format is the gender of what they count, or a method's name."""
+
+    digits: str
+    language: "Language"
+
+    def __format__(self, form: str) -> str:
+        if len(form) > 1:
+            return str(getattr(self.language, form)(int(self.digits)))
+        return self.language.cardinal(int(self.digits), form)
+
+
 class Language:
-    """How one language is written and read."""
+    """How one language is written and read. Names in capitals are tables, or words with spaces
+    between them."""
 
-    code: str
-    cardinal: Callable[[int, str], str]  # a number and the gender of what it counts
-    ordinal: Callable[[int], str]
-    year: Callable[[int], str]
-    plural: Callable[[int], int] = lambda n: 0 if n == 1 else 2  # 0: one, 1: few, 2: many
-    digits: tuple[str, ...] = ()  # where one alone is said otherwise than a number
+    code: str  # of num2words
+    # Numbers.
+    NUMERALS = ""  # words of num2words, and those that take their places
     minus: str
     plus: str
     point: str  # between a whole number and its decimals
-    decimals_are_a_number: bool = False  # else each is said by itself
-    decimal: str = "."  # the mark before decimals; the other one of "." and "," groups digits
-    ordinal_marks: str = r"(?!)"  # what follows the digits of an ordinal, as an expression
-    months: tuple[str, ...]  # as they are said in a date
-    month_forms: Mapping[str, int]  # how months are written, in lower case, to 1 .. 12
-    day_first: bool = True
-    date: Callable[[int, int, int | None, str], str]  # day, month, year, the word before
-    says_written_dates: bool = False  # `date` also for "5 March"; else only the numbers are read
-    time: Callable[[int, int, int | None], str]
-    time_marks: str = r"(?!)"  # what may follow a time and is said by `time`, as an expression
-    units: Mapping[str, Noun]
-    per: str  # kilometres "per" hour
-    currencies: Mapping[str, Currency]
-    money_joint: str  # between whole units and hundredth parts
-    says_cents: bool = True
-    scales: Mapping[str, Noun]  # written after a number: "million", "bn"
-    scale_joint: str = " "  # between a scale and a currency
+    decimal = "."  # the mark before decimals; the other one of "." and "," groups digits
+    decimals_are_a_number = False  # else each is said by itself
+    ENDINGS = ""  # by the gender of what is counted: expressions, and what they become
+    DIGITS = ""  # the ten of them, where one alone is said otherwise than a number
+    PARTS = ""  # of a whole, by the number below the line
+    parts_form = "{bottom} {top}"  # a fraction of other parts
+    ordinal_marks = r"(?!)"  # what follows the digits of an ordinal, as an expression
+    has_ordinal_points = False  # "5." is an ordinal
+    number_sign: str  # what "#" is before a number
+    BEFORE_DIGITS = ""  # expressions, and the word that each of them is before a number
     percent: str  # behind a number; with "{}" in it, around it
     to: str  # between the ends of a range
-    fraction: Callable[[int, int], str]
-    abbreviations: Mapping[str, str]
-    final: frozenset[str] = frozenset()  # abbreviations that may end a sentence
-    symbols: Mapping[str, str]
-    web: Mapping[str, str]  # characters of addresses
-    links: frozenset[str] = frozenset()  # words inside a written date
-    number_sign: str  # what "#" and "No." are before a number
-    # Expressions of this language alone, tried before all others: each a pattern, and what makes
-    # words of a match and of the word before it, or None where it is something else.
-    extra: Sequence[Rule] = ()
-    opens: frozenset[str] = frozenset()  # words, as written, that the next word says how to read
-    followers: frozenset[str] = frozenset()  # other words, in lower case, that go with a number
-    has_ordinal_points: bool = False  # "5." is an ordinal
-    letters_follow: bool = False  # words are written behind digits without a space
-    space: str = " "  # between words
-    ratio: str | None = None  # between the sides of 16:9; None: `to`
+    ratio = ""  # between the sides of 16:9, where that is not `to`
+    # What is counted.
+    noun_gender = "m"
+    plural_ending = ""
+    UNITS: str
+    SCALES: str  # written behind a number: "million", "bn"
+    CURRENCIES: str
+    per: str  # kilometres "per" hour
+    money_joint: str  # between whole units and hundredth parts
+    says_cents = True
+    scale_joint = " "  # between a scale and a currency
+    # Dates and times.
+    MONTHS = ""
+    SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
+    LINKS = ""  # inside a written date
+    day_first = True
+    first_day = ""
+    dates = "{day} {month}", "{day} {month} {year}"
+    says_written_dates = False  # whether `date` also says "5 March"; else its numbers are read
+    times = "", "", ""  # on the hour, with minutes, and what is appended for seconds
+    time_marks = r"(?!)"  # what may follow a time and is said by `time`, as an expression
+    # Words and marks.
+    ABBREVIATIONS = ""  # "~" stands for a space in them
+    FINAL = ""  # abbreviations that may end a sentence
+    SYMBOLS: str
+    WEB: str  # characters of addresses
+    OPENS = ""  # words, as written, that the next word says how to read
+    FOLLOWERS = ""  # other words, in lower case, that go with a number
+    space = " "  # between words
+    letters_follow = False  # whether words are written behind digits without a space
+
+    def __init__(self) -> None:
+        self.say = Numerals(self.code, table(self.NUMERALS))
+        endings = table(self.ENDINGS).items()
+        self.endings = {key: [pair.split() for pair in pairs.split(", ")] for key, pairs in endings}
+        self.digits = self.DIGITS.split()
+        self.parts = {int(bottom): part for bottom, part in table(self.PARTS).items()}
+        form = self.noun_gender, self.plural_ending
+        self.units, self.scales = nouns(self.UNITS, *form), nouns(self.SCALES, *form)
+        self.currencies = currencies(self.CURRENCIES, *form)
+        self.months = self.MONTHS.split()
+        written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
+        self.month_forms = {
+            form: number
+            for number, (name, short) in enumerate(written, start=1)
+            for form in (name.lower(), *short.split("/"))
+            if form != "-"
+        }
+        abbreviations = table(self.ABBREVIATIONS)
+        self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
+        self.symbols = {"™": "", "®": "", "+": self.plus} | ({"/": " "} if self.space else {})
+        self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
+        self.symbols |= table(self.SYMBOLS)
+        self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
+        self.web |= table(self.WEB)
+        self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
+        self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
+
+    def rules(self) -> Rules:
+        """Return the rules for expressions of this language alone."""
+        return ()
+
+    def own_rules(self) -> Iterator[tuple[str, Say]]:
+        """Yield the rules that go before those of all languages."""
+        before = table(self.BEFORE_DIGITS).items()
+        yield from ((pattern, self._saying(say)) for pattern, say in self.rules())
+        yield from ((rf"{mark}(?=\d)", self._saying(words + " ")) for mark, words in before)
+
+    def _saying(self, words: str | Say) -> Say:
+        """Return what fills the slots of a template with the groups of a match."""
+        if not isinstance(words, str):
+            return words
+        return lambda match, _: words.format(
+            **{k: Slot(v, self) for k, v in match.groupdict().items()}
+        )
+
+    # ---- numbers ---------------------------------------------------------------------------------
+
+    def cardinal(self, number: int, gender: str = "") -> str:
+        """Return a number; `gender` is that of what it counts."""
+        words = self.say(number)
+        for ending, other in self.endings.get(gender, ()):
+            words = re.sub(ending, other, words)
+        return words
+
+    def ordinal(self, number: int) -> str:
+        """Return the ordinal of a number."""
+        return self.say(number, "ordinal")
+
+    def fraction(self, top: int, bottom: int) -> str:
+        """Return a fraction."""
+        return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))
 
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
-        """Digits of a number, without marks, in words."""
+        """Return the words of a number, whose digits come without marks."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
             return self.spell(whole + decimals)
         words = self.cardinal(int(whole), gender) if whole else ""
         if not decimals:
             return words
         if self.decimals_are_a_number and len(decimals) <= 2 and decimals[0] != "0":
-            tail = self.cardinal(int(decimals), "")
+            tail = self.cardinal(int(decimals))
         else:
             tail = self.spell(decimals)
         return self.space.join(filter(None, (words, self.point, tail)))
 
     def spell(self, text: str) -> str:
-        """Each digit of a text by itself."""
+        """Return each digit of a text by itself."""
         numbers = [int(char) for char in text if char.isdigit()]
         if self.digits:
             return self.space.join(self.digits[number] for number in numbers)
-        return self.space.join(self.cardinal(number, "") for number in numbers)
+        return self.space.join(map(self.cardinal, numbers))
+
+    # ---- what is counted -------------------------------------------------------------------------
+
+    def plural(self, number: int) -> int:
+        """Return which form of a noun a number takes: 0 for one, 1 for few, 2 for many."""
+        return 0 if number == 1 else 2
+
+    def form(self, whole: str, decimals: str, noun: Noun) -> str:
+        """Return the form of a noun behind a number."""
+        if decimals or not whole or len(whole) > MAX_DIGITS:
+            return noun.many
+        return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
 
     def count(self, whole: str, decimals: str, noun: Noun) -> str:
-        """A number with what it counts."""
+        """Return a number with what it counts."""
         number = self.number(whole, decimals, noun.gender)
         return number + self.space + self.form(whole, decimals, noun)
 
-    def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """The form of a noun behind a number."""
-        if decimals or not whole or len(whole) > MAX_DIGITS:
-            return noun.few if self.code == "ru" else noun.many
-        return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
-
     def money(self, whole: str, cents: str, currency: Currency) -> str:
-        """An amount with two decimals, or without any."""
+        """Return an amount with two decimals, or without any."""
         if not currency.cent or not cents or len(whole) > MAX_DIGITS:
             return self.count(whole, cents, currency.unit)
         number = int(cents)
@@ -184,16 +292,39 @@ class Language:
             return words
         return words + self.money_joint + (part if self.says_cents else self.number(str(number)))
 
+    # ---- dates and times -------------------------------------------------------------------------
 
-def month_forms(names: Iterable[str], short: str = "") -> dict[str, int]:
-    """Months as they are written, to their numbers.
+    def year(self, number: int) -> str:
+        """Return the year that four digits mean."""
+        return self.cardinal(number)
 
-    Args:
-        names: twelve in full.
-        short: twelve abbreviations without their point, separated by spaces; "-" for none, and
-            several of a month by "/".
-    """
-    forms = {name.lower(): number for number, name in enumerate(names, start=1)}
-    for number, words in enumerate(short.split(), start=1):
-        forms |= {word: number for word in words.split("/") if word != "-"}
-    return forms
+    def dated_year(self, number: int) -> str:
+        """Return the year of a date."""
+        return self.year(number)
+
+    def month(self, number: int) -> str:
+        """Return the month of a date."""
+        return self.months[number - 1] if self.months else self.cardinal(number)
+
+    def day(self, number: int, before: str) -> str:
+        """Return the day of a date, behind the word `before`."""
+        return self.first_day if number == 1 and self.first_day else self.cardinal(number)
+
+    def date(self, day: int, month: int, year: int | None, before: str) -> str:
+        """Return a date, behind the word `before`."""
+        parts = {"day": self.day(day, before), "month": self.month(month)}
+        if year is None:
+            return self.dates[0].format(**parts)
+        return self.dates[1].format(**parts, year=self.dated_year(year))
+
+    def time(self, hour: int, minute: int, second: int | None) -> str:
+        """Return a time of day."""
+        words = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
+        h, m, s = (Slot(str(number), self) for number in (hour, minute, second or 0))
+        return words.format(h=h, m=m, s=s, hours=self.form(str(hour), "", self.units["h"]))
+
+    def clock(self, match: re.Match[str], before: str) -> str:
+        """Return a time whose groups are "h" and perhaps "m" and "s"."""
+        groups = match.groupdict()
+        second = int(groups["s"]) if groups.get("s") else None
+        return self.time(int(groups["h"]), int(groups.get("m") or 0), second)

@@ -1,38 +1,25 @@
 """The grammars of the languages that a library covers, and which one a text is read in."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.reading.chinese import chinese
-from qwen_megakernel.text.reading.english import english
-from qwen_megakernel.text.reading.french import french
-from qwen_megakernel.text.reading.german import german
+from qwen_megakernel.text.reading.chinese import Chinese
+from qwen_megakernel.text.reading.english import English
+from qwen_megakernel.text.reading.french import French
+from qwen_megakernel.text.reading.german import German
 from qwen_megakernel.text.reading.grammar import Grammar
-from qwen_megakernel.text.reading.italian import italian
-from qwen_megakernel.text.reading.japanese import japanese
+from qwen_megakernel.text.reading.italian import Italian
+from qwen_megakernel.text.reading.japanese import Japanese
 from qwen_megakernel.text.reading.joining import WordJoining
-from qwen_megakernel.text.reading.korean import korean
-from qwen_megakernel.text.reading.language import Language
-from qwen_megakernel.text.reading.portuguese import portuguese
-from qwen_megakernel.text.reading.russian import russian
-from qwen_megakernel.text.reading.spanish import spanish
+from qwen_megakernel.text.reading.korean import Korean
+from qwen_megakernel.text.reading.portuguese import Portuguese
+from qwen_megakernel.text.reading.russian import Russian
+from qwen_megakernel.text.reading.spanish import Spanish
 
 ENGLISH = "english"  # of Latin letters, where "auto" was asked for
-_MAKERS: dict[str, Callable[[], Language]] = {
-    "chinese": chinese,
-    ENGLISH: english,
-    "french": french,
-    "german": german,
-    "italian": italian,
-    "japanese": japanese,
-    "korean": korean,
-    "portuguese": portuguese,
-    "russian": russian,
-    "spanish": spanish,
-}
+_EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
+_LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
 
 
 class Grammars:
@@ -43,22 +30,22 @@ class Grammars:
         self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
 
     def of(self, language: str) -> tuple[Grammar | None, WordJoining]:
-        """Grammar and joining of a language; no grammar for one that none is written for."""
+        """Return grammar and joining of a language; a language without tables has no grammar."""
         if language not in self._made:
             with self._lock:
-                tables = _MAKERS[language]() if language in _MAKERS else None
+                tables = _LANGUAGES[language]() if language in _LANGUAGES else None
                 made = Grammar(tables) if tables else None, WordJoining(tables)
                 self._made.setdefault(language, made)
         return self._made[language]
 
 
 def known_languages() -> list[str]:
-    """The languages that are read in words."""
-    return sorted(_MAKERS)
+    """Return the languages that are read in words."""
+    return sorted(_LANGUAGES)
 
 
 def missing(language: str) -> str:
-    """What to warn of where the expressions of a language are left as they are."""
+    """Return the warning that the expressions of a language stay as they are."""
     return (
         f"numbers and symbols are left as they are written: normalize reads no {language}; "
         f"it reads {', '.join(known_languages())}"
@@ -77,7 +64,7 @@ class ScriptWatch:
         self._counts: dict[str, int] = {}
 
     def is_known(self, words: str) -> bool:
-        """Whether these words or those before them have a letter, or the request named one."""
+        """Return whether a letter so far, or the request, shows the language of these words."""
         return bool(self._named or self._counts or any(map(str.isalpha, words)))
 
     def look(self, words: str) -> None:
@@ -87,7 +74,7 @@ class ScriptWatch:
                 self._counts[script] = self._counts.get(script, 0) + 1
 
     def language(self, words: str) -> str:
-        """The language of these words: of their own script, if it is not Latin."""
+        """Return the language of these words: that of their own script, if it is not Latin."""
         if self._named:
             return self._named
         own = [script for script in _scripts(words) if script != ENGLISH]
@@ -98,7 +85,7 @@ class ScriptWatch:
 
 
 def _scripts(text: str) -> Iterator[str]:
-    """The language that each script in a text stands for: once a word of Latin, else a letter."""
+    """Yield the language of each letter's script; of Latin letters, once for a word."""
     was_latin = False
     for char in text:
         is_latin = char.isalpha() and (char < "\u0370" or "\u1e00" <= char < "\u2000")

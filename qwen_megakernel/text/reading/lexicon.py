@@ -1,8 +1,9 @@
 """A user's own pronunciations: what is written, and how it is spelled to be said right.
 
-Rows are "word<TAB>respelling", with a language and "exact" as further columns; the W3C's
-Pronunciation Lexicon Specification is read, too, by `pls`. Of several entries the longest one that
-fits is taken, whole words only; what it gives is not read again, so entries cannot go in circles.
+Rows are "word<TAB>respelling", with a language and "exact" as further columns; `pls` reads the
+W3C's Pronunciation Lexicon Specification. Of several entries the longest one that fits is taken,
+whole words only. A respelling is not read again, so entries cannot go in circles. Two entries that
+respell one word differently, for the same language and case rule, are refused; equal ones are one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 4 * 2**20
 MAX_WORD_CHARS, MAX_RESPELLING_CHARS = 64, 256
 
-EXACT, ANY_CASE = "exact", "any"
+_CASES = ("exact", "any")  # whether capitals count
 _SPACE = re.compile(r"\s")
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 
@@ -38,32 +39,45 @@ class Entry:
     respelling: str
     language: str | None = None  # None: all of them
     is_exact: bool = False  # upper and lower case count
+    line: int | None = None  # of the file that it stands in
 
 
 class Lexicon:
-    """Entries, found by what a text goes on with.
+    """Entries, and which of them a text goes on with.
 
     Args:
-        entries: at most `MAX_ENTRIES`; a later one of the same word takes the place of an earlier.
+        entries: at most `MAX_ENTRIES`.
         where: what they are from, for messages.
     Raises:
-        UsageError: an entry is empty or too long, or there are too many.
+        UsageError: an entry is empty or too long, two contradict each other, or there are too many.
     """
 
     def __init__(self, entries: Iterable[Entry], where: str = "lexicon"):
         self._exact: dict[str, list[Entry]] = {}
         self._any: dict[str, list[Entry]] = {}
+        firsts: dict[tuple[bool, str, str | None], tuple[Entry, str]] = {}  # with their places
         for number, entry in enumerate(entries, start=1):
             if number > MAX_ENTRIES:
                 raise UsageError(
                     f"{where} has more than {MAX_ENTRIES} entries.",
                     hint="Give the words of this text alone.",
                 )
-            _check(entry, where)
-            words = self._exact if entry.is_exact else self._any
+            place = f"line {entry.line}" if entry.line else f"entry {number}"
+            _check(entry, f"{where}, {place}")
             key = entry.word if entry.is_exact else folded(entry.word)
-            others = [other for other in words.get(key, ()) if other.language != entry.language]
-            words[key] = [entry, *others]
+            row = entry.is_exact, key, entry.language
+            if row not in firsts:
+                firsts[row] = entry, place
+                words = self._exact if entry.is_exact else self._any
+                words.setdefault(key, []).append(entry)
+                continue
+            first, first_place = firsts[row]
+            if first.respelling != entry.respelling:
+                raise UsageError(
+                    f"{where}, {place}: {entry.word!r} is respelled {entry.respelling[:40]!r}, "
+                    f"but {first_place} respells {first.word!r} {first.respelling[:40]!r}.",
+                    hint="Keep one of the two, or give them different languages.",
+                )
         self._keys = [sorted(words) for words in (self._exact, self._any)]
         self._begins = frozenset(key[0] for keys in self._keys for key in keys)
 
@@ -72,7 +86,7 @@ class Lexicon:
 
     @staticmethod
     def of(value: Any) -> Lexicon | None:
-        """A lexicon of what a caller gives: one, a file, words with their respellings, or None.
+        """Return the lexicon of what a caller gives: one, a file, words with respellings, or None.
 
         Raises:
             UsageError: it is none of these, or has a fault, whose place is named.
@@ -89,7 +103,7 @@ class Lexicon:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Lexicon:
-        """The lexicon in a file: PLS where it begins as XML does, else rows.
+        """Return the lexicon in a file: PLS where it begins as XML does, else rows.
 
         Raises:
             UsageError: the file cannot be read, is too large, or has a fault; names the line.
@@ -105,11 +119,11 @@ class Lexicon:
 
     @staticmethod
     def parse(data: bytes | str, where: str = "lexicon") -> Lexicon:
-        """The lexicon in the bytes or the text of a file; see `read`."""
+        """Return the lexicon in the bytes or the text of a file; see `read`."""
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             words = pls.parse(data, where)
-            return Lexicon((Entry(*word) for word in words), where)
+            return Lexicon((Entry(*word, line=line) for line, word in words), where)
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -117,15 +131,12 @@ class Lexicon:
             raise UsageError(f"{where}, line {line}: no UTF-8 ({error.reason}).") from error
         rows = enumerate(text.split("\n"), start=1)
         filled = ((number, row.rstrip("\r")) for number, row in rows if row.strip())
-        return Lexicon(
-            (_entry(row, f"{where}, line {number}") for number, row in filled if row[0] != "#"),
-            where,
-        )
+        return Lexicon((_entry(row, where, line) for line, row in filled if row[0] != "#"), where)
 
     def find(
         self, text: str, lower: str, begin: int, is_ended: bool, language: str
     ) -> Entry | int | None:
-        """The entry that fits best at `begin`, and is a whole word there.
+        """Return the entry that fits best at `begin` and is a whole word there.
 
         Args:
             lower: the text as `folded` makes it.
@@ -159,7 +170,7 @@ class Lexicon:
 
 
 def _lengths(keys: list[str], given: str) -> Iterable[int]:
-    """Lengths of the beginnings of `given` that are keys; one more if a key goes on past it."""
+    """Yield the lengths of beginnings of `given` that are keys, and one more for a longer key."""
     low, high = 0, len(keys)
     for length in range(1, len(given) + 1):
         head = given[:length]
@@ -181,7 +192,7 @@ def _entry_of(entries: Sequence[Entry], language: str) -> Entry | None:
 
 
 def _is_edge(text: str, place: int) -> bool:
-    """Whether a word may begin or end here: between two letters only in scripts without spaces."""
+    """Return whether a word may begin or end here; Han and kana are words of one character."""
     if place in (0, len(text)):
         return True
     before, behind = text[place - 1], text[place]
@@ -191,32 +202,26 @@ def _is_edge(text: str, place: int) -> bool:
 
 
 def folded(text: str) -> str:
-    """In lower case and with plain spaces, character by character, so that places stay."""
+    """Return the text in lower case with plain spaces, character by character: places stay."""
     lower = text.lower()
     if len(lower) != len(text):
         lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)
     return _SPACE.sub(" ", lower)
 
 
-def _entry(row: str, where: str) -> Entry:
+def _entry(row: str, where: str, line: int) -> Entry:
+    place = f"{where}, line {line}"
     word, *columns = row.split("\t")
     if not columns or len(columns) > 3:
         raise UsageError(
-            f"{where}: {row[:40]!r} has {len(columns) + 1} columns.",
+            f"{place}: {row[:40]!r} has {len(columns) + 1} columns.",
             hint="Rows are word<TAB>respelling, then a language and exact or any, if need be.",
         )
-    respelling, language, case = [*columns, "", ""][:3]
-    if case.strip() not in ("", EXACT, ANY_CASE):
-        raise UsageError(f"{where}: case is {case.strip()[:20]!r}; known: {EXACT}, {ANY_CASE}.")
-    language = language.strip().lower()
-    entry = Entry(
-        word.strip(),
-        respelling.strip(),
-        (language_of_code(language) or language) if language else None,
-        case.strip() == EXACT,
-    )
-    _check(entry, where)
-    return entry
+    respelling, language, case = (each.strip() for each in [*columns, "", ""][:3])
+    if case not in ("", *_CASES):
+        raise UsageError(f"{place}: case is {case[:20]!r}; known: {', '.join(_CASES)}.")
+    language = language_of_code(language) or language.lower()
+    return Entry(word.strip(), respelling, language or None, case == "exact", line)
 
 
 def _check(entry: Entry, where: str) -> None:

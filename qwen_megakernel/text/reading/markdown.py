@@ -4,8 +4,6 @@ It is read a segment at a time (`segments`), so that a text that comes in pieces
 nothing else; marks are dropped where they stand, and whether they are balanced is not looked at.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from enum import Enum
@@ -36,7 +34,7 @@ _MARKS = re.compile(r"[*_`~\[\]\\<>&|#-]|\d[.)]$|[+•]$")
 
 
 class Line(Enum):
-    """What the line is that is being read."""
+    """The kind of the line that is being read."""
 
     BEGUN = "begun"  # nothing but marks of its kind so far
     TEXT = "text"
@@ -44,14 +42,14 @@ class Line(Enum):
 
 
 class Markdown:
-    """Reads the marks of a text; remembers what kind of line it is in."""
+    """The marks of a text, and what kind of line the reader is in."""
 
     def __init__(self) -> None:
         self._line = Line.BEGUN
         self._is_item = False  # a heading or an entry of a list, whose end is a pause
 
     def strip(self, segment: Draft) -> Draft:
-        """The segment without its marks; empty where it is nothing but a mark."""
+        """Return the segment without its marks; empty where it is nothing but a mark."""
         begins = self._line is Line.BEGUN
         text = segment.text
         if not _MARKS.search(text):
@@ -71,18 +69,18 @@ class Markdown:
         return self._line is Line.BEGUN
 
     def leave_marks(self) -> None:
-        """A word comes that is not looked at: the marks that begin the line are over."""
+        """Note a word that is left as it is: the marks that begin the line are over."""
         if self.is_begun:
             self._line = Line.TEXT
 
     def end_line(self, last: str) -> str:
-        """A line ends behind the character `last`: what is spoken for that before the line end."""
+        """End a line behind the character `last`; returns the pause that is spoken there."""
         is_item, self._is_item = self._is_item, False
         self._line = Line.BEGUN
         return "." if is_item and last.isalnum() else ""
 
     def _mark_of_line(self, text: str) -> str | None:
-        """What is spoken for a word that says what the line is; None for any other word."""
+        """Return what is spoken for a word that marks the kind of its line; None for others."""
         if _FENCE.match(text) or _RULE.match(text) or _QUOTE.match(text):
             return ""
         if _HEADING.match(text) or _BULLET.match(text):

@@ -4,21 +4,20 @@ An `alias` respells its graphemes; a `phoneme` has no spelling that a model coul
 refused. Entities and document types are refused, too: they can make a small file a large text.
 """
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 from xml.parsers import expat
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.text.languages import language_of_code
 
+Word = tuple[str, str, str | None]  # its respelling, and the language's name if there is one
 NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
 _MAX_TEXT_CHARS = 512  # of an element
 
 
-def parse(data: bytes, where: str) -> list[tuple[str, str, str | None]]:
-    """Words, their respellings and the language's name, if the lexicon says one.
+def parse(data: bytes, where: str) -> list[tuple[int, Word]]:
+    """Return the words of a lexicon, each with its line.
 
     Raises:
         UsageError: the file is no such lexicon; names the line.
@@ -36,10 +35,10 @@ def parse(data: bytes, where: str) -> list[tuple[str, str, str | None]]:
 
 class _Reader:
     def __init__(self, where: str):
-        self.words: list[tuple[str, str, str | None]] = []
+        self.words: list[tuple[int, Word]] = []
         self._where = where
         self._path: list[str] = []
-        self._graphemes: list[str] = []
+        self._graphemes: list[tuple[int, str]] = []  # with their lines
         self._alias: str | None = None
         self._language: str | None = None
         self._text = ""
@@ -82,10 +81,11 @@ class _Reader:
         name, text = self._path.pop(), " ".join(self._text.split())
         self._text = ""
         if name == "grapheme":
-            self._graphemes.append(text)
+            self._graphemes.append((self.parser.CurrentLineNumber, text))
         elif name == "alias":
             self._alias = text
         elif name == "lexeme":
             if not self._graphemes or self._alias is None:
                 self._refuse("a <lexeme> needs a <grapheme> and an <alias>.")
-            self.words += [(word, self._alias, self._language) for word in self._graphemes]
+            said = self._alias, self._language
+            self.words += [(line, (word, *said)) for line, word in self._graphemes]

@@ -1,4 +1,4 @@
-"""Reads one text, whole or as it arrives: what is handed on never changes, and no clock decides."""
+"""The reader of a text, whole or as it arrives: its output never changes, and no clock decides."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reading:
         self._grammars = Grammars()
 
     def reader(self, normalize: str, language: str, lexicon: Lexicon | None) -> TextReader | None:
-        """The reader of one request; None where its text is spoken as it is written.
+        """Return the reader of one request; None where its text is spoken as it is written.
 
         Args:
             normalize: one of `NORMALIZE`.
@@ -54,7 +54,7 @@ class Reading:
         return TextReader(self._grammars, is_on, language, lexicons)
 
     def warm_up(self) -> None:
-        """Load what the first number needs; what "auto" means turns to off where it is missing."""
+        """Load what the first number needs; where that is missing, "auto" means "off"."""
         if self.is_on and find_spec("num2words") is None:
             logger.warning("Numbers are spoken as they are written: num2words is not installed.")
             self.is_on = False
@@ -63,19 +63,19 @@ class Reading:
 
 
 def check_normalize(normalize: str) -> None:
-    """Refuse what is none of `choices.NORMALIZE`."""
+    """Raise UsageError for a value that `choices.NORMALIZE` lacks."""
     if normalize not in NORMALIZE:
         raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
 
 class TextReader:
-    """Reads one text. Its words, however the text is cut into pieces, are those of the whole.
+    """The reader of one text, which gives the same words however the text is cut into pieces.
 
     Args:
         grammars: of the engine.
-        is_normalizing: False: only the lexicons are looked at.
+        is_normalizing: whether expressions become words; the lexicons are used in any case.
         language: its name, or "auto": by the scripts of the text, English for Latin letters.
-        lexicons: the first that has an entry is asked first.
+        lexicons: the entries of an earlier one go before those of a later one.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class TextReader:
 
     @property
     def spoken(self) -> SpokenText:
-        """What was handed on so far."""
+        """The text that was handed on so far, and its pieces."""
         return SpokenText.of(self._pieces)
 
     def take_warnings(self) -> list[str]:
-        """What was left as it is for want of a library, and was not reported before."""
+        """Return warnings of text that no library reads, each of them once."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
     def whole(self, text: str) -> str:
-        """What is spoken for a complete text."""
+        """Return what is spoken for a complete text."""
         return self.feed(text) + self.end()
 
     def feed(self, piece: str) -> str:
@@ -126,11 +126,11 @@ class TextReader:
         return self._read(is_ended=True)
 
     def opens(self, words: str) -> bool:
-        """Whether the next word may go on with these, or says their language."""
+        """Return whether the next word may continue these words, or shows their language."""
         return not self._script.is_known(words) or self._joining(words).opens(words)
 
     def joins(self, words: str, gap: str, word: str) -> bool:
-        """Whether `word` goes on with these words."""
+        """Return whether `word` continues these words."""
         if not self._script.is_known(words):
             self._next_language = self._script.language(word)
         return self._joining(words + word).joins(words, gap, word)
@@ -145,7 +145,7 @@ class TextReader:
         return "".join(piece.text for piece in self._pieces[first:])
 
     def _respell(self, is_ended: bool) -> None:
-        """Move on what the lexicons have looked at."""
+        """Look up the new text in the lexicons, and move what is certain to the held text."""
         new, place = self._new, self._num_seen
         done, parts = place, [self._held]
         lower = folded(new.text) if self._lexicons else ""
@@ -166,7 +166,7 @@ class TextReader:
         self._new = new[place - self._num_seen :]
 
     def _entry(self, text: str, lower: str, place: int, is_ended: bool) -> tuple[int, str] | None:
-        """Length and respelling of the entry at `place`, 0 for none; None: not certain yet."""
+        """Return the length and respelling of the entry at `place`: 0 for none, None if unsure."""
         for lexicon in self._lexicons:
             found = lexicon.find(text, lower, place, is_ended, self._language)
             if found is None:
@@ -176,7 +176,7 @@ class TextReader:
         return 0, ""
 
     def _speak(self, is_ended: bool) -> Iterator[Piece]:
-        """Take from the held text what is certain, and make it into what is spoken."""
+        """Turn what is certain of the held text into what is spoken."""
         held, place = self._held, 0
         while place < len(held.text):
             end = self._next_end(held.text, place, is_ended)
@@ -188,7 +188,7 @@ class TextReader:
         self._held = held[place:]
 
     def _next_end(self, text: str, place: int, is_ended: bool) -> int | None:
-        """Where the next segment ends; None: not certain yet."""
+        """Return where the next segment ends; None while that is uncertain."""
         if not self._is_normalizing or text[place].isspace():
             self._is_raw = False
             return place + 1
@@ -236,14 +236,10 @@ class TextReader:
             yield from grammar.read(segment, self._before)
         else:
             yield from segment.kept(0, len(text))
-            if any(map(str.isdigit, text)):
-                self._warn(missing(language))
+            if any(map(str.isdigit, text)) and not self._has_warned:
+                self._has_warned = True
+                self._warnings.append(missing(language))
         self._before, self._last = (text.split() or [self._before])[-1], text[-1]
-
-    def _warn(self, warning: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            self._warnings.append(warning)
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text

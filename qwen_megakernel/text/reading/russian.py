@@ -1,244 +1,131 @@
-"""Russian: its numerals, the three forms of what is counted, and dates in the genitive."""
-
-from __future__ import annotations
+"""Russian: the three forms of what is counted, decimals by their names, dates in the genitive."""
 
 import re
+from functools import partialmethod
 
-from qwen_megakernel.text.reading.language import (
-    Language,
-    Numerals,
-    currencies,
-    month_forms,
-    nouns,
-    table,
-)
+from qwen_megakernel.text.reading.language import MAX_DIGITS, Language, Noun, Rules
 
-_MONTHS = (
-    *("января", "февраля", "марта", "апреля", "мая", "июня", "июля"),
-    *("августа", "сентября", "октября", "ноября", "декабря"),
-)
-_UNITS = """
-    км: километр, километра, километров
-    м: метр, метра, метров
-    см: сантиметр, сантиметра, сантиметров
-    мм: миллиметр, миллиметра, миллиметров
-    м² м2: квадратный метр, квадратных метра, квадратных метров
-    км²: квадратный километр, квадратных километра, квадратных километров
-    м³: кубический метр, кубических метра, кубических метров
-    кг: килограмм, килограмма, килограммов
-    г гр: грамм, грамма, граммов
-    мг: миллиграмм, миллиграмма, миллиграммов
-    т: тонна, тонны, тонн, f
-    л: литр, литра, литров
-    мл: миллилитр, миллилитра, миллилитров
-    °C ℃: градус Цельсия, градуса Цельсия, градусов Цельсия
-    °: градус, градуса, градусов
-    ч: час, часа, часов
-    мин: минута, минуты, минут, f
-    с сек: секунда, секунды, секунд, f
-    мс: миллисекунда, миллисекунды, миллисекунд, f
-    КБ: килобайт, килобайта, килобайт
-    МБ: мегабайт, мегабайта, мегабайт
-    ГБ: гигабайт, гигабайта, гигабайт
-    ТБ: терабайт, терабайта, терабайт
-    Гц: герц, герца, герц
-    кГц: килогерц, килогерца, килогерц
-    МГц: мегагерц, мегагерца, мегагерц
-    ГГц: гигагерц, гигагерца, гигагерц
-    Вт: ватт, ватта, ватт
-    кВт: киловатт, киловатта, киловатт
-    В: вольт, вольта, вольт
-    дБ: децибел, децибела, децибел
-    шт: штука, штуки, штук, f
-    чел: человек, человека, человек
-"""
-_CURRENCIES = """
-    ₽ руб руб. RUB: рубль, рубля, рублей / копейка, копейки, копеек, f
-    $ USD: доллар, доллара, долларов / цент, цента, центов
-    € EUR: евро / цент, цента, центов
-    £ GBP: фунт, фунта, фунтов / пенс, пенса, пенсов
-    ¥ JPY: иена, иены, иен, f
-"""
-_ABBREVIATIONS = """
-    т.е.: то есть
-    т.д.: так далее
-    т.п.: тому подобное
-    т.к.: так как
-    др.: другие
-    г.: год
-    гг.: годы
-    в.: век
-    ул.: улица
-    пр.: проспект
-    д.: дом
-    кв.: квартира
-    стр.: страница
-    см.: смотри
-    напр.: например
-    тел.: телефон
-    тыс.: тысяч
-    млн: миллионов
-    млрд: миллиардов
-    г-н: господин
-    г-жа: госпожа
-    д-р: доктор
-    проф.: профессор
-    им.: имени
-    ок.: около
-"""
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
+_PERCENT = Noun("процент", "процента", "процентов")
 
 
-def russian() -> Language:
-    """The tables of Russian."""
-    say = Numerals("ru")
+class Russian(Language):
+    code = "ru"
+    minus, plus, point, decimal = "минус", "плюс", "и", ","
+    percent, per, to, number_sign = "процентов", "в", "до", "номер"
+    ordinal_marks = "-?(?:й|ый|ой)"
+    UNITS = """км: километр, -а, -ов; м: метр, -а, -ов; см: сантиметр, -а, -ов
+        мм: миллиметр, -а, -ов; м² м2: квадратный метр, квадратных метра, квадратных метров
+        км²: квадратный километр, квадратных километра, квадратных километров
+        м³: кубический метр, кубических метра, кубических метров; кг: килограмм, -а, -ов
+        г гр: грамм, -а, -ов; мг: миллиграмм, -а, -ов; т: тонна, тонны, тонн, f; л: литр, -а, -ов
+        мл: миллилитр, -а, -ов; °C ℃: градус Цельсия, градуса Цельсия, градусов Цельсия
+        °: градус, -а, -ов; ч: час, -а, -ов; мин: минута, минуты, минут, f
+        с сек: секунда, секунды, секунд, f; мс: миллисекунда, миллисекунды, миллисекунд, f
+        КБ: килобайт, -а, килобайт; МБ: мегабайт, -а, мегабайт; ГБ: гигабайт, -а, гигабайт
+        ТБ: терабайт, -а, терабайт; Гц: герц, -а, герц; кГц: килогерц, -а, килогерц
+        МГц: мегагерц, -а, мегагерц; ГГц: гигагерц, -а, гигагерц; Вт: ватт, -а, ватт
+        кВт: киловатт, -а, киловатт; В: вольт, -а, вольт; дБ: децибел, -а, децибел
+        шт: штука, штуки, штук, f; чел: человек, -а, человек"""
+    SCALES = """тыс. тыс: тысяча, тысячи, тысяч, f; млн млн.: миллион, -а, -ов
+        млрд млрд.: миллиард, -а, -ов"""
+    CURRENCIES = """₽ руб руб. RUB: рубль, рубля, рублей / копейка, копейки, копеек, f
+        $ USD: доллар, -а, -ов / цент, -а, -ов; € EUR: евро / цент, -а, -ов
+        £ GBP: фунт, -а, -ов / пенс, -а, -ов; ¥ JPY: иена, иены, иен, f"""
+    money_joint = " "
+    MONTHS = "января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
+    SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
+    says_written_dates = True
+    ABBREVIATIONS = """т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
+        т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; ул.: улица; пр.: проспект; д.: дом
+        кв.: квартира; стр.: страница; см.: смотри; напр.: например; тел.: телефон; тыс.: тысяч
+        млн: миллионов; млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор
+        проф.: профессор; им.: имени; ок.: около"""
+    FINAL = "т.д. т.п. др. г. в."
+    SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
+        <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
+    WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
+    OPENS, FOLLOWERS = "№ т. д. стр.", "г года году"
 
-    def cardinal(number: int, gender: str) -> str:
-        return say(number, gender=gender or "m")
+    def rules(self) -> Rules:
+        """Dates and years with their word, the genders of ordinals, percents, decimals."""
+        months = "|".join(sorted(self.month_forms, key=len, reverse=True))
+        year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
+        yield rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{months})\b\.?(?:\s{year})?", self.written_date
+        yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
+        year = r"(?P<y>1\d{3}|20\d\d)"
+        yield rf"{year}\sг(?:\.|ода)(?!\w)", "{y:genitive} года"
+        yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
+        yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
+        yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
+        yield r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)", "{n:genitive}"
+        yield r"(?P<n>\d{1,6})\s?%", self.percents
+        units = "|".join(sorted(map(re.escape, self.units), key=len, reverse=True))
+        not_counting = rf"(?!\s?(?:[$€£₽]|руб|{units})(?!\w))(?!\s?(?:тыс|млн|млрд))"
+        decimal = r"(?P<s>[-−]\s?)?(?P<w>\d{1,9}),(?P<d>\d{1,3})(?![\d,])"
+        yield decimal + not_counting, self.decimal_number
 
-    def plural(number: int) -> int:
+    def _ordinal(self, case: str, gender: str, number: int) -> str:
+        return self.say(number, "ordinal", case=case, gender=gender)
+
+    neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
+    genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
+
+    def cardinal(self, number: int, gender: str = "") -> str:
+        """Return a number of a gender."""
+        return self.say(number, gender=gender or "m")
+
+    def plural(self, number: int) -> int:
+        """One for numbers that end in one, few for two to four, many for all others."""
         if number % 10 == 1 and number % 100 != 11:
             return 0
         return 1 if number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14) else 2
 
-    def date(day: int, month: int, year: int | None, before: str) -> str:
-        words = f"{say(day, 'ordinal', case='n', gender='n')} {_MONTHS[month - 1]}"
-        return words if year is None else f"{words} {of_year(year)}"
+    def form(self, whole: str, decimals: str, noun: Noun) -> str:
+        """Return the form of a noun behind a number; behind decimals it is that of few."""
+        is_whole = whole and not decimals and len(whole) <= MAX_DIGITS
+        return super().form(whole, decimals, noun) if is_whole else noun.few
 
-    def of_year(number: int) -> str:
-        return say(number, "ordinal", case="g", gender="m") + " года"
+    def percents(self, match: re.Match[str], before: str) -> str:
+        """Return a whole number of percents."""
+        return self.count(str(int(match["n"])), "", _PERCENT)
 
-    def time(hour: int, minute: int, second: int | None) -> str:
-        if not minute and not second:
-            return f"{say(hour)} {('час', 'часа', 'часов')[plural(hour)]}"
-        words = f"{say(hour)} {'' if minute > 9 else 'ноль '}{say(minute)}"
-        return words if second is None else f"{words} {'' if second > 9 else 'ноль '}{say(second)}"
+    def day(self, number: int, before: str) -> str:
+        return self.neuter(number)
 
-    def fraction(top: int, bottom: int) -> str:
-        if bottom == 2:
-            return f"{say(top, gender='f')} {'вторая' if top == 1 else 'вторых'}"
-        if bottom in (3, 4):
-            forms = {3: ("треть", "трети"), 4: ("четверть", "четверти")}[bottom]
-            return f"{say(top, gender='f')} {forms[0] if top == 1 else forms[1]}"
-        part = say(bottom, "ordinal", gender="f")
-        if top != 1:
-            part = say(bottom, "ordinal", case="g", gender="m").removesuffix("ого") + "ых"
-        return f"{say(top, gender='f')} {part}"
+    def dated_year(self, number: int) -> str:
+        return f"{self.genitive(number)} года"
 
-    def decimal(match: re.Match[str], before: str) -> str | None:
-        """ "3,14": three wholes, fourteen hundredths."""
-        whole, decimals = int(match["w"]), match["d"]
-        tenths = _TENTHS.get(len(decimals))
-        if not tenths:
+    def written_date(self, match: re.Match[str], before: str) -> str | None:
+        """ "5 марта 2026 года", "23.11.2026"."""
+        month = self.month_forms.get(match["m"].lower()) or int(match["m"])
+        if not (1 <= month <= 12 and 1 <= int(match["d"]) <= 31):
             return None
-        parts = int(decimals)
-        one = "целая" if plural(whole) == 0 else "целых"
-        part = tenths[0] if plural(parts) == 0 else tenths[1]
-        sign = "минус " if match["s"] else ""
-        return f"{sign}{say(whole, gender='f')} {one} {say(parts, gender='f')} {part}"
+        return self.date(int(match["d"]), month, int(match["y"]) if match["y"] else None, before)
 
-    months = month_forms(_MONTHS, "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек")
-    unit_signs = "|".join(sorted(map(re.escape, nouns(_UNITS)), key=len, reverse=True))
-    return Language(
-        code="ru",
-        cardinal=cardinal,
-        ordinal=lambda number: say(number, "ordinal"),
-        year=say,
-        plural=plural,
-        minus="минус",
-        plus="плюс",
-        point="и",
-        decimal=",",
-        months=_MONTHS,
-        month_forms=months,
-        ordinal_marks="-?(?:й|ый|ой)",
-        says_written_dates=True,
-        date=date,
-        time=time,
-        units=nouns(_UNITS),
-        per="в",
-        currencies=currencies(_CURRENCIES),
-        money_joint=" ",
-        scales=nouns(
-            "тыс. тыс: тысяча, тысячи, тысяч, f\nмлн млн.: миллион, миллиона, миллионов"
-            "\nмлрд млрд.: миллиард, миллиарда, миллиардов"
-        ),
-        percent="процентов",
-        to="до",
-        fraction=fraction,
-        abbreviations=table(_ABBREVIATIONS)
-        | {"т. е.": "то есть", "т. д.": "так далее", "т. п.": "тому подобное"},
-        final=frozenset({"т.д.", "т.п.", "др.", "г.", "в."}),
-        symbols=table(
-            "&: и\n@: собака\n+: плюс\n=: равно\n%: процентов\n÷: разделить на\n×: умножить на"
-            "\n°: градусов\n≈ ~: около\n<: меньше\n>: больше\n≤: не больше\n≥: не меньше"
-            "\n±: плюс минус\n§: параграф\n№: номер"
-        )
-        | {"™": "", "®": "", "/": " "},
-        web=table(
-            ".: точка\n@: собака\n/: слэш\n-: дефис\n_: подчёркивание\n?: вопрос"
-            "\n=: равно\n&: и\n#: решётка\n+: плюс\n:: двоеточие"
-        ),
-        number_sign="номер",
-        extra=(
-            (
-                re.compile(
-                    rf"(?P<d>\d{{1,2}})\s(?P<m>{'|'.join(sorted(months, key=len, reverse=True))})"
-                    r"\b\.?(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)?",
-                    re.IGNORECASE,
-                ),
-                lambda match, before: date(
-                    int(match["d"]),
-                    months[match["m"].lower()],
-                    int(match["y"]) if match["y"] else None,
-                    before,
-                ),
-            ),
-            (
-                re.compile(r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)"),
-                lambda match, before: (
-                    date(int(match["d"]), int(match["m"]), int(match["y"]), before)
-                    if 1 <= int(match["m"]) <= 12 and 1 <= int(match["d"]) <= 31
-                    else None
-                ),
-            ),
-            (
-                re.compile(r"(?P<y>1\d{3}|20\d\d)\sг(?:\.|ода)(?!\w)"),
-                lambda match, before: of_year(int(match["y"])),
-            ),
-            (
-                re.compile(r"(?P<y>1\d{3}|20\d\d)\sгоду(?!\w)"),
-                lambda match, before: (
-                    say(int(match["y"]), "ordinal", case="p", gender="m") + " году"
-                ),
-            ),
-            (
-                re.compile(r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)"),
-                lambda match, before: say(int(match["n"]), "ordinal", gender="f"),
-            ),
-            (
-                re.compile(r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)"),
-                lambda match, before: say(int(match["n"]), "ordinal", gender="n"),
-            ),
-            (
-                re.compile(r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)"),
-                lambda match, before: say(int(match["n"]), "ordinal", case="g", gender="m"),
-            ),
-            (
-                re.compile(r"(?P<n>\d{1,6})\s?%"),
-                lambda match, before: (
-                    f"{say(int(match['n']))} "
-                    + ("процент", "процента", "процентов")[plural(int(match["n"]))]
-                ),
-            ),
-            (
-                re.compile(
-                    r"(?P<s>[-−]\s?)?(?P<w>\d{1,9}),(?P<d>\d{1,3})(?![\d,])"
-                    rf"(?!\s?(?:[$€£₽]|руб|{unit_signs})(?!\w))(?!\s?(?:тыс|млн|млрд))"
-                ),
-                decimal,
-            ),
-        ),
-        followers=frozenset({"г", "года", "году"}),
-        opens=frozenset({"№", "т.", "д.", "стр."}),
-    )
+    def time(self, hour: int, minute: int, second: int | None) -> str:
+        """Return a time of day; a zero is said before minutes and seconds of one digit."""
+        if not minute and not second:
+            return self.count(str(hour), "", self.units["ч"])
+        words = f"{self.say(hour)} {'' if minute > 9 else 'ноль '}{self.say(minute)}"
+        if second is None:
+            return words
+        return f"{words} {'' if second > 9 else 'ноль '}{self.say(second)}"
+
+    def fraction(self, top: int, bottom: int) -> str:
+        parts = {2: ("вторая", "вторых"), 3: ("треть", "трети"), 4: ("четверть", "четверти")}
+        if bottom in parts:
+            part = parts[bottom][0 if top == 1 else 1]
+        elif top == 1:
+            part = self.feminine(bottom)
+        else:
+            part = self.genitive(bottom).removesuffix("ого") + "ых"
+        return f"{self.say(top, gender='f')} {part}"
+
+    def decimal_number(self, match: re.Match[str], before: str) -> str:
+        """ "3,14": three wholes, fourteen hundredths."""
+        whole, parts = int(match["w"]), int(match["d"])
+        one = "целая" if self.plural(whole) == 0 else "целых"
+        part = _TENTHS[len(match["d"])][0 if self.plural(parts) == 0 else 1]
+        sign = "минус " if match["s"] else ""
+        return f"{sign}{self.say(whole, gender='f')} {one} {self.say(parts, gender='f')} {part}"

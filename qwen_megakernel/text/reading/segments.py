@@ -5,8 +5,6 @@ next word does not go on with it, or `MAX_OPEN_CHARS` characters past its first 
 segments end depends on the text alone, so a text that comes in pieces has those of the whole.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Protocol
 
@@ -26,17 +24,17 @@ _ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)
 
 
 class Joining(Protocol):
-    """Says which words may be one expression."""
+    """The rule that decides which words may be one expression."""
 
     def opens(self, words: str) -> bool:
-        """Whether the next word may go on with these."""
+        """Return whether the next word may continue these words."""
 
     def joins(self, words: str, gap: str, word: str) -> bool:
-        """Whether `word` goes on with these words; `gap` is the space between, or nothing."""
+        """Return whether `word` continues these words; `gap` is the space between, or empty."""
 
 
 def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int | None:
-    """Where the segment ends that begins at `begin`; None while later text may still change that.
+    """Return where the segment that begins at `begin` ends; None while later text may change that.
 
     Args:
         text: of which the end may be missing; no white space at `begin`.
@@ -67,7 +65,7 @@ def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int 
 
 
 def is_too_long(text: str, begin: int) -> bool:
-    """Whether the word at `begin` is too long for an expression, so that it is left as it is."""
+    """Return whether the word at `begin` is too long for an expression and stays as it is."""
     end = _word_end(text, begin)
     if end - begin <= MAX_OPEN_CHARS:
         return False
@@ -81,8 +79,7 @@ def is_too_long(text: str, begin: int) -> bool:
 
 
 def run_end(text: str, begin: int) -> int:
-    """Where the characters end that no white space and no Han or kana interrupts; `begin` if none
-    stand there."""
+    """Return the end of the run at `begin` without white space, Han and kana; `begin` for none."""
     run = _RUN.match(text, begin)
     return run.end() if run else begin
 
@@ -92,5 +89,5 @@ def _word_end(text: str, begin: int) -> int:
 
 
 def _is_open(text: str, end: int) -> bool:
-    """Whether a word that ends here may go on in the next piece."""
+    """Return whether a word that ends here may go on in the next piece."""
     return end == len(text) and not _UNSPACED_CHAR.match(text, end - 1)

@@ -1,184 +1,60 @@
-"""Spanish: its numerals and their genders, 1.º, and titles before a name."""
+"""Spanish: the genders of its numerals, 1.º and 1er, and hours of the afternoon."""
 
-from __future__ import annotations
-
-import re
-
-from qwen_megakernel.text.reading.language import (
-    Language,
-    Numerals,
-    currencies,
-    month_forms,
-    nouns,
-    table,
-)
-
-_MONTHS = (
-    *("enero", "febrero", "marzo", "abril", "mayo", "junio", "julio"),
-    *("agosto", "septiembre", "octubre", "noviembre", "diciembre"),
-)
-_UNITS = """
-    km: kilómetro, kilómetros
-    m: metro, metros
-    cm: centímetro, centímetros
-    mm: milímetro, milímetros
-    m² m2: metro cuadrado, metros cuadrados
-    km² km2: kilómetro cuadrado, kilómetros cuadrados
-    m³ m3: metro cúbico, metros cúbicos
-    kg: kilogramo, kilogramos
-    g: gramo, gramos
-    mg: miligramo, miligramos
-    t: tonelada, toneladas, f
-    l L: litro, litros
-    ml mL: mililitro, mililitros
-    °C ℃: grado Celsius, grados Celsius
-    °: grado, grados
-    h: hora, horas, f
-    min: minuto, minutos
-    s seg: segundo, segundos
-    ms: milisegundo, milisegundos
-    KB kB: kilobyte, kilobytes
-    MB: megabyte, megabytes
-    GB: gigabyte, gigabytes
-    TB: terabyte, terabytes
-    Hz: hercio, hercios
-    kHz: kilohercio, kilohercios
-    MHz: megahercio, megahercios
-    GHz: gigahercio, gigahercios
-    W: vatio, vatios
-    kW: kilovatio, kilovatios
-    V: voltio, voltios
-    dB: decibelio, decibelios
-    x ×: vez, veces, f
-"""
-_CURRENCIES = """
-    € EUR: euro, euros / céntimo, céntimos
-    $ USD: dólar, dólares / centavo, centavos
-    £ GBP: libra, libras, f / penique, peniques
-    ¥ JPY: yen, yenes
-    MXN: peso, pesos / centavo, centavos
-"""
-_ABBREVIATIONS = """
-    Sr.: señor
-    Sra.: señora
-    Srta.: señorita
-    Sres.: señores
-    Dr.: doctor
-    Dra.: doctora
-    D.: don
-    Dña.: doña
-    Prof.: profesor
-    Ud. Vd.: usted
-    Uds. Vds.: ustedes
-    etc.: etcétera
-    p.ej.: por ejemplo
-    aprox.: aproximadamente
-    Avda. Av.: avenida
-    C/: calle
-    pág.: página
-    págs.: páginas
-    núm.: número
-    tel.: teléfono
-    vol.: volumen
-    cap.: capítulo
-    art.: artículo
-    máx.: máximo
-    mín.: mínimo
-    EE.UU.: Estados Unidos
-    a.C.: antes de Cristo
-    d.C.: después de Cristo
-"""
-_PARTS = {2: "medio", 3: "tercio", 4: "cuarto", 10: "décimo"}
-_TENS = {11: "onceavo", 12: "doceavo", 20: "veinteavo", 100: "centésimo"}
+from qwen_megakernel.text.reading.language import Rules
+from qwen_megakernel.text.reading.romance import Romance
 
 
-def spanish() -> Language:
-    """The tables of Spanish."""
-    say = Numerals("es")
+class Spanish(Romance):
+    code = "es"
+    minus, plus, point = "menos", "más", "coma"
+    percent, per, to, number_sign = "por ciento", "por", "a", "número"
+    ENDINGS = r"""f: uno$ una, cientos\b cientas, quinientos quinientas
+        c: veintiuno$ veintiún, uno$ un"""
+    ordinal_marks, feminine_marks = r"\.?º|\.?°|o\b", r"\.?ª|a\b(?!\.)"
+    BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
+    PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
+        100: centésimo"""
+    max_named_part, parts_form = 9, "{top} entre {bottom}"
+    noun_gender = "c"
+    UNITS = """km: kilómetro; m: metro; cm: centímetro; mm: milímetro
+        m³ m3: metro cúbico, metros cúbicos; m² m2: metro cuadrado, metros cuadrados
+        km² km2: kilómetro cuadrado, kilómetros cuadrados; kg: kilogramo; g: gramo; mg: miligramo
+        t: tonelada, f; l L: litro; ml mL: mililitro; °C ℃: grado Celsius, grados Celsius; °: grado
+        h: hora, f; min: minuto; s seg: segundo; ms: milisegundo; KB kB: kilobyte; MB: megabyte
+        GB: gigabyte; TB: terabyte; Hz: hercio; kHz: kilohercio; MHz: megahercio; GHz: gigahercio
+        W: vatio; kW: kilovatio; V: voltio; dB: decibelio; x ×: vez, veces, f"""
+    SCALES = "millón millones M: millón, millones"
+    CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
+        £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
+    money_joint, scale_joint = " con ", " de "
+    MONTHS = """enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre
+        diciembre"""
+    SHORT_MONTHS = "ene feb mar abr - jun jul ago sept/sep oct nov dic"
+    LINKS = "de del"
+    dates = "{day} de {month}", "{day} de {month} de {year}"
+    time_marks = r"\sh\b"
+    ABBREVIATIONS = """Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
+        Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
+        etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
+        C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
+        cap.: capítulo; art.: artículo; máx.: máximo; mín.: mínimo; EE.UU. EE.~UU.: Estados Unidos
+        a.C.: antes de Cristo; d.C.: después de Cristo"""
+    FINAL = "etc. EE.UU."
+    SYMBOLS = """&: y; @: arroba; =: igual a; ÷: dividido entre; ×: por; °: grados
+        ≈ ~: aproximadamente; <: menor que; >: mayor que; ≤: como máximo; ≥: como mínimo
+        ±: más o menos; §: sección; ©: copyright"""
+    WEB = """.: punto; /: barra; -: guion; _: guion bajo; ?: interrogación; =: igual; #: almohadilla
+        :: dos puntos"""
+    OPENS, FOLLOWERS = "n.º nº N.º p. EE.", "h"
 
-    def cardinal(number: int, gender: str) -> str:
-        words = say(number)
-        if gender == "f":
-            words = re.sub(r"cientos\b", "cientas", re.sub(r"uno$", "una", words))
-            return words.replace("quinientos", "quinientas")
-        if gender == "c":  # before what is counted
-            return (
-                words.replace("veintiuno", "veintiún")
-                if number % 100 == 21
-                else re.sub(r"uno$", "un", words)
-            )
-        return words
+    def rules(self) -> Rules:
+        """Feminine ordinals, and the short forms of first and third."""
+        yield from super().rules()
+        yield r"1\.?er(?!\w)", "primer"
+        yield r"3\.?er(?!\w)", "tercer"
 
-    def time(hour: int, minute: int, second: int | None) -> str:
-        words = cardinal(hour, "f")
-        words += f" y {say(minute)}" if minute else (" horas" if hour > 12 or not hour else "")
-        return words + (f" con {say(second)} segundos" if second else "")
-
-    def date(day: int, month: int, year: int | None, before: str) -> str:
-        words = f"{say(day)} de {_MONTHS[month - 1]}"
-        return words if year is None else f"{words} de {say(year)}"
-
-    def fraction(top: int, bottom: int) -> str:
-        part = _PARTS.get(bottom) or _TENS.get(bottom)
-        if not part and bottom < 10:
-            part = say(bottom, "ordinal")
-        if not part:
-            return f"{say(top)} entre {say(bottom)}"
-        return f"{cardinal(top, 'c')} {part}" + ("s" if top > 1 else "")
-
-    def ordinal(number: int) -> str:
-        return say(number, "ordinal")
-
-    return Language(
-        code="es",
-        cardinal=cardinal,
-        ordinal=ordinal,
-        year=say,
-        minus="menos",
-        plus="más",
-        point="coma",
-        decimals_are_a_number=True,
-        decimal=",",
-        months=_MONTHS,
-        month_forms=month_forms(_MONTHS, "ene feb mar abr - jun jul ago sept/sep oct nov dic"),
-        ordinal_marks=r"\.?º|\.?°|o\b",
-        date=date,
-        time=time,
-        time_marks=r"\sh\b",
-        units=nouns(_UNITS, "c"),
-        per="por",
-        currencies=currencies(_CURRENCIES, "c"),
-        money_joint=" con ",
-        scales=nouns("millón millones M: millón, millones, c"),
-        scale_joint=" de ",
-        percent="por ciento",
-        to="a",
-        fraction=fraction,
-        abbreviations=table(_ABBREVIATIONS)
-        | {"p. ej.": "por ejemplo", "EE. UU.": "Estados Unidos"},
-        final=frozenset({"etc.", "EE.UU."}),
-        symbols=table(
-            "&: y\n@: arroba\n+: más\n=: igual a\n%: por ciento\n÷: dividido entre\n×: por"
-            "\n°: grados\n≈ ~: aproximadamente\n<: menor que\n>: mayor que\n≤: como máximo"
-            "\n≥: como mínimo\n±: más o menos\n§: sección\n©: copyright"
-        )
-        | {"™": "", "®": "", "/": " "},
-        web=table(
-            ".: punto\n@: arroba\n/: barra\n-: guion\n_: guion bajo\n?: interrogación"
-            "\n=: igual\n&: y\n#: almohadilla\n+: más\n:: dos puntos"
-        ),
-        number_sign="número",
-        extra=(
-            (
-                re.compile(r"(?P<n>\d{1,3})(?:\.?ª|a\b(?!\.))"),
-                lambda match, before: re.sub(r"o\b", "a", ordinal(int(match["n"]))),
-            ),
-            (re.compile(r"1\.?er(?!\w)"), lambda match, before: "primer"),
-            (re.compile(r"3\.?er(?!\w)"), lambda match, before: "tercer"),
-            (re.compile(r"(?:n|N)\.?[º°]\s?(?=\d)"), lambda match, before: "número "),
-            (re.compile(r"p\.\s?(?=\d)"), lambda match, before: "página "),
-        ),
-        followers=frozenset({"h"}),
-        links=frozenset({"de", "del"}),
-        opens=frozenset({"n.º", "nº", "N.º", "p.", "EE."}),
-    )
+    def time(self, hour: int, minute: int, second: int | None) -> str:
+        """Return a time of day: "las tres", and "quince horas" in the afternoon."""
+        words = self.cardinal(hour, "f")
+        words += f" y {self.say(minute)}" if minute else " horas" * (hour > 12 or not hour)
+        return words + (f" con {self.say(second)} segundos" if second else "")

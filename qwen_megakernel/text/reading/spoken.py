@@ -26,7 +26,7 @@ class SpokenText:
 
     @staticmethod
     def of(pieces: Iterable[Piece]) -> SpokenText:
-        """The text of these pieces; neighbours that were left as they are become one piece."""
+        """Return the text of these pieces; neighbours that were left as they are become one."""
         merged: list[Piece] = []
         for piece in pieces:
             last = merged[-1] if merged else None
@@ -52,13 +52,13 @@ class Draft:
 
     @staticmethod
     def at(text: str, start: int) -> Draft:
-        """A piece of the source itself."""
+        """Return a piece of the source itself."""
         places = list(range(start, start + len(text) + 1))
         return Draft(text, places[:-1], places[1:])
 
     @staticmethod
     def joined(drafts: Iterable[Draft]) -> Draft:
-        """These drafts one after the other."""
+        """Return these drafts, one after the other."""
         whole = Draft("", [], [])
         texts = []
         for draft in drafts:
@@ -72,11 +72,11 @@ class Draft:
         return Draft(self.text[part], self.starts[part], self.ends[part])
 
     def as_one(self, begin: int, end: int, char: str) -> Draft:
-        """One character in the place of [begin, end)."""
+        """Return one character in the place of [begin, end)."""
         return Draft(char, [self.starts[begin]], [self.ends[end - 1]])
 
     def replace(self, pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str]) -> Draft:
-        """The draft with every match replaced; a replacement stands for all of its match."""
+        """Return the draft with every match replaced; a replacement stands for all of its match."""
         if not pattern.search(self.text):
             return self
         text, starts, ends, done = "", [], [], 0
@@ -95,11 +95,11 @@ class Draft:
         return Draft(text + self.text[done:], starts + self.starts[done:], ends + self.ends[done:])
 
     def words(self, begin: int, end: int, words: str) -> Piece:
-        """`words` in the place of the characters [begin, end)."""
+        """Return `words` in the place of the characters [begin, end)."""
         return Piece(words, self.starts[begin], self.ends[end - 1])
 
     def kept(self, begin: int, end: int) -> Iterator[Piece]:
-        """The characters [begin, end) as they are, cut where the source has others between."""
+        """Yield the characters [begin, end) as they are, cut where the source has others."""
         for place in range(begin + 1, end + 1):
             if place == end or not self._are_neighbours(place - 1, place):
                 start, stop = self.starts[begin], self.ends[place - 1]
@@ -107,6 +107,6 @@ class Draft:
                 begin = place
 
     def _are_neighbours(self, place: int, following: int) -> bool:
-        """Whether two characters are two neighbouring ones of the source."""
+        """Return whether two characters are neighbours in the source."""
         start, next_start = self.starts[place], self.starts[following]
         return start + 1 == self.ends[place] == next_start == self.ends[following] - 1

@@ -1,4 +1,4 @@
-"""The vocoder in native code: csrc/cpu, in the threads of the CPU decoder.
+"""The vocoder in native code (csrc/cpu); it computes in the threads of the CPU decoder.
 
-Read `vocoder`; `library` mirrors the C interface.
+Read `vocoder`; `library` mirrors the C structs.
 """

@@ -1,8 +1,8 @@
-"""The vocoder on a CPU's own instructions: codes to samples in one native call.
+"""The vocoder in native code, compiled for this CPU's instructions: codes to samples in one call.
 
 Arithmetic is float32. A stream's samples depend neither on the number of threads nor on the streams
-beside it; how it was cut into chunks changes them by rounding only. States are those of the vocoder
-in PyTorch, value by value.
+beside it; its division into chunks changes them by rounding only. States have the layout of the
+vocoder in PyTorch, value by value.
 """
 
 import ctypes
@@ -28,18 +28,19 @@ from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Voco
 
 
 def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
-    """Refuse what the native sources were not written for, or would read past its end.
+    """Raise an error for a codec that the native sources cannot run.
 
     Raises:
-        UnsupportedModel: names the dimension.
-        ModelFilesError: names the tensor.
+        UnsupportedModel: the numbers or the width of the heads do not fit.
+        ModelFilesError: a tensor is missing or has another shape; native code would read past its
+            end.
     """
     decoder = config.decoder
     if decoder.head_dim % 2 or decoder.num_heads % decoder.num_kv_heads:
         raise UnsupportedModel(
-            f"The CPU vocoder cannot run this codec: {decoder.num_heads} heads of "
-            f"{decoder.head_dim}, {decoder.num_kv_heads} of keys.",
-            "Heads must have an even width, and share keys evenly.",
+            f"The CPU vocoder cannot run this codec: it has {decoder.num_heads} query heads of "
+            f"width {decoder.head_dim}, and {decoder.num_kv_heads} key heads.",
+            "The width must be even, and the query heads a multiple of the key heads.",
             "Use --backend torch.",
         )
     for name, shape in codec_tensors(config).items():
@@ -52,14 +53,16 @@ def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
 
 
 class CpuVocoder(Vocoder):
-    """`Vocoder` in native code.
+    """A `Vocoder` in native code.
 
     Args:
         codec_config, tensors: as `Vocoder` takes them.
-        pool: whose threads compute; the decoder's, so that never two pools want the same cores.
+        pool: the threads that compute; those of the decoder, so that two pools never compete for
+            the same cores.
         is_direct: leave out the transforms along time, which save products and cost digits.
     Raises:
-        UnsupportedModel, ModelFilesError, OutOfMemory: before anything runs.
+        UnsupportedModel, ModelFilesError, OutOfMemory: the vocoder cannot run; nothing has run
+            before.
     """
 
     def __init__(
@@ -76,15 +79,14 @@ class CpuVocoder(Vocoder):
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
-        assert (
-            tables.is_contiguous()
-        )  # else the native code would go on reading a copy that is gone
+        assert tables.is_contiguous()  # else native code would read a copy that is freed
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
         self._check(status, "The vocoder")
         self._handle = handle
-        # The tables stay ours, and the pool must outlive the vocoder. All else was copied.
+        # Native code reads the tables where they are, and the pool must outlive the vocoder.
+        # Everything else was copied.
         destroy_with(self, _destroy, self._library, handle, pool, tables)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
@@ -94,7 +96,7 @@ class CpuVocoder(Vocoder):
         return self._library.qwen_cpu_vocoder_weight_bytes(self._handle)
 
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
-        """As `Vocoder.step`."""
+        """Decode the next frames of n streams; see `Vocoder.step`."""
         codes = self._checked(codes)
         assert len(states) == len(codes) == len({id(state) for state in states})
         pcm = torch.empty(len(codes), codes.shape[1] * self.samples_per_frame)
@@ -102,7 +104,7 @@ class CpuVocoder(Vocoder):
         return pcm
 
     def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
-        """As `Vocoder.warm`."""
+        """Advance a stream over frames whose samples are not needed; see `Vocoder.warm`."""
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         self._run(codes, [state], max(0, codes.shape[1] - self._tail_context), None)
 
@@ -127,7 +129,7 @@ class CpuVocoder(Vocoder):
 
 
 class _Source:
-    """A `VocoderSource` and the tensors behind its addresses, which native code reads once."""
+    """A `VocoderSource`, and the tensors at its addresses, which native code reads once."""
 
     def __init__(self, vocoder: Vocoder, is_direct: bool):
         self._alive: list[Tensor] = []
@@ -139,7 +141,7 @@ class _Source:
             self._conv(vocoder._pre_conv),
             self._matrix(*transformer.input_proj),
         ]
-        vectors = []
+        vectors: list[Tensor] = []
         for layer in transformer.layers:
             convolutions += [
                 self._matrix(layer.qkv_proj, history=layer.history.start),
@@ -191,7 +193,7 @@ class _Source:
     def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, stride: int = 1, history: int = 0
     ) -> native.ConvolutionSource:
-        """A weight [stride * out_channels, in_channels] for every step by itself."""
+        """Return a weight [stride * out_channels, in_channels] that each step meets by itself."""
         rows, columns = weight.shape
         return native.ConvolutionSource(
             *(self._address(weight.T), self._address(bias), None, None),

@@ -1,4 +1,4 @@
-"""Core ML: what an export leaves on disk, run without an Apple machine, is the plain decoder."""
+"""Core ML: the exported models, run without an Apple machine, equal the plain decoder."""
 
 import functools
 import json
@@ -41,7 +41,7 @@ NUM_POSITIONS, CHUNK_FRAMES = 24, 3
 
 @pytest.fixture(scope="module")
 def converted(load_checkpoint, tmp_path_factory):
-    """(checkpoint, folder of its six models in float32)."""
+    """A checkpoint, and the folder of its six models in float32."""
     loaded = load_checkpoint("tiny-random")
     folder = tmp_path_factory.mktemp("coreml")
     options = ExportOptions(NUM_POSITIONS, "float32", chunk_frames=CHUNK_FRAMES)
@@ -58,12 +58,12 @@ def number(value):
 
 
 def stack_of(folder, name):
-    """A stack as a decoder has it."""
+    """Return a stack as a decoder has it."""
     return coreml_decoder.CoreMLStack(mil.load(folder, name))
 
 
 def distance(found, expected):
-    """Relative to the largest of what is expected."""
+    """Return the largest difference, relative to the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
@@ -82,7 +82,7 @@ def test_every_model_is_there_with_what_an_app_needs(converted):
 
 @ci
 def test_no_program_has_an_inexact_inverse(converted):
-    """Core ML's `inverse` adds 1e-4 to what it divides by, and its batch_norm 1e-5."""
+    """Core ML's `inverse` adds 1e-4 to a divisor, and its batch_norm adds 1e-5."""
     _, folder = converted
     for name in MODELS:
         kinds = {operation.op_type for operation in mil.load(folder, name).operations}
@@ -126,11 +126,11 @@ def test_the_talker_is_the_plain_decoders(converted):
 def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
     load_checkpoint, tmp_path, model
 ):
-    """With and without a projection in front of it."""
+    """One model has a projection before the predictor, the other has none."""
     loaded = load_checkpoint(model)
     export(loaded, tmp_path, ExportOptions(NUM_POSITIONS, "float32"), ["MultiCodeDecoder"])
     predictor, plain = stack_of(tmp_path, "MultiCodeDecoder"), plain_decoder(loaded)
-    cache = predictor.new_cache(0)  # one for all frames: what a frame left is not seen by the next
+    cache = predictor.new_cache(0)  # one for all frames: a frame does not read the one before
     torch.manual_seed(0)
     for _ in range(2):
         x = 3 * torch.randn(loaded.config.talker.num_code_groups, plain.codec_head.shape[1])
@@ -162,7 +162,7 @@ def test_chunks_of_the_speech_decoder_equal_the_whole(converted):
 
 @ci
 def test_an_app_that_follows_the_page_speaks(converted):
-    """ "In an app" of docs/coreml.md, its five steps with all six models, greedily."""
+    """The five steps of docs/coreml.md, "In an app", run with all six models and greedy draws."""
     loaded, folder = converted
     num_frames, talker = 2 * CHUNK_FRAMES, loaded.config.talker
     greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
@@ -250,7 +250,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
 
 @pytest.fixture
 def apple(monkeypatch):
-    """An Apple machine, but for its speed."""
+    """A stand-in for an Apple machine, which is slow."""
     monkeypatch.setattr(backends, "has_core_ml", lambda: True)
     monkeypatch.setattr(coreml_decoder, "load_model", lambda path: mil.EmulatedModel(str(path)))
 
@@ -301,7 +301,7 @@ def test_models_are_converted_once_for_each_kind(apple, monkeypatch, load_checkp
 
 
 def test_two_processes_may_convert_at_once(load_checkpoint, monkeypatch):
-    """As threads, which meet at the end of the conversion."""
+    """Two threads stand in for the processes, and both reach the end of the conversion."""
     meeting = threading.Barrier(2)
     write = coreml_export.export
 
@@ -381,7 +381,7 @@ def test_options_that_do_not_exist_are_refused_with_their_value(options):
 def test_more_positions_than_the_model_has_are_refused(load_checkpoint, tmp_path):
     loaded = load_checkpoint("tiny-random")
     limit = loaded.config.talker.stack.max_positions
-    with pytest.raises(UsageError, match=f"{limit + 1} positions; this model has {limit}"):
+    with pytest.raises(UsageError, match=f"num_positions is {limit + 1}; this model has {limit}"):
         export(loaded, tmp_path / "out", ExportOptions(limit + 1))
     assert not (tmp_path / "out").exists()
 

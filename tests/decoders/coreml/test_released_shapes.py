@@ -1,6 +1,6 @@
-"""A checkpoint of the released shapes becomes Core ML models, and they are the plain decoder.
+"""A checkpoint of the released shapes becomes Core ML models, which equal the plain decoder.
 
-Alone in .ci/run: it takes minutes, and 12 GB of memory.
+.ci/run runs it alone, because it takes minutes, and 12 GB of memory.
 """
 
 import resource

@@ -1,4 +1,4 @@
-"""A 16-bit speech decoder is refused, and the page tells its noise as it was measured."""
+"""A 16-bit speech decoder is refused, and the page has the noise that was measured with one."""
 
 import json
 
@@ -30,5 +30,5 @@ def test_the_noise_is_what_the_result_says(load_checkpoint, precision):
     measured = speech_decoder_noise.signal_to_noise(load_checkpoint("tiny-random"), precision)
     if precision == "float16":
         assert abs(measured - FOUND["tiny-random"]["float16"]) < COREML_NOISE_DB
-    else:  # what rounding leaves, which is each CPU's own
+    else:  # rounding, which differs between CPUs
         assert measured > 98

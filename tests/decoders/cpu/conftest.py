@@ -18,7 +18,7 @@ def sizes(num_slots: int = 1, dtype: torch.dtype = torch.float32) -> DecoderSize
 
 @pytest.fixture(scope="session")
 def native() -> Callable[..., CpuDecoder]:
-    """native(checkpoint, num_slots, num_threads): the decoder under test."""
+    """native(checkpoint, num_slots, num_threads) returns the decoder under test."""
     return lambda checkpoint, num_slots=1, num_threads=2: CpuDecoder(
         checkpoint, sizes(num_slots), num_threads
     )
@@ -26,13 +26,13 @@ def native() -> Callable[..., CpuDecoder]:
 
 @pytest.fixture(scope="session")
 def plain() -> Callable[..., PlainDecoder]:
-    """plain(checkpoint): the specification, in float32."""
+    """plain(checkpoint) returns the specification, in float32."""
     return lambda checkpoint, num_slots=1: PlainDecoder(checkpoint, sizes(num_slots))
 
 
 @pytest.fixture(scope="session")
 def prompt() -> Callable[..., Prefill]:
-    """prompt(checkpoint, seed=, ...): random embeddings of a prompt with text behind it."""
+    """prompt(checkpoint, seed=, ...) returns a prompt of random embeddings, with text after it."""
 
     def make(checkpoint: Any, seed: int = 0, num_positions: int = 12, num_text: int = 6) -> Prefill:
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The native CPU decoder: the plain decoder's codes, whatever the threads and the company."""
+"""The native CPU decoder: its codes equal the plain decoder's, with any threads and neighbours."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_codes_are_those_of_the_plain_decoder(
             assert_same(fast.step([0], 20), want)
             continue
         # Activations of 16 bits decide draws that are nearly tied; one such draw was seen. Each
-        # code is drawn behind the codes of the plain decoder, so that one does not move the others.
+        # code is drawn after the codes of the plain decoder, so one difference causes no others.
         count = want.num_frames[0]
         codes = torch.from_numpy(want.codes[:, :count])
         got = fast.step([0], count, codes, taps := {})
@@ -214,7 +214,7 @@ def test_cancel_at_any_moment_loses_no_frame(load_checkpoint, native, prompt):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-# One number of each kind of vector, and of the prompt, behind every kind of narrowing.
+# One number of each kind of vector, and of the prompt, after every kind of narrowing.
 BROKEN = {
     "talker.input_layernorm": "model.layers.0.input_layernorm.weight",
     "talker.post_attention_layernorm": "model.layers.1.post_attention_layernorm.weight",
@@ -286,7 +286,7 @@ def test_a_stream_of_nan_is_lost_alone(load_checkpoint, native, prompt, weights)
 
 
 def kept_by(decoder, monkeypatch):
-    """Of every prompt from here on: how many positions it found ready."""
+    """Return a list, to which every further prompt appends how many positions were cached."""
     found, restore = [], decoder._restore
     monkeypatch.setattr(
         decoder, "_restore", lambda *given: found.append(restore(*given)) or found[-1]
@@ -324,7 +324,7 @@ def test_a_voices_beginning_outlives_other_voices_and_its_texts(
         spoken = replace(text, embeds=torch.cat([heads[index % 2], text.embeds]))
         for each in (decoder, fresh):
             begin(each, spoken)
-        fresh._prefixes = PrefixCache(0, fresh._kept_floats)  # it knows nothing
+        fresh._prefixes = PrefixCache(0, fresh._kept_floats)  # an empty cache
         assert_same(decoder.step([0], 4), fresh.step([0], 4))
     assert kept == [0, 0, 20, 20, 20, 20]
 
@@ -350,7 +350,7 @@ def test_a_fork_of_a_fork_and_a_sibling_decode(load_checkpoint, native, prompt, 
     want = decoder.step([0], 2).codes.tobytes()
 
     def again(depth) -> bool:
-        """In a child, its sibling, and a child of each."""
+        """Run in a child process, its sibling, and a child of each."""
         if depth == 0:
             begin(decoder, given)
             return decoder.step([0], 2).codes.tobytes() == want
@@ -500,7 +500,7 @@ def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, native, prompt):
-    """However the system is set: `nh` is the mark of memory that never gets huge pages."""
+    """The flag `nh` marks memory that gets no huge pages under any setting of the system."""
     marked = mappings("nh")
     checkpoint = load_checkpoint("tiny-random")
     decoder = native(checkpoint, 64)  # much larger than the stacks of threads, which have it, too
@@ -512,7 +512,7 @@ def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, na
 
 
 def mappings(flag: str) -> set[tuple[str, int]]:
-    """Address and bytes of this process's memory that has a flag."""
+    """Return addresses and sizes of this process's memory that has a flag."""
     found, mapping = set(), ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()

@@ -1,7 +1,7 @@
-"""The native sources in a program of their own: other processors, and sanitizers.
+"""The native sources in a program of their own: on other processors, and under sanitizers.
 
-Each sanitizer first has to catch a fault that is planted in a copy of the sources; silence
-afterwards means something.
+Each sanitizer first has to find a fault that is planted in a copy of the sources, so that its
+silence about the sources proves something.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ SANITIZERS = {
     "address": ["-fsanitize=address"],
     "undefined": ["-fsanitize=undefined", "-fno-sanitize-recover=all"],
 }
-# A file, what stands in it, what is planted, and who must notice.
+# A file, a text in it, the fault that replaces it, and the sanitizers that must report it.
 FAULTS = {
     "a barrier is missing behind a product": (
         *("frame.h", "for (int i = 0; i < count; ++i) to[i] += sums[i];\n  });\n"),
@@ -74,7 +74,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def program(build_cache: Path, tmp_path_factory):
-    """program(flags, compiler, fault): the driver, compiled; kept until a source changes."""
+    """program(flags, compiler, fault) compiles the driver, and keeps it until a source changes."""
 
     def compile_it(flags, compiler=None, fault=None) -> Path:
         sources = compiling.source_folder() / "cpu"
@@ -116,7 +116,7 @@ def run(program: Path, *arguments, emulator=()):
 
 @pytest.fixture(scope="module")
 def expected(program) -> str:
-    """What the best instruction set of this CPU prints; Python's tests compare that library."""
+    """The output of this CPU's best instruction set, whose library the Python tests check."""
     name = cpu_library.supported_sets()[0]
     done = run(program(["-O2", *cpu_library.INSTRUCTION_SETS[name]]), "1")
     assert (done.returncode, done.stderr) == (0, f"{name}\n")

@@ -1,4 +1,4 @@
-"""The tree of prompts' beginnings: what it finds, what it takes, and what it forgets first."""
+"""The tree of prompts' beginnings: what it finds, what it stores, and what it forgets first."""
 
 import random
 
@@ -16,7 +16,7 @@ def rows(text):
 
 
 def kept(text, first=0):
-    """Keys and values that depend on everything up to their position, as real ones do."""
+    """Return keys and values that depend on all rows up to their position, as real ones do."""
     return torch.tensor(
         [[float(hash(text[: i + 1]) % 997)] * KEPT for i in range(first, len(text))]
     )

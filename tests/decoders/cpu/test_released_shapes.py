@@ -1,4 +1,4 @@
-"""The CPU decoder at the released widths: a few layers in every run, all of them in `slow`."""
+"""The CPU decoder at the released widths: every run tests a few layers, `slow` all of them."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ TEXT_ROWS = 8  # of the text table, which prompts of these tests do not read
 
 @pytest.fixture(scope="module")
 def few_layers(load_checkpoint):
-    """few_layers(model, weights): two layers of the talker and one of the code predictor."""
+    """few_layers(model, weights) has two layers of the talker and one of the code predictor."""
 
     def make(model, weights):
         config = parse_model_config(model_config(model))
@@ -69,10 +69,10 @@ def test_forced_logits_at_released_widths(few_layers, native, plain, prompt, mod
 def test_codes_of_the_whole_model_are_those_of_the_plain_decoder(
     load_checkpoint, native, plain, prompt, mode
 ):
-    """bf16 weights, float32 arithmetic, 24 frames; about 5 GB of memory.
+    """It has bf16 weights, float32 arithmetic and 24 frames, and takes about 5 GB of memory.
 
-    Run with `pytest -s -m slow tests/decoders/cpu/test_released_shapes.py` on 2026-11-24, two cores
-    of an AMD EPYC with AVX-512 VNNI: 0 of 384 codes differ, greedy and sampled.
+    `pytest -s -m slow tests/decoders/cpu/test_released_shapes.py` found no difference in 384 codes,
+    greedy and sampled, on 2026-11-24, on two cores of an AMD EPYC with AVX-512 VNNI.
     """
     checkpoint = load_checkpoint("random-0.6b")
     sampling = Sampling.greedy() if mode == "greedy" else Sampling()
@@ -84,7 +84,7 @@ def test_codes_of_the_whole_model_are_those_of_the_plain_decoder(
         return torch.from_numpy(result.codes[:, : result.num_frames[0]])
 
     want = draw(plain)
-    got = draw(native, want)  # behind the same codes: one near-tie does not move the others
+    got = draw(native, want)  # after the same codes: one near-tie changes no others
     num_frames, differing = want.shape[1], int((got != want).sum())
     print(f"{mode}: {differing} of {want.numel()} codes in {num_frames} frames differ")
     assert num_frames > 4 and differing == 0

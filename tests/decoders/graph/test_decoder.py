@@ -1,6 +1,6 @@
-"""The static-shaped decoder (decoders/graph) against the plain one, and as oracle of the kernel.
+"""The graph decoder (decoders/graph) against the plain one, and as an oracle of the kernel.
 
-On a CPU its functions run directly; on a GPU (marker `gpu`) they are recorded graphs.
+On a CPU its functions run directly; on a GPU (marker `gpu`) they are recorded as graphs.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ LOVES_REPEATS = Sampling.greedy().override(repetition_penalty=0.4)
 
 @pytest.fixture(scope="module")
 def pair(make_decoder):
-    """pair(checkpoint, **options): the graph decoder and the plain one on the same weights."""
+    """pair(checkpoint, **options) returns the graph decoder and the plain one, on equal weights."""
     return lambda checkpoint, **options: [
         make_decoder(kind, checkpoint, **options) for kind in (GraphDecoder, PlainDecoder)
     ]
@@ -74,7 +74,7 @@ def test_codes_equal_the_plain_decoders_on_a_checkpoint(pair, load_checkpoint, n
 
 
 def test_codes_equal_the_kernels(make_decoder):
-    """Two decoders that share no code between the embedding and the codes."""
+    """The two decoders share no code between the embedding and the codes."""
     checkpoint = k.checkpoint("projected")
     decoders = [make_decoder(kind, checkpoint) for kind in (GraphDecoder, KernelDecoder)]
     begin(decoders, [0, 2, 3], [SAMPLED, NARROW, GREEDY])
@@ -214,7 +214,7 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
 
 
 def hollow_decoder(config):
-    """A decoder whose tensors have no values at all: whoever reads one fails."""
+    """A decoder whose tensors have no values: code that reads one fails."""
     with torch.device("meta"):
         weights = {
             name.removeprefix(TALKER_PREFIX): torch.empty(shape)
@@ -256,7 +256,7 @@ def test_attention_is_never_cudnns(hollow, monkeypatch):
         hollow.model.run_prompt(32)
         hollow.model.run_frame(128, False, False)
     assert len(allowed) > 2 and not any(allowed)
-    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # others may like it
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # other code may use it
 
 
 def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):

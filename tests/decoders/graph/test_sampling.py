@@ -1,4 +1,4 @@
-"""Drawing on the device (graph/sampling.py) against its specification (sampling.py)."""
+"""The draws on the device (graph/sampling.py) against their specification (sampling.py)."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.graph import sampling as graph_sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 
-VOCAB = 70  # no multiple of the four words of a counter
+VOCAB = 70  # not a multiple of the four words of a counter
 
 
 def noise_of(rows, num_codebooks=3, vocab_size=VOCAB):
-    """Noise of (seed, part, frame) rows."""
+    """Return the noise of rows (seed, part, frame)."""
     seeds, parts, frames = (torch.tensor(column) for column in zip(*rows, strict=True))
     words = seeds & 0xFFFFFFFF, seeds >> 32 & 0xFFFFFFFF
     return graph_sampling.gumbel(

@@ -1,4 +1,4 @@
-"""Every attention of csrc/ against attention written out in torch, cache and append included."""
+"""Every attention of csrc/ against attention written out in torch, with cache and append."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ODD = {name: {"num_heads": 3, "num_kv_heads": 1} for name in ("talker", "predict
 
 
 def ci(value):
-    """Every run compiles two shapes, and of prompts and short contexts one in float32."""
+    """Mark all shapes `ci` but two; of prompts and short contexts all but one in float32."""
     return pytest.param(value, marks=pytest.mark.ci)
 
 
@@ -44,7 +44,7 @@ def short_probes(request) -> Callable[[torch.dtype], Probes]:
 
 
 def run(probes: Probes, rows, blocks=2, peak=None, probe="attention"):
-    """rows: (slot, position, first row of its sequence in this pass)."""
+    """Run the probe; `rows` has (slot, position, first row of its sequence in this pass)."""
     is_short, dtype, n = probe == "short_attention", probes.dtype, len(rows)
     stack = probes.config.predictor.stack if is_short else probes.config.talker.stack
     capacity = NUM_CODES if is_short else max(CAPACITY, *(position + 10 for _, position, _ in rows))

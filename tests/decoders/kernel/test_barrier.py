@@ -1,4 +1,4 @@
-"""csrc/barrier.cuh: what it promises, in any order of blocks."""
+"""The grid barrier of csrc/barrier.cuh keeps its promises in any order of blocks."""
 
 import kernel_models as k
 import pytest
@@ -72,6 +72,6 @@ def test_a_report_stops_every_block_at_its_next_barrier(probes):
     control = new_control()
     errors, synced = run(probes, 4, control, reporting=3, timeout_ns=10**10)
     assert errors == 0
-    # Whoever still waits in the barrier before the report may leave from there.
+    # A block that still waits in the barrier before the report may leave from there.
     assert set(synced) <= {ROUNDS // 2 - 1, ROUNDS // 2}
     assert int(control[ERROR]) == BAD_LOGITS << 24 | SAMPLE_CODE << 16 | 7

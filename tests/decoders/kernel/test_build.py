@@ -1,4 +1,4 @@
-"""The kernel's build: what it compiles, where it puts it, and what it reports when it cannot."""
+"""The kernel's build: the flags and files that it compiles, its cache, and its errors."""
 
 import hashlib
 import multiprocessing
@@ -33,7 +33,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Compilation writes a stand-in; the list says how often it ran."""
+    """A compilation that writes a stand-in; the list has an item for each run of it."""
     calls = []
 
     def compile_nothing(work: Path, *_) -> None:
@@ -132,7 +132,7 @@ def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setattr(kernel_build.importlib.util, "find_spec", lambda name: None)
     for find, words in (
         (kernel_build.find_nvcc, "No nvcc in PATH, CUDA_HOME, or the nvidia packages"),
-        (compiling.find_cxx, r"No C\+\+ compiler"),
+        (compiling.find_cxx, r"There is no C\+\+ compiler"),
         (compiling.find_ninja, "ninja is not installed"),
     ):
         with pytest.raises(BuildError, match=words):

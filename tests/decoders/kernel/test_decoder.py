@@ -1,4 +1,4 @@
-"""What `KernelDecoder` refuses, how it fails, and the features it gives direct access to."""
+"""The errors of `KernelDecoder`, its failures within a launch, and its layers, driven directly."""
 
 import ctypes
 import threading
@@ -10,8 +10,7 @@ import pytest
 import torch
 from tolerances import KERNEL_HIDDEN_F32
 
-from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
-from qwen_megakernel.decoders.kernel import launcher
+from qwen_megakernel.decoders.kernel import launcher, loading
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.kernel.library import check_tensor
 from qwen_megakernel.decoders.plain import PlainDecoder, rotary
@@ -69,7 +68,7 @@ def test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang(
     decoder = make_decoder(KernelDecoder, checkpoint, num_blocks=3)
     with pytest.raises(LaunchError, match=r"grid \(3 blocks\) was refused: another process"):
         k.start(decoder, 0, GREEDY, seed=1)
-    # As many as fit, and the driver lets in none of them.
+    # The grid has as many blocks as fit, and the driver refuses it.
     monkeypatch.setattr(decoder.launcher, "num_blocks", 2)
     monkeypatch.setattr(decoder.library._library, "qwen_tts_forward", lambda *_: 720)
     with pytest.raises(LaunchError, match=r"grid \(2 blocks\) was refused: .*\nCUDA error 720"):
@@ -83,7 +82,7 @@ def test_without_a_gpu_the_kernel_is_refused():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(NoGPUError, match="torch sees none"):
-        kernel_decoder.check_device(torch.device("cuda"))
+        loading.check_device(torch.device("cuda"))
 
 
 def test_a_full_kv_cache_is_refused(decoder):
@@ -235,14 +234,14 @@ def test_a_step_that_is_never_waited_for_leaves_room_for_others(decoder, uncance
 
 @pytest.fixture(scope="module")
 def uncancelled(make_decoder, checkpoint) -> np.ndarray:
-    """[4, num_code_groups] of the stream that `k.start(.., GREEDY, seed=1)` begins."""
+    """The codes [4, num_code_groups] of the stream that `k.start(.., GREEDY, seed=1)` begins."""
     decoder = make_decoder(KernelDecoder, checkpoint, max_positions=20)
     k.start(decoder, 0, GREEDY, seed=1)
     return decoder.step([0], 4).codes[0]
 
 
 def assert_goes_on(decoder, first, expected):
-    """`first` of [len(expected), groups] were drawn; the rest comes as if nothing had happened."""
+    """Assert that after the `first` of the expected codes the rest come as if nothing happened."""
     (count,) = first.num_frames
     assert first.ended == (False,)
     np.testing.assert_array_equal(first.codes[0, :count], expected[:count])

@@ -1,4 +1,4 @@
-"""The same stream gets the same codes, and the same bits, whatever surrounds it."""
+"""A stream has the same codes, and the same bits, beside any other streams."""
 
 import kernel_models as k
 import numpy as np
@@ -27,7 +27,7 @@ def decoder(request, make_decoder) -> KernelDecoder:
 
 
 def run(decoder: KernelDecoder, slot: int, num_frames: int = 4, neighbours=(), seed: int = 3):
-    """Codes and logits of one stream that is decoded beside `neighbours` in other slots."""
+    """Return codes and logits of one stream, decoded beside `neighbours` in other slots."""
     slots = [slot, *neighbours]
     for index, each in enumerate(slots):
         k.start(decoder, each, SAMPLED, seed=seed + 10 * index, positions=5 + 3 * index)

@@ -28,7 +28,7 @@ def assert_same(kernel, reference, slots, num_frames, sampling, seeds=(5, 6, 7))
     return ours
 
 
-# Each shape and precision is ten seconds of compiling; every run has those that most tests share.
+# Each shape and precision takes ten seconds to compile; a default run has those of most tests.
 ci = pytest.mark.ci
 
 

@@ -1,4 +1,4 @@
-"""A frame is one launch, and so are four."""
+"""One frame is one launch, and four frames are one launch, too."""
 
 import contextlib
 import ctypes
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
-from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
-from qwen_megakernel.decoders.kernel import launcher
+from qwen_megakernel.decoders.kernel import launcher, loading
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import Prefill, Sampling
@@ -19,7 +18,7 @@ from qwen_megakernel.records import Prefill, Sampling
 
 @pytest.fixture
 def counted(make_decoder, monkeypatch):
-    """A decoder, and the entry points of its library in the order they are called."""
+    """A decoder, and a list of its library's entry points in the order of their calls."""
     decoder = make_decoder(KernelDecoder, k.checkpoint())
     calls: list[str] = []
     for name in ("step", "forward"):
@@ -150,12 +149,12 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
         yield
         log.append("left")
 
-    for module in (kernel_decoder, launcher):
+    for module in (loading, launcher):
         monkeypatch.setattr(module, "current", current)
     for name in ("max_blocks", "forward", "step"):
-        call = getattr(kernel_decoder.KernelLibrary, name)
+        call = getattr(loading.KernelLibrary, name)
         monkeypatch.setattr(
-            kernel_decoder.KernelLibrary,
+            loading.KernelLibrary,
             name,
             lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
         )

@@ -27,7 +27,7 @@ def is_int8(request) -> bool:
 
 
 def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
-    """y [len(x), rows of weight]; `weight` is a tensor or an `Int8Matrix`."""
+    """Return y [len(x), rows of weight]; `weight` is a tensor or an `Int8Matrix`."""
     scales = None
     if isinstance(weight, Int8Matrix):
         packed = packing.pack_int8(weight.values)
@@ -74,7 +74,7 @@ def test_equals_torch(probes, monkeypatch, num_rows, normed, is_int8):
 
 
 def test_every_row_and_column_is_reached_once(probes, is_int8):
-    """A one planted at every place of the matrix in turn lands where it belongs."""
+    """A one is planted at every place of the matrix in turn, and reaches the right output."""
     stack = probes.config.talker.stack
     rows, cols = stack.q_size + 2 * stack.kv_size, stack.hidden_size
     x = torch.eye(cols)
@@ -107,7 +107,7 @@ def test_a_row_has_the_same_bits_in_any_company(probes, is_int8):
 
 
 def test_a_row_that_is_not_finite_leaves_the_others(probes, is_int8):
-    """Nor do the zeros that fill up a tile of int8 meet what another row left in their place."""
+    """Nor do the zeros that fill up a tile of int8 multiply values that another row has left."""
     x, weight = operands(probes, 16, False, is_int8)
     clean = run(probes, x, weight)
     x[0] = torch.nan

@@ -1,6 +1,7 @@
 """The kernel's own source under ThreadSanitizer, AddressSanitizer and UBSan, on the CPU.
 
-Each sanitizer first has to catch bugs that are planted for it; silence afterwards means something.
+Each sanitizer first has to find bugs that are planted for it, so that its silence about the source
+proves something.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ FLAGS = {
     "address": ["-fsanitize=address"],
     "undefined": ["-fsanitize=undefined", "-fno-sanitize-recover=all"],
 }
-BUGS = {  # names and numbers of enum Bug in sanitized.cu, and who must notice
+BUGS = {  # names and numbers of enum Bug in sanitized.cu, and the sanitizers that must report it
     "missing __syncthreads": (1, "thread"),
     "missing grid barrier": (2, "thread"),
     "relaxed arrival": (3, "thread"),
@@ -33,7 +34,7 @@ BUGS = {  # names and numbers of enum Bug in sanitized.cu, and who must notice
 
 @pytest.fixture(scope="module")
 def program(build_cache: Path):
-    """program(sanitizer): sanitized.cu compiled with it; kept until a source changes."""
+    """program(sanitizer) compiles sanitized.cu with it, and keeps it until a source changes."""
 
     def compile_it(sanitizer: str) -> Path:
         config = k.sanitized_config()
@@ -50,7 +51,7 @@ def program(build_cache: Path):
         if not (folder / "sanitized").exists():
             folder.mkdir(parents=True, exist_ok=True)
             cxx, objects = compiling.find_cxx(), []
-            # The runtime is never instrumented: it tells the sanitizers what it does.
+            # The runtime is not instrumented: it informs the sanitizers itself.
             for unit in sorted((csrc / "emulation").glob("*.cpp")):
                 objects.append(str(folder / f"{unit.stem}.o"))
                 subprocess.run([cxx, *common, "-c", str(unit), "-o", objects[-1]], check=True)

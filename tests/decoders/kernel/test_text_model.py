@@ -8,7 +8,7 @@ import pytest
 import torch
 from tolerances import KERNEL_PROMPT_F32
 
-from qwen_megakernel.decoders.kernel.text_model import text_config
+from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second_launch
     decoder, monkeypatch
 ):
     calls = []
-    library = decoder._layers._kernel.library
+    library = decoder._layers.library
 
     def noted(name, function):
         return lambda *arguments: calls.append(name) or function(*arguments)
@@ -87,7 +87,7 @@ def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second_launch
     monkeypatch.setattr(library, "step", noted("kernel draws", library.step))
     monkeypatch.setattr(torch, "mv", noted("head", torch.mv))
     decoder.generate_ids(PROMPT, 3)
-    assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last token's, which nobody reads
+    assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last is the last token's
 
 
 def test_hidden_states_equal_those_of_transformers(oracle, decoder):
@@ -115,16 +115,28 @@ def test_text_goes_through_the_tokenizer(oracle, example, folder):
     assert answer.split() == [f"w{token}" for token in greedy(oracle, PROMPT, 5)]
 
 
-def test_what_does_not_fit_is_refused(example, decoder, folder):
+def test_what_does_not_fit_is_refused(example, decoder, folder, oracle):
     with pytest.raises(UsageError, match="19 prompt and 120 new tokens; 128 positions"):
         decoder.generate_ids(PROMPT, 120)
     values = json.loads((folder / "config.json").read_text())
     with pytest.raises(UnsupportedModel, match="'llama' is not qwen2 or qwen3"):
-        text_config(values | {"model_type": "llama"})
+        text_sizes(values | {"model_type": "llama"})
     with pytest.raises(UnsupportedModel, match="yarn"):
-        text_config(values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+        text_sizes(values | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     with pytest.raises(ModelFilesError, match=r"tensors are missing: model\.layers\.0"):
         example.Decoder(values, {})
+    with pytest.raises(UsageError, match="float16; this decoder computes in bfloat16 or float32"):
+        example.Decoder(values, oracle.state_dict(), dtype=torch.float16)
+
+
+def test_no_weight_beside_the_layers_is_loaded_or_invented(oracle, decoder):
+    buffers = decoder._layers._launcher._buffers
+    loaded = {
+        name for name in oracle.state_dict() if name.startswith(("model.layers", "model.norm"))
+    }
+    assert set(layer_tensors(buffers.config.talker.stack)) == loaded
+    assert list(buffers.caches) == ["model."]
+    assert not buffers.model.codec_head and not buffers.model.predictor.layers
 
 
 def test_the_benchmark_and_the_build_run(run_here, monkeypatch, oracle, folder, tmp_path):

@@ -58,10 +58,41 @@ def test_entries_that_go_in_circles_are_taken_once():
     assert say("x", {"x": "x x"}) == "x x"
 
 
-def test_a_later_row_takes_the_place_of_an_earlier_one():
-    lexicon = Lexicon.parse("a\tfirst\nA\tsecond\n")
-    assert say("a", lexicon) == "second"
-    assert len(lexicon) == 1
+def test_equal_rows_are_one_and_those_of_another_language_or_case_rule_are_others():
+    rows = "a\tb\nA\tb\na\tc\tfr\na\td\t\texact\na\tc\tfr-CA\n"
+    lexicon = Lexicon.parse(rows)
+    assert len(lexicon) == 3
+    assert say("A", lexicon, "english") == "b"
+    assert say("A", lexicon, "french") == "c"
+
+
+@pytest.mark.parametrize(
+    ("lexicon", "message"),
+    [
+        (
+            "a\tfirst\n# a note\n\nA\tsecond\n",
+            "lexicon, line 4: 'A' is respelled 'second', but line 1 respells 'a' 'first'.",
+        ),
+        ("a\tb\ten\nx\ty\na\tc\ten-GB\n", "line 3: 'a' is respelled 'c', but line 1"),
+        ("US\ta\t\texact\nUS\tb\t\texact\n", "line 2: 'US' is respelled 'b', but line 1"),
+        ("New York\ta\nnew\u00a0york\tb\n", "line 2: 'new\\xa0york' is respelled 'b', but line 1"),
+        (
+            pls(
+                "\n<lexeme><grapheme>a</grapheme><alias>b</alias></lexeme>"
+                "\n<lexeme><grapheme>x</grapheme>\n<grapheme>A</grapheme><alias>c</alias></lexeme>"
+            ),
+            "line 5: 'A' is respelled 'c', but line 3 respells 'a' 'b'.",
+        ),
+        ({"a": "b", "x": "y", "A": "c"}, "lexicon, entry 3: 'A' is respelled 'c', but entry 1"),
+    ],
+)
+def test_entries_that_contradict_each_other_are_refused_with_both_places(
+    lexicon: str | dict[str, str], message: str
+):
+    with pytest.raises(UsageError) as refused:
+        Lexicon.parse(lexicon) if isinstance(lexicon, str) else Lexicon.of(lexicon)
+    assert message in str(refused.value)
+    assert refused.value.hint == "Keep one of the two, or give them different languages."
 
 
 def test_an_entry_of_the_request_goes_before_one_of_the_engine():
@@ -117,12 +148,17 @@ def test_too_many_rows_are_refused():
         Lexicon(Entry(f"w{number}", "x") for number in range(MAX_ENTRIES + 1))
 
 
-def test_a_file_of_a_million_rows_is_refused_by_its_name(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("row", "limit"),
+    [
+        ("word\trespelling\n", f"{MAX_FILE_BYTES // 2**20} MiB"),
+        ("a\tb\n", f"{MAX_ENTRIES} entries"),  # equal rows count, too
+    ],
+)
+def test_a_file_of_a_million_rows_is_refused_by_its_name(row: str, limit: str, tmp_path: Path):
     path = tmp_path / "words.tsv"
-    path.write_text("word\trespelling\n" * 1_000_000)
-    with pytest.raises(
-        UsageError, match=rf"words\.tsv has more than {MAX_FILE_BYTES // 2**20} MiB"
-    ):
+    path.write_text(row * 1_000_000)
+    with pytest.raises(UsageError, match=rf"words\.tsv has more than {limit}"):
         Lexicon.read(path)
 
 

@@ -1,0 +1,74 @@
+"""Which devices run the kernel, and the library that is compiled for a model and a device."""
+
+from collections.abc import Mapping
+
+import torch
+
+from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.launcher import current
+from qwen_megakernel.decoders.kernel.library import KernelLibrary
+from qwen_megakernel.decoders.kernel.sizes import KernelSizes
+from qwen_megakernel.decoders.slots import DecoderSizes, check_dtypes
+from qwen_megakernel.errors import ArchError
+from qwen_megakernel.gpu.driver import is_built_for, no_gpu
+from qwen_megakernel.native.compiling import find_ninja
+
+
+def check_device(device: torch.device) -> None:
+    """Raise an error unless `device` can run the kernel and the kernel can be built for it.
+
+    Raises:
+        NoGPUError, DriverError, ArchError, BuildError: the machine lacks something; the message
+            names it and the hint has the cure.
+    """
+    if not torch.cuda.is_available():
+        raise no_gpu("--backend kernel")
+    name = torch.cuda.get_device_name(device)
+    capability = torch.cuda.get_device_capability(device)
+    arch, built_for = build.arch_of(capability, name), torch.cuda.get_arch_list()
+    if not is_built_for(capability, built_for):
+        raise ArchError(
+            f"{name} is {arch}; torch {torch.__version__} was built for {', '.join(built_for)}.",
+            hint='pip install "torch>=2.7"',
+        )
+    build.find_nvcc()
+    find_ninja()
+
+
+def load_library(
+    config: KernelSizes,
+    sizes: DecoderSizes,
+    *,
+    int8_stacks: tuple[str, ...] = (),
+    defines: Mapping[str, int] | None = None,
+) -> tuple[KernelLibrary, int]:
+    """Load the library of a model on a device, which is compiled at first use.
+
+    Args:
+        config: the dimensions to compile for.
+        sizes: device and dtype; a GPU runs the kernel, the CPU its emulation.
+        int8_stacks: from `int8.int8_stacks`.
+        defines: -D's beside those of the model (`build.Target`).
+    Returns:
+        The library, and the largest number of blocks of a grid there.
+    Raises:
+        UsageError: the dtype is neither bfloat16 nor float32.
+        UnsupportedModel, ArchError, BuildError, LaunchError: the kernel cannot run there.
+    """
+    check_dtypes(sizes.dtype)
+    build.check_config(config)
+    arch = None
+    if sizes.device.type == "cuda":
+        check_device(sizes.device)
+        arch = build.arch_of(
+            torch.cuda.get_device_capability(sizes.device), torch.cuda.get_device_name(sizes.device)
+        )
+    target = build.Target(
+        arch,
+        str(sizes.dtype).removeprefix("torch."),
+        int8=int8_stacks,
+        defines=tuple((defines or {}).items()),
+    )
+    library = KernelLibrary(build.build(config, target), config)
+    with current(sizes.device):
+        return library, library.max_blocks()  # a refusal comes now, not with the first frame

@@ -1,0 +1,16 @@
+"""Helpers for the ctypes mirrors of structs in C headers."""
+
+import ctypes
+from typing import Any
+
+Fields = list[tuple[str, Any]]  # for `_fields_`; the base class of C types has no public name
+
+
+def fields(kind: Any, names: str) -> Fields:
+    """Return members of one C type, from their names with spaces between."""
+    return [(name, kind) for name in names.split()]
+
+
+def offset_of(struct: type[ctypes.Structure], name: str) -> int:
+    """Return the offset of a member, in bytes."""
+    return getattr(struct, name).offset

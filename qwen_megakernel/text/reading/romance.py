@@ -1,0 +1,35 @@
+"""What French, Italian, Portuguese and Spanish have in common."""
+
+import re
+
+from qwen_megakernel.text.reading.language import Language, Rules
+
+
+class Romance(Language):
+    """A language of decimal commas, which reads two decimals as a number and declines ordinals."""
+
+    decimal, decimals_are_a_number = ",", True
+    plural_ending = "s"
+    feminine_marks = ""  # what follows the digits of a feminine ordinal, as an expression
+    max_named_part = 9999  # the largest number below the line of a fraction that is an ordinal
+
+    def rules(self) -> Rules:
+        """Ordinals that end in -a."""
+        if self.feminine_marks:
+            yield rf"(?P<n>\d{{1,3}})(?:{self.feminine_marks})", "{n:feminine}"
+
+    def feminine(self, number: int) -> str:
+        """Return the feminine ordinal."""
+        return re.sub(r"o\b", "a", self.ordinal(number))
+
+    def fraction(self, top: int, bottom: int) -> str:
+        part = self.parts.get(bottom, "")
+        if not part and bottom <= self.max_named_part:
+            part = self.ordinal(bottom)
+        if not part:
+            return super().fraction(top, bottom)
+        return f"{self.cardinal(top, 'c')} {self.parts_of(part) if top > 1 else part}"
+
+    def parts_of(self, part: str) -> str:
+        """Return the plural of a part of a whole."""
+        return part if part.endswith("s") else part + "s"

@@ -1,0 +1,41 @@
+"""Samples become what the alignment sees: how loud each hundredth of a second is, and how sharp."""
+
+import numpy as np
+
+HOPS_PER_SECOND = 100
+NUM_FEATURES = 2  # loudness in dB of full scale; sharpness, the logarithm of how fast it swings
+_FLOOR = 1e-10  # of the power, beside a full scale of 1: -100 dB
+
+
+class Loudness:
+    """The features of a speech that arrives in chunks."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []  # each [num_hops, NUM_FEATURES] float32
+        self._left = np.empty(0, np.float32)  # samples that do not fill a hop yet
+        self._last = 0.0  # the sample before them
+        self.seconds_per_hop = 1 / HOPS_PER_SECOND
+
+    def add(self, samples: np.ndarray, rate: int) -> None:
+        """Look at the next samples: [num_samples] int16."""
+        hop = max(1, rate // HOPS_PER_SECOND)
+        self.seconds_per_hop = hop / rate
+        sound = np.concatenate([self._left, samples.astype(np.float32) / 32768])
+        count = len(sound) // hop
+        whole, self._left = sound[: count * hop], sound[count * hop :]
+        if not count:
+            return
+        swings = np.diff(whole, prepend=np.float32(self._last)).reshape(count, hop)
+        self._last = float(whole[-1])
+        power = np.square(whole.reshape(count, hop)).mean(1) + _FLOOR
+        sharpness = np.log((np.square(swings).mean(1) + _FLOOR) / power)
+        self._rows.append(np.stack([10 * np.log10(power), sharpness], axis=1))
+
+    def rows(self) -> np.ndarray:
+        """All features so far, [num_hops, NUM_FEATURES]; another thread may `add` meanwhile."""
+        so_far = self._rows[:]
+        if not so_far:
+            return np.empty((0, NUM_FEATURES), np.float32)
+        joined = np.concatenate(so_far) if len(so_far) > 1 else so_far[0]
+        self._rows[: len(so_far)] = [joined]
+        return joined

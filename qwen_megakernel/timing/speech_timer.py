@@ -1,0 +1,273 @@
+"""The times of the words of one speech, from the samples that its reader receives.
+
+A part's end is known to the sample, and so is what was said in it. Inside a part the words are
+found in the samples (`alignment`). Of a part that is still being spoken, or was cut off, only the
+beginning is heard: how far it goes is judged by the pace of the parts before.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS, visible
+from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.sentences import sentence_spans
+from qwen_megakernel.timing.alignment import align, speech_hops
+from qwen_megakernel.timing.loudness import Loudness
+from qwen_megakernel.timing.sounds import sounds_of
+from qwen_megakernel.timing.words import Segment, TimedWord, spoken_spans, word_spans
+
+DEFAULT_PACE_S = 0.075  # of a sound of weight 1, before a part has been heard to its end
+
+# A part that is still being spoken is looked at when so much of it has been heard, and again each
+# time this has doubled: so all looks together cost as much as one or two at the whole part. Words
+# that end this long before the end of what was heard are settled then.
+FIRST_LOOK_S, SETTLED_AFTER_S = 1.5, 0.7
+
+
+@dataclass(slots=True)
+class SpokenPart:
+    """A part that the engine has begun to speak. The engine writes, the timer reads."""
+
+    text: TextPart
+    first_frame: int
+    end_frame: int | None = None  # None: it is being spoken
+    is_whole: bool = False  # it ended with its end token
+
+    def end(self, end_frame: int, reason: FinishReason) -> None:
+        """Note where the part ends, and why."""
+        self.is_whole = reason == "eos"
+        self.end_frame = end_frame  # last, because the timer looks at it first
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What the timer knows of one part."""
+
+    begin_s: float
+    next_look_s: float = FIRST_LOOK_S
+    # [num_visible_chars, 2]: seconds in which each is heard, NaN for a silent one. None: there is
+    # more of the part to be heard.
+    times: np.ndarray | None = None
+
+
+class SpeechTimer:
+    """Times of one stream's words. One thread may `hear` while another asks.
+
+    Args:
+        parts: those that the engine has begun, in order; the engine appends to them.
+    """
+
+    def __init__(self, parts: Sequence[SpokenPart]):
+        self._parts = parts
+        self._loudness = Loudness()
+        self._heard: list[_Heard] = []
+        self._num_frames = 0
+        self._pace_s = DEFAULT_PACE_S
+        self._settled: list[TimedWord] = []
+        self._num_parts_over = 0  # at the last look
+        self._is_settled = False  # all of the speech
+        self._num_settled_segments = 0
+        self._heard_s = 0.0
+        self._is_over = False
+
+    def hear(self, chunk: AudioChunk) -> None:
+        """Take a chunk that the reader has received."""
+        seconds = len(chunk.samples) / chunk.sample_rate
+        if chunk.num_frames:
+            for part in self._parts[len(self._heard) :]:
+                # The chunks of an engine are of one part. What is made of them may be of two.
+                share = max(0, part.first_frame - chunk.frame_index) / chunk.num_frames
+                if share >= 1:
+                    break
+                self._heard.append(_Heard(self._heard_s + share * seconds))
+        if len(chunk.samples):
+            self._loudness.add(chunk.samples, chunk.sample_rate)
+            self._heard_s += seconds
+        # Last, because a thread that asks looks at these first.
+        if chunk.num_frames:
+            self._num_frames = chunk.frame_index + chunk.num_frames
+        self._is_over = self._is_over or chunk.is_last
+
+    # ---- words and sentences ---------------------------------------------------------------------
+
+    def words(self, written: str, pieces: Sequence[Piece]) -> list[TimedWord]:
+        """The words heard so far; those of a part that goes on are an estimate.
+
+        Args:
+            written: the user's text so far.
+            pieces: of what is spoken for it.
+        """
+        spans = list(word_spans(written))
+        spoken = "".join(piece.text for piece in pieces)
+        places = _places(spoken)
+        last_letter = max((at for at, char in enumerate(spoken) if char.isalnum()), default=-1)
+        heard = _HeardChars(self._times())
+        found: list[TimedWord] = []
+        silent: list[tuple[int, int]] = []  # words without a sound, until the next one has a time
+        end_s = 0.0
+        for (begin, end, _), (low, high) in zip(
+            spans, spoken_spans(pieces, [span[:2] for span in spans]), strict=True
+        ):
+            times = heard.between(places[low], places[high])
+            if times is None:
+                if places[low] > heard.last and low <= last_letter:
+                    break
+                silent.append((begin, end))
+                continue
+            found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
+            silent.clear()
+            start_s = max(end_s, times[0])
+            end_s = max(start_s, times[1])
+            found.append(TimedWord(written[begin:end], start_s, end_s, begin))
+        if self._is_over and found:
+            found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
+        return self._as_settled(found)
+
+    def segments(self, written: str, pieces: Sequence[Piece]) -> list[Segment]:
+        """The sentences heard so far, the last one as far as it was heard."""
+        return _segments(written, self.words(written, pieces))
+
+    def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
+        """The words and sentences that have settled since the last call: they never change."""
+        is_over = self._is_over  # looked at before the words are: more may be heard meanwhile
+        if not self._is_look_due(is_over):
+            return [], []
+        limit_s = self._settled_s()
+        words, num_known = self.words(written, pieces), len(self._settled)
+        if not is_over:
+            # Of a text that goes on, the last word may grow.
+            words = [word for word in words[:-1] if word.end <= limit_s]
+        self._settled += words[num_known:]
+        segments = _segments(written, words)
+        if not is_over:
+            segments = segments[:-1]  # it may go on
+        first, self._num_settled_segments = self._num_settled_segments, len(segments)
+        return words[num_known:], segments[first:]
+
+    def _as_settled(self, words: list[TimedWord]) -> list[TimedWord]:
+        """The words, of which those that have settled keep their times."""
+        if not self._settled:
+            return words
+        end_s = self._settled[-1].end
+        later = [
+            replace(word, start=max(word.start, end_s), end=max(word.end, end_s))
+            for word in words[len(self._settled) :]
+        ]
+        return self._settled + later
+
+    def _is_look_due(self, is_over: bool) -> bool:
+        """Whether words may have settled: a part is over, or twice as much of it was heard."""
+        if is_over:
+            is_due, self._is_settled = not self._is_settled, True
+            return is_due
+        num_over = sum(self._is_part_over(index) for index in range(len(self._heard)))
+        is_due, self._num_parts_over = num_over > self._num_parts_over, num_over
+        if num_over < len(self._heard):
+            part = self._heard[-1]
+            while self._heard_s - part.begin_s >= part.next_look_s:
+                part.next_look_s *= 2
+                is_due = True
+        return is_due
+
+    def _settled_s(self) -> float:
+        """Until when words are settled while the stream goes on."""
+        if not self._heard or self._is_part_over(len(self._heard) - 1):
+            return self._heard_s
+        return max(self._heard[-1].begin_s, self._heard_s - SETTLED_AFTER_S)
+
+    # ---- characters ------------------------------------------------------------------------------
+
+    def _is_part_over(self, index: int) -> bool:
+        """Whether all samples of a part have been heard."""
+        end = self._parts[index].end_frame
+        return self._is_over or (end is not None and self._num_frames >= end)
+
+    def _times(self) -> np.ndarray:
+        """[num_chars, 2]: the seconds of each visible character; NaN where none is heard."""
+        times = np.empty((0, 2))
+        for index, heard in enumerate(self._heard[:]):
+            found = heard.times
+            if found is None:
+                is_over = self._is_part_over(index)
+                rows = self._loudness.rows()
+                found = self._listen(index, rows, is_over=is_over)
+                if is_over:
+                    heard.times = found
+            before = self._parts[index].text.start - len(times)  # of parts that nothing is said for
+            times = np.concatenate([times, np.full((max(0, before), 2), np.nan), found])
+        return times
+
+    def _listen(self, index: int, rows: np.ndarray, *, is_over: bool) -> np.ndarray:
+        """[num_chars, 2]: the seconds of the visible characters of a part."""
+        part, begin_s, hop_s = self._parts[index], self._heard[index].begin_s, self._hop_s
+        is_last = index == len(self._heard) - 1
+        end_s = self._heard_s if is_last else self._heard[index + 1].begin_s
+        rows = rows[round(begin_s / hop_s) : round(end_s / hop_s)]
+        sounds = sounds_of(part.text.text)
+        times = np.full((len(visible(part.text.text)), 2), np.nan)
+        if not len(rows) or not sounds:
+            return times
+        if is_over and part.is_whole:
+            hops = align(rows, sounds)
+            weight = sum(sound.weight for sound in sounds)
+            self._pace_s = max(1, int(speech_hops(rows).sum())) * hop_s / weight
+        else:
+            hops = align(rows, sounds, self._pace_s / hop_s)
+        seconds = (begin_s + hops * hop_s).clip(begin_s, end_s)
+        for sound, (start, end) in zip(sounds, seconds, strict=False):
+            letters = times[sound.first : sound.last + 1]
+            letters[:, 0] = np.fmin(letters[:, 0], start)
+            letters[:, 1] = np.fmax(letters[:, 1], end)
+        return times
+
+    @property
+    def _hop_s(self) -> float:
+        return self._loudness.seconds_per_hop
+
+
+class _HeardChars:
+    """The times of characters, by their places.
+
+    Args:
+        times: [num_chars, 2] seconds, NaN for a character without a sound.
+    """
+
+    def __init__(self, times: np.ndarray):
+        sounding = np.flatnonzero(~np.isnan(times[:, 0])) if len(times) else np.empty(0, int)
+        self.last = int(sounding[-1]) if len(sounding) else -1
+        self._sounding = sounding.tolist()
+        self._times = times[sounding].tolist() if len(sounding) else []
+
+    def between(self, first: int, stop: int) -> tuple[float, float] | None:
+        """Begin and end of what is heard of [first, stop); None: nothing of it."""
+        low, high = bisect_left(self._sounding, first), bisect_left(self._sounding, stop)
+        if low >= high:
+            return None
+        return self._times[low][0], self._times[high - 1][1]
+
+
+def _places(text: str) -> list[int]:
+    """For each character of a text, and for its end, the number of visible ones before it."""
+    shown = (not char.isspace() for char in REMOVED.sub("\n", text))
+    return list(accumulate(shown, initial=0))
+
+
+def _segments(written: str, words: Sequence[TimedWord]) -> list[Segment]:
+    """The sentences that these words belong to."""
+    found: list[Segment] = []
+    place = 0
+    for _, end in sentence_spans(REMOVED.sub(" ", SEPARATORS.sub(" ", written))):
+        first = place
+        while place < len(words) and words[place].offset < end:
+            place += 1
+        if place > first:
+            start, last = words[first], words[place - 1]
+            text = written[start.offset : last.offset + len(last.word)]
+            found.append(Segment(len(found), start.start, last.end, text))
+    return found

@@ -1,0 +1,139 @@
+"""Words as their scripts write them, how long they are to speak, and records of their times."""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from qwen_megakernel.text.reading.spoken import Piece
+
+_WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
+_DIGIT_LETTERS = 4  # "7" is spoken "seven"
+_PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
+
+# Han and kana, of the scripts that the model speaks the ones without spaces between words.
+_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
+_UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
+_WORD = re.compile(r"\S+")
+_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWord:
+    """A word of the user's text, and the seconds of the speech in which it is heard."""
+
+    word: str
+    start: float
+    end: float
+    offset: int  # of its first character in the user's text
+
+    def facts(self) -> dict[str, str | float]:
+        """As JSON has it, with the names of OpenAI's transcriptions."""
+        return {"word": self.word, "start": round(self.start, 3), "end": round(self.end, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sentence of the user's text, and the seconds of the speech in which it is heard."""
+
+    id: int  # counted from 0
+    start: float
+    end: float
+    text: str
+
+    def facts(self) -> dict[str, str | float]:
+        """As JSON has it, with the names of OpenAI's transcriptions."""
+        times = {"start": round(self.start, 3), "end": round(self.end, 3)}
+        return {"id": self.id, **times, "text": self.text}
+
+
+def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Cut a text into words: first character, end, and whether the word is `unspaced`.
+
+    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
+    a number) stays in one piece, with its own spaces. Such words are joined without a space.
+    """
+    unspaced = bool(_UNSPACED_LETTER.search(text))
+    for match in (_UNSPACED_PIECE if unspaced else _WORD).finditer(text):
+        word = match.group()
+        if stripped := word.strip():
+            begin = match.start() + len(word) - len(word.lstrip())
+            yield begin, begin + len(stripped), unspaced
+
+
+def split_words(text: str) -> Iterator[tuple[str, bool]]:
+    """Cut a text into words, each with whether it is `unspaced`; see `word_spans`."""
+    for begin, end, unspaced in word_spans(text):
+        yield text[begin:end], unspaced
+
+
+def whole_words(text: str) -> int:
+    """How many characters of a text that goes on are certain to be whole words.
+
+    Punctuation that comes next would belong to the last word, so that one is not.
+    """
+    end = _LAST_WORD_END.match(text)
+    return end.end() if end else 0
+
+
+def count_letters(text: str) -> int:
+    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
+    return sum(map(_letters, text))
+
+
+def spoken_spans(
+    pieces: Sequence[Piece], spans: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Where in the spoken text the words of the user's text are.
+
+    Args:
+        pieces: of the spoken text, in order.
+        spans: the characters [begin, end) of each word in the user's text, in order.
+    Returns:
+        The characters [begin, end) of the spoken text that stand for each word; words that share a
+        piece share its characters out. An empty span where nothing is spoken for a word.
+    """
+    found: list[tuple[int, int]] = []
+    first, offset = 0, 0  # the first piece that reaches the word, and its place
+    nexts = [begin for begin, _ in spans[1:]]
+    for (begin, end), following in zip(spans, [*nexts, math.inf], strict=False):
+        while first < len(pieces) and pieces[first].end <= begin:
+            offset += len(pieces[first].text)
+            first += 1
+        low: int | None = None
+        high, place, index = offset, offset, first
+        while index < len(pieces) and pieces[index].start < end:
+            piece = pieces[index]
+            if piece.end > piece.start:
+                # What stands for the space between two words of a piece belongs to the first.
+                stop = end if piece.is_kept else following
+                if low is None:
+                    low = place + _share(piece, max(begin, piece.start))
+                high = place + _share(piece, min(stop, piece.end))
+            place += len(piece.text)
+            index += 1
+        found.append((high if low is None else low, high))
+    return found
+
+
+def _share(piece: Piece, char: float) -> int:
+    """How many characters of a piece stand for what is before `char` in the user's text."""
+    if piece.is_kept:
+        return round(char - piece.start)
+    if char <= piece.start:
+        return 0
+    if char >= piece.end:
+        return len(piece.text)
+    share = len(piece.text) * (char - piece.start) / (piece.end - piece.start)
+    begins = [match.end() for match in re.finditer(r"\s", piece.text)]  # of its words
+    return min(begins or [round(share)], key=lambda begin: abs(begin - share))
+
+
+def _letters(char: str) -> int:
+    if char.isdigit():
+        return _DIGIT_LETTERS
+    if char.isalpha():
+        return _WIDE_LETTERS if unicodedata.east_asian_width(char) in "WF" else 1
+    return _PAUSE_LETTERS.get(char, 0)

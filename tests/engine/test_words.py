@@ -1,0 +1,92 @@
+"""When words are heard, of streams of the demonstration voice."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from qwen_megakernel import TTSEngine
+
+WRITTEN = "It is 3:05 pm, and **Dr. Smith** paid $12.50."
+LONG = "Your table for two is ready. We will meet you at the hotel on Friday. " * 6
+
+
+@pytest.fixture(scope="module")
+def tts() -> Iterator[TTSEngine]:
+    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+        yield engine
+
+
+def test_a_speech_has_the_words_that_were_written_in_order_and_within_its_length(tts: TTSEngine):
+    speech = tts.synthesize(WRITTEN, seed=1)
+    words = speech.words
+    assert [word.word for word in words] == WRITTEN.split()
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times) and times[-1] <= len(speech.audio) / speech.sample_rate
+    assert all(word.start < word.end for word in words)
+    (segment,) = speech.segments
+    assert (segment.text, segment.start, segment.end) == (WRITTEN, words[0].start, words[-1].end)
+
+
+def test_words_of_later_parts_are_in_the_samples_of_those_parts(tts: TTSEngine):
+    with tts.stream(LONG, seed=1) as stream:
+        chunks = list(stream)
+        words, segments, parts = stream.words, stream.segments, stream._state.spoken_parts
+    assert len(parts) > 1 and [word.word for word in words] == LONG.split()
+    assert len(segments) == 12
+    place = 0
+    for part in parts:
+        count = len(part.text.text.split())
+        mine, place = words[place : place + count], place + count
+        first_s, end_s = (
+            frame * tts.seconds_per_frame for frame in (part.first_frame, part.end_frame)
+        )
+        assert all(first_s <= word.start and word.end <= end_s for word in mine)
+    assert place == len(words)
+    assert words[-1].end <= sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_text_in_pieces_has_all_its_words(tts: TTSEngine, size: int):
+    text = f"{WRITTEN} {LONG}"[:400]
+    with tts.stream(text_open=True, seed=1) as stream:
+        for begin in range(0, len(text), size):
+            stream.feed(text[begin : begin + size])
+        stream.end_text()
+        list(stream)
+        assert [word.word for word in stream.words] == text.split()
+
+
+def test_a_closed_stream_ends_where_its_sound_ended(tts: TTSEngine):
+    with tts.stream(LONG, seed=1) as stream:
+        next(stream)
+        for chunk in stream:
+            if chunk.frame_index > 20:
+                stream.close()
+        words = stream.words
+    heard_s = stream._timer._heard_s
+    assert 0 < len(words) < len(LONG.split())
+    assert words[-1].end <= heard_s
+    assert [word.word for word in words] == LONG.split()[: len(words)]
+
+
+def test_a_speech_that_is_cut_off_has_no_words_behind_its_end(tts: TTSEngine):
+    speech = tts.synthesize(LONG, seed=1, max_frames=30)
+    assert speech.finish_reason == "length"
+    assert 2 <= len(speech.words) <= 14
+    assert speech.words[-1].end <= 30 * tts.seconds_per_frame
+
+
+def test_what_settles_while_a_stream_is_read_is_all_in_the_end(tts: TTSEngine):
+    words, segments = [], []
+    with tts.stream(LONG, seed=1) as stream:
+        for _ in stream:
+            more = stream.take_timestamps()
+            words, segments = words + more[0], segments + more[1]
+        assert words == stream.words and segments == stream.segments
+    assert [word.word for word in words] == LONG.split()
+
+
+def test_saving_subtitles_of_a_speech(tts: TTSEngine, tmp_path):
+    speech = tts.synthesize("Hello there.", seed=1)
+    speech.save_subtitles(tmp_path / "out.vtt")
+    assert "Hello there." in (tmp_path / "out.vtt").read_text()

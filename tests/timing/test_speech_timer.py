@@ -1,0 +1,270 @@
+"""The words of a stream: as the user wrote them, in order, within the sound, settled once."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from spelling_voice import RATE, Spelled, spell
+from tolerances import SILENT_END, WORD_AT_HALF_SPEED, WORD_P50
+
+from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.text.cleaning import MAX_CHARS, visible
+from qwen_megakernel.text.parts import TextPart, split
+from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing import speech_timer
+from qwen_megakernel.timing.alignment import align
+from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.words import TimedWord
+
+FRAME = 1920
+FIRST, SECOND = "sonat filo, tasi nof.", "Lalo fansi ota, naso tof."
+
+
+def as_written(text: str) -> tuple[Piece, ...]:
+    return (Piece(text, 0, len(text), is_kept=True),)
+
+
+def chunks(samples: np.ndarray, first_frame: int = 0, frames: int = 3) -> Iterator[AudioChunk]:
+    """The samples, filled up to whole frames, in chunks."""
+    count = -(-len(samples) // FRAME)
+    samples = np.pad(samples, (0, count * FRAME - len(samples)))
+    for begin in range(0, count, frames):
+        piece = samples[begin * FRAME : (begin + frames) * FRAME]
+        yield AudioChunk(piece, RATE, first_frame + begin, len(piece) // FRAME, 0.0)
+
+
+def end(reason: str = "eos") -> AudioChunk:
+    return AudioChunk(np.empty(0, np.int16), RATE, 0, 0, 0.0, True, reason)
+
+
+def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChunk], list[Spelled]]:
+    """Parts that were spoken one after the other, and the chunks of all of them."""
+    parts, sent, said, frame, start = [], [], [], 0, 0
+    for seed, text in enumerate(texts):
+        spelled = spell(text.lower(), seed=seed)
+        pieces = list(chunks(spelled.samples, frame))
+        parts.append(SpokenPart(TextPart(text=text, start=start), frame))
+        frame += sum(piece.num_frames for piece in pieces)
+        start += len(visible(text))
+        parts[-1].end(frame, "eos")
+        sent += pieces
+        said.append(spelled)
+    return parts, sent, said
+
+
+def heard(parts: Sequence[SpokenPart], sent: Sequence[AudioChunk]) -> SpeechTimer:
+    timer = SpeechTimer(parts)
+    for chunk in sent:
+        timer.hear(chunk)
+    return timer
+
+
+def check(words: Sequence[TimedWord], seconds: float) -> None:
+    """Words are in order and within the sound."""
+    places = [time for word in words for time in (word.start, word.end)]
+    assert places == sorted(places)
+    assert all(0 <= place <= seconds for place in places)
+    offsets = [word.offset for word in words]
+    assert offsets == sorted(set(offsets))
+
+
+def test_words_of_several_parts_have_their_times():
+    text = f"{FIRST} {SECOND}"
+    parts, sent, said = spoken_parts([FIRST, SECOND])
+    timer = heard(parts, [*sent, end()])
+    words = timer.words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    assert [text[word.offset :][: len(word.word)] for word in words] == text.split()
+    check(words, sum(len(chunk.samples) for chunk in sent) / RATE)
+    second_s = parts[1].first_frame * FRAME / RATE
+    expected = [*said[0].word_times, *((a + second_s, b + second_s) for a, b in said[1].word_times)]
+    found = np.array([(word.start, word.end) for word in words])
+    assert np.abs(found - expected).max() < WORD_P50
+    first, second = timer.segments(text, as_written(text))
+    assert (first.text, second.text) == (FIRST, SECOND)
+    assert (first.id, second.id) == (0, 1)
+    assert (first.start, first.end) == (words[0].start, words[3].end)
+    assert (second.start, second.end) == (words[4].start, words[-1].end)
+
+
+def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
+    written, spoken = "$5 tof", "sonat filo tof"
+    pieces = (Piece("sonat filo", 0, 2), Piece(" tof", 2, 6, is_kept=True))
+    parts, sent, said = spoken_parts([spoken])
+    words = heard(parts, [*sent, end()]).words(written, pieces)
+    assert [word.word for word in words] == ["$5", "tof"]
+    times = said[0].word_times
+    expected = [(times[0][0], times[1][1]), times[2]]
+    assert np.abs(np.array([(w.start, w.end) for w in words]) - expected).max() < WORD_P50
+
+
+def test_marks_alone_are_not_heard_and_not_lost():
+    text = "— sonat 😀 filo !"
+    parts, sent, _ = spoken_parts(["sonat filo"])
+    parts[0].text.text = text
+    words = heard(parts, [*sent, end()]).words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    lengths = {word.word: word.end - word.start for word in words}
+    assert lengths["—"] == lengths["😀"] == lengths["!"] == 0
+    assert lengths["sonat"] > 0 and lengths["filo"] > 0
+    check(words, 10)
+
+
+@pytest.mark.parametrize("text", ["", "…!", "   \n", "😀"])
+def test_a_text_without_a_word_has_none(text: str):
+    timer = SpeechTimer([])
+    assert timer.words(text, as_written(text)) == [] == timer.segments(text, as_written(text))
+    timer.hear(end())
+    assert timer.words(text, as_written(text)) == [] and timer.take(text, ()) == ([], [])
+
+
+def test_one_word_has_the_sound_and_not_the_silence_around_it():
+    parts, sent, said = spoken_parts(["sonatilo"])
+    (word,) = heard(parts, [*sent, end()]).words("sonatilo", as_written("sonatilo"))
+    assert np.abs(np.array([word.start, word.end]) - said[0].word_times[0]).max() < WORD_P50
+
+
+@pytest.mark.parametrize("text", ["שלום עולם, מה שלומך?", "مرحبا بالعالم", "नमस्ते दुनिया"])
+def test_words_of_other_scripts_are_in_the_order_in_which_they_were_written(text: str):
+    samples = spell("sonat filo naso tas").samples
+    part = SpokenPart(TextPart(text=text), 0)
+    sent = list(chunks(samples))
+    part.end(sum(chunk.num_frames for chunk in sent), "eos")
+    words = heard([part], [*sent, end()]).words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    check(words, len(samples) / RATE + 1)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_sound_did(
+    share: float,
+):
+    text = FIRST + " " + SECOND
+    spelled = spell(text.lower())
+    sent = list(chunks(spelled.samples[: int(share * len(spelled.samples))]))
+    seconds = sum(len(chunk.samples) for chunk in sent) / RATE
+    timer = heard([SpokenPart(TextPart(text=text), 0)], [*sent, end("cancelled")])
+    words = timer.words(text, as_written(text))
+    said = [times for times in spelled.word_times if times[0] < seconds]
+    assert len(words) in range(len(said) - 1, len(said) + 2)
+    assert len(words) < len(text.split())
+    assert [word.word for word in words] == text.split()[: len(words)]
+    check(words, seconds)
+    assert seconds - SILENT_END < words[-1].end <= seconds
+    assert timer.segments(text, as_written(text))[-1].end == words[-1].end
+
+
+def test_what_was_taken_never_changes_and_together_it_is_all():
+    text = f"{FIRST} {SECOND}"
+    parts, sent, _ = spoken_parts([FIRST, SECOND])
+    ends = [(part.end_frame, part.is_whole) for part in parts]
+    for part in parts:
+        part.end_frame, part.is_whole = None, False
+    begun: list[SpokenPart] = []
+    timer = SpeechTimer(begun)
+    words, segments, early = [], [], 0
+    for chunk in [*sent, end()]:
+        if len(begun) < 2 and chunk.frame_index == parts[len(begun)].first_frame:
+            begun.append(parts[len(begun)])
+        timer.hear(chunk)
+        done = chunk.frame_index + chunk.num_frames
+        if done == ends[len(begun) - 1][0]:
+            begun[-1].end(done, "eos")
+        more_words, more_segments = timer.take(text, as_written(text))
+        words, segments = words + more_words, segments + more_segments
+        if not chunk.is_last:
+            early += len(more_words)
+        assert timer.words(text, as_written(text))[: len(words)] == words
+    assert early >= 5  # words of the first part, and some of the second
+    assert words == timer.words(text, as_written(text))
+    assert segments == timer.segments(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    check(words, 100)
+    assert timer.take(text, as_written(text)) == ([], [])
+
+
+@pytest.mark.parametrize("ask", ["words", "take"])
+def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
+    monkeypatch: pytest.MonkeyPatch, ask: str
+):
+    """The server seeks in a thread, beside the one that receives."""
+    text = f"{FIRST} {SECOND}"
+    parts, sent, _ = spoken_parts([text])
+    end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
+    count = len(sent) // 2
+    timer = heard(parts, sent[:count])
+    later = [*sent[count:], end()]
+
+    def hearing(*arguments):
+        if later:
+            parts[0].end(end_frame, "eos")
+            while later:
+                timer.hear(later.pop(0))
+        return align(*arguments)
+
+    monkeypatch.setattr(speech_timer, "align", hearing)
+    getattr(timer, ask)(text, as_written(text))
+    assert not later
+    words = timer.words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    told, segments = timer.take(text, as_written(text))
+    assert segments and told == words[len(words) - len(told) :]
+
+
+def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
+    parts, sent, said = spoken_parts([FIRST])
+    slow = [
+        AudioChunk(np.repeat(chunk.samples, 2), RATE, chunk.frame_index, chunk.num_frames, 0.0)
+        for chunk in sent
+    ]
+    words = heard(parts, [*slow, end()]).words(FIRST, as_written(FIRST))
+    expected = 2 * np.array(said[0].word_times)
+    found = np.array([(word.start, word.end) for word in words])
+    assert np.abs(found - expected).max() < WORD_AT_HALF_SPEED
+
+
+def test_a_chunk_of_two_parts_is_cut_between_them():
+    text = f"{FIRST} {SECOND}"
+    parts, sent, said = spoken_parts([FIRST, SECOND])
+    samples = np.concatenate([chunk.samples for chunk in sent])
+    whole = AudioChunk(samples, RATE, 0, sum(chunk.num_frames for chunk in sent), 0.0)
+    words = heard(parts, [whole, end()]).words(text, as_written(text))
+    second_s = parts[1].first_frame * FRAME / RATE
+    assert words[3].end <= second_s < words[4].start
+    assert abs(words[4].start - second_s - said[1].word_times[0][0]) < WORD_P50
+
+
+def test_a_part_that_nothing_was_said_for_moves_no_word():
+    text = "sonat. *** filo."
+    parts, sent, said = spoken_parts(["sonat.", "filo."])
+    parts[1].text.start = len("sonat.***")
+    words = heard(parts, [*sent, end()]).words(text, as_written(text))
+    assert [word.word for word in words] == text.split()
+    second_s = parts[1].first_frame * FRAME / RATE
+    assert abs(words[2].start - second_s - said[1].word_times[0][0]) < WORD_P50
+
+
+def test_the_longest_text_takes_time_in_proportion():
+    sentence = "Sonat filo tasi nof lalo fansi ota naso. "
+
+    def seconds(num_chars: int) -> float:
+        text = sentence * (num_chars // len(sentence))
+        one = list(chunks(np.tile(spell(sentence.lower().strip()[:-1]).samples, 6)))
+        parts, sent, frame, start = [], [], 0, 0
+        for part in split(text):
+            parts.append(SpokenPart(TextPart(text=part, start=start), frame))
+            start += len(visible(part))
+            for chunk in one:
+                piece = AudioChunk(chunk.samples, RATE, frame, chunk.num_frames, 0.0)
+                sent.append(piece)
+                frame += chunk.num_frames
+            parts[-1].end(frame, "eos")
+        timer = heard(parts, [*sent, end()])
+        begun = time.process_time()
+        words = timer.words(text, as_written(text))
+        spent = time.process_time() - begun
+        assert len(words) == len(text.split())
+        return spent
+
+    assert seconds(MAX_CHARS) < 8 * seconds(MAX_CHARS // 4)
