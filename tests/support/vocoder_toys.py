@@ -110,3 +110,20 @@ def decode_in_chunks(vocoder: Vocoder, codes: Tensor, sizes: list[int]) -> Tenso
     """Decode codes [n, num_frames, num_quantizers] in chunks to PCM [n, num_samples]."""
     states = [vocoder.new_state() for _ in codes]
     return torch.cat([vocoder.step(part, states) for part in codes.split(sizes, dim=1)], dim=1)
+
+
+def assert_positions_do_not_matter(vocoder: Vocoder) -> None:
+    """Check that streams at different positions have the samples that each has alone."""
+    codes = random_codes(vocoder, 3, 30)
+    expected = decode_in_chunks(vocoder, codes, [1] * 30)
+    states = [vocoder.new_state() for _ in codes]
+    positions = [0, 4, 23]  # inside and past the attention window
+    for row, position in enumerate(positions):
+        for frame in range(position):
+            vocoder.step(codes[row : row + 1, frame : frame + 1], [states[row]])
+    for _ in range(5):
+        chunk = torch.stack([codes[row, at : at + 1] for row, at in enumerate(positions)])
+        pcm = vocoder.step(chunk, states)
+        for row, at in enumerate(positions):
+            assert torch.equal(pcm[row], expected[row, at * TOY_SAMPLES : (at + 1) * TOY_SAMPLES])
+        positions = [at + 1 for at in positions]

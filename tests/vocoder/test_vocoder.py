@@ -11,6 +11,7 @@ from torch import Tensor
 from vocoder_toys import (
     TOY,
     TOY_SAMPLES,
+    assert_positions_do_not_matter,
     codec_config,
     decode_in_chunks,
     fill,
@@ -133,19 +134,7 @@ def test_company_never_changes_a_sample(vocoder, num_frames):
 
 
 def test_streams_at_different_positions_share_a_batch(vocoder):
-    codes = random_codes(vocoder, 3, 30)
-    expected = decode_in_chunks(vocoder, codes, [1] * 30)
-    states = [vocoder.new_state() for _ in codes]
-    positions = [0, 4, 23]  # inside and past the attention window
-    for row, position in enumerate(positions):
-        for frame in range(position):
-            vocoder.step(codes[row : row + 1, frame : frame + 1], [states[row]])
-    for _ in range(5):
-        chunk = torch.stack([codes[row, at : at + 1] for row, at in enumerate(positions)])
-        pcm = vocoder.step(chunk, states)
-        for row, at in enumerate(positions):
-            assert torch.equal(pcm[row], expected[row, at * TOY_SAMPLES : (at + 1) * TOY_SAMPLES])
-        positions = [at + 1 for at in positions]
+    assert_positions_do_not_matter(vocoder)
 
 
 def test_state_after_reset_equals_new(vocoder):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
-from tools.demo_voice import recipe, shards, tokenizer
+from tools.demo_voice import recipe, run_options, shards, tokenizer
 from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.decode import word_accuracy
@@ -200,33 +200,16 @@ def _fitting(path: Path, weights: Weights) -> Weights:
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.35)
     parser.add_argument("--data", type=Path, required=True, help="folder of shards to learn from")
     parser.add_argument(
         "--test", type=Path, help="folder of shards with sentences to speak at intervals"
-    )
-    parser.add_argument("--output", type=Path, required=True, help="state file to write")
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument("--init", type=Path, help="checkpoint folder to start from")
-    start.add_argument(
-        "--resume", action="store_true", help="continue the run whose state is in --output"
     )
     parser.add_argument(
         "--presentations",
         type=int,
         default=500_000,
         help="number of utterances to learn from in all, with repetitions",
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=2e-3,
-        help="peak learning rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--hold", type=float, default=0.35, help="share of the run that has the full learning rate"
     )
     parser.add_argument(
         "--predictor-only",
@@ -248,36 +231,16 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         help="codebooks file, to decide which words were said",
     )
     parser.add_argument(
-        "--save-minutes",
-        type=float,
-        default=5.0,
-        help="minutes between two savings of the state (default: 5)",
-    )
-    parser.add_argument(
         "--test-minutes",
         type=float,
         default=10.0,
         help="minutes between two readings of test sentences",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="PyTorch device to train on (default: a GPU if there is one)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32"),
-        default="bfloat16",
-        help="number format of the computation; weights are float32 (default: bfloat16)",
-    )
-    parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compile the talker's step with torch.compile (default: yes)",
+        help="compile the talker's step with torch.compile",
     )
     return parser.parse_args(arguments)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from qwen_megakernel.validation import official
-from tools.demo_voice import package, recipe, texts
+from tools.demo_voice import package, recipe, run_options, texts
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker
 
@@ -217,62 +217,22 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=1.2e-3, hold=0.4)
     parser.add_argument(
         "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
-    )
-    parser.add_argument("--output", type=Path, required=True, help="state file to write")
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument("--init", type=Path, help="checkpoint folder to start from")
-    start.add_argument(
-        "--resume", action="store_true", help="continue the run whose state is in --output"
     )
     parser.add_argument(
         "--codebooks",
         type=Path,
         default=SHIPPED,
-        help="codebooks file (default: the shipped voice's)",
+        help="codebooks file whose codes the vocoder learns",
     )
     parser.add_argument(
-        "--sentences",
-        type=int,
-        default=1300,
-        help="number of sentences to learn from (default: 1300)",
+        "--sentences", type=int, default=1300, help="number of sentences to learn from"
     )
-    parser.add_argument("--steps", type=int, default=8000, help="number of updates (default: 8000)")
+    parser.add_argument("--steps", type=int, default=8000, help="number of updates")
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=1.2e-3,
-        help="peak learning rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--hold", type=float, default=0.4, help="share of the run that has the full learning rate"
-    )
-    parser.add_argument(
-        "--save-minutes",
-        type=float,
-        default=3.0,
-        help="minutes between two savings of the state (default: 3)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="PyTorch device to train on (default: a GPU if there is one)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32"),
-        default="bfloat16",
-        help="number format of the computation; weights are float32 (default: bfloat16)",
-    )
     return parser.parse_args(arguments)
 
 
