@@ -53,6 +53,10 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         "A prompt, on the kernel and as a graph",
         ("model", "backend", "positions", "enqueued_ms", "ms", "best_ms"),
     ),
+    "vocoder_times": (
+        "A chunk of the vocoder, with products in float32 and in TF32",
+        ("streams", "frames", "products", "ms", "best_ms", "relative_rms_error"),
+    ),
     "first_sound": (
         "From text to first sound, ms",
         ("model", "backend", "stage", "ms.p50", "ms.p95"),

@@ -88,7 +88,7 @@ class GridBarrier {
  private:
   // The thread that arrives for its block and polls. It belongs to the last warp, which has the
   // least to do meanwhile: loops over few items end with the first warps.
-  static constexpr int kWaiter = kNumThreads - kWarpSize;
+  static constexpr int kWaiter = FIRST_WARP_WAITS ? 0 : kNumThreads - kWarpSize;
 
   __device__ bool wait(Stage stage, int layer) {
     const unsigned target = smem_.target;

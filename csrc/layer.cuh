@@ -19,7 +19,7 @@ constexpr int kOtherBytes = 2048;  // other members of BlockSmem than the stage 
 // The predictor uses short attention where its keys and values fit shared memory beside a small
 // ring, and where its rows fit the place in which o_proj looks for them.
 constexpr bool kPredictorIsShort =
-    kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
+    SHORT_ATTENTION && kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
     kRowsEverywhere * row_stride(kOProjCols<Predictor>) <= kMaxRows * row_stride(kChunkCols) &&
     sizeof(ShortAttentionSmem<Predictor>) + kOtherBytes + 2 * kSlotBytes <= SMEM_BYTES;
 template <class Dims>

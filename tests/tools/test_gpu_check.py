@@ -26,10 +26,11 @@ from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
+from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation import compare
 from tools.gpu_check import carried, carry, compute_sanitizer, kernel_timer, stage_times
 from tools.gpu_check.steps import libraries, registry, scripts, speed
-from tools.gpu_check.steps.context import BIG, SMALL, Context
+from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
 from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +257,18 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
         build.build(parse_model_config(model_config(model)), target)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("variant", ["predictor's attention in two stages", "the first warp waits"])
+def test_a_variant_with_other_stages_or_waiters_draws_the_kernels_codes(tmp_path, variant):
+    context = Context(True, time.monotonic() + 600, tmp_path / "result.json")
+    loaded, drawn = context.load(TOY), []
+    for defines in ({}, VARIANTS[variant]):
+        decoder = context.decoder(loaded, defines=defines)
+        k.start(decoder, 0, Sampling(), seed=1)
+        drawn.append(decoder.step([0], 4).codes.tolist())
+    assert drawn[0] == drawn[1]
+
+
 def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ():
     sources = "\n".join(path.read_text() for path in compiling.source_folder().glob("*.cu*"))
     for defines in VARIANTS.values():
@@ -423,7 +436,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         pytest.param("why", "variant_build,ncu,variants", marks=pytest.mark.ci),
         pytest.param("why", "tests", marks=SLOW),
         pytest.param("changed", "build,validate_0.6b_long,validate_1.7b_long", marks=SLOW),
-        pytest.param("listeners", "prompt_times", marks=pytest.mark.ci),
+        pytest.param("listeners", "prompt_times,vocoder_times", marks=pytest.mark.ci),
         pytest.param("listeners", "first_sound,batch_curve,open_loop", marks=SLOW),
         pytest.param("reliability", "endurance,abort,two_engines,sanitizer", marks=pytest.mark.ci),
         pytest.param("reliability", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
@@ -485,6 +498,11 @@ def check_rows(found: dict) -> None:
         assert all(row["same_codes"] for row in rows)
     if "prompt_times" in found:
         assert [row["backend"] for row in found["prompt_times"]["rows"]] == ["kernel", "graph"]
+    if "vocoder_times" in found:
+        rows = found["vocoder_times"]["rows"]
+        assert [row["products"] for row in rows] == ["float32", "TF32"] * 2
+        assert all(row["ms"] >= row["best_ms"] > 0 for row in rows)
+        assert all(row["relative_rms_error"] < 1e-2 for row in rows)
     if "first_sound" in found:
         assert {row["backend"] for row in found["first_sound"]["rows"]} == {"torch", "graph"}
     if "abort" in found:

@@ -59,6 +59,7 @@ SETS = {
         "build": 150,
         "first_sound": 90,
         "prompt_times": 40,
+        "vocoder_times": 30,
         "batch_curve": 90,
         "open_loop": 75,
     },

@@ -129,6 +129,8 @@ def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
     # L2 evicts a weight before it is read again: the predictor's layers of the released models have
     # 157 MB, more than any L2. In int8 they have half of that, which fits into some.
     values["WEIGHTS_EVICT_FIRST"] = int("predictor" not in target.int8)
+    # Switches of what a GPU is to decide (tools/gpu_check/variants.py).
+    values |= {"SHORT_ATTENTION": 1, "FIRST_WARP_WAITS": 0}
     if target.arch is None:
         tuning = {
             "NUM_THREADS": EMULATION_THREADS,

@@ -18,7 +18,7 @@ from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.decoders.kernel.build import Target
 from tools.gpu_check.steps.context import TOY, Context
-from tools.gpu_check.variants import VARIANTS
+from tools.gpu_check.variants import chosen
 
 TOY_PROJECTED = "tiny-random-1.7b"
 
@@ -73,7 +73,7 @@ def variant_jobs(context: Any) -> Jobs:
             parse_model_config(model_config(name)),
             Target(context.arch, context.dtypes[-1], defines=tuple(defines.items())),
         )
-        for name, (variant, defines) in product(context.models, VARIANTS.items())
+        for name, (variant, defines) in product(context.models, chosen(context.toy))
     }
 
 

@@ -38,6 +38,7 @@ STEPS = {
     "variants": speed.variants,
     "prompt_times": speed.prompt_times,
     "int8_frame_times": speed.int8_frame_times,
+    "vocoder_times": speed.vocoder_times,
     "batch_curve": speed.batch_curve,
     "benchmark": scripts.benchmark,
     "first_sound": scripts.first_sound,

@@ -13,6 +13,7 @@ from typing import Any
 
 import kernel_models
 import torch
+from torch import Tensor
 
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders import int8
@@ -21,15 +22,18 @@ from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.native import compiling
 from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams, KernelTimer
 from tools.gpu_check.steps.context import Context
-from tools.gpu_check.variants import VARIANTS
+from tools.gpu_check.variants import chosen
 
 STREAM_COUNTS = (1, 4, 8, 16)
 KERNEL_STREAMS = (1, 2, 4, 8, 16, 32)
 GRAPH_STREAMS = (1, 4, 16, 32, 64, 128, 256, 512)
 VARIANT_STREAMS = (1, 16)
 PROMPTS = (10, 30, 110, 200)
+VOCODER_CHUNKS = ((1, 1), (1, 4), (16, 4), (16, 12))  # streams, frames
 FRAME_MS = 80
 MAX_POSITIONS = PROMPT_POSITIONS + 256
 
@@ -103,11 +107,10 @@ def variants(context: Context) -> dict[str, Any]:
     """
     timer, rows = KernelTimer(context.device, toy=context.toy), []
     counts = VARIANT_STREAMS[:1] if context.toy else VARIANT_STREAMS
-    chosen = list(VARIANTS.items())[: 2 if context.toy else None]
     sizes = {"num_slots": max(counts), "max_positions": MAX_POSITIONS}
     for name in context.models:
         loaded, codes = context.load(name), None
-        for variant, defines in chosen:
+        for variant, defines in chosen(context.toy):
             decoder = context.decoder(loaded, dtype=context.dtype, defines=defines, **sizes)
             kernel_models.start(decoder, 0, Sampling(), seed=1)
             drawn = decoder.step([0], 4).codes.tolist()
@@ -167,6 +170,50 @@ def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], l
         done.append(1000 * (time.perf_counter() - started))
     decoder.step([0], 1)  # this raises if they failed
     return enqueued[2:], done[2:]
+
+
+def vocoder_times(context: Context) -> dict[str, Any]:
+    """Milliseconds of a chunk of the vocoder with products in float32 and in TF32, and how far the
+    samples of TF32 lie from those of float32."""
+    loaded = context.load(context.models[0])  # the speech tokenizer of both released sizes
+    codec = loaded.codec_config.decoder
+    draw = torch.Generator().manual_seed(1)
+    rows: list[dict[str, Any]] = []
+    for streams, frames in VOCODER_CHUNKS[:2] if context.toy else VOCODER_CHUNKS:
+        shape = (streams, frames, codec.num_quantizers)
+        codes = torch.randint(codec.codebook_size, shape, generator=draw)
+        exact = None
+        for products, precision in (("float32", "highest"), ("TF32", "high")):
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = precision == "high"
+            # A recorded graph keeps the precision of its products.
+            vocoder = GraphVocoder(loaded.codec_config, loaded.codec_decoder, context.device)
+            samples, times = chunk_ms(vocoder, codes, 3 if context.toy else 30)
+            exact = samples if exact is None else exact
+            noise = (samples - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+            row = {"streams": streams, "frames": frames, "products": products}
+            row |= {"ms": median_high(times), "best_ms": min(times)}
+            rows.append(row | {"relative_rms_error": float(noise)})
+            print(rows[-1], flush=True)
+            context.keep({"rows": rows})
+    return {"rows": rows}
+
+
+def chunk_ms(vocoder: Vocoder, codes: Tensor, rounds: int) -> tuple[Tensor, list[float]]:
+    """The samples of a stream's first chunk, and milliseconds of each chunk after the warm-up.
+
+    Args:
+        codes: [num_streams, num_frames, num_quantizers] integers, the codes of every chunk.
+    """
+    states = [vocoder.new_state() for _ in codes]
+    first, times = vocoder.step(codes, states).double().cpu(), []
+    for _ in range(rounds + 2):  # the first ones warm up
+        started = time.perf_counter()
+        vocoder.step(codes, states)
+        if vocoder.device.type == "cuda":
+            torch.cuda.synchronize(vocoder.device)
+        times.append(1000 * (time.perf_counter() - started))
+    return first, times[2:]
 
 
 def batch_curve(context: Context) -> dict[str, Any]:
