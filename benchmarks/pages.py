@@ -139,6 +139,33 @@ def reading_table() -> list[str]:
     return result_table("reading_*.json", columns)
 
 
+WORD_TIMES = "word_times_*.json"
+
+
+def word_times_table() -> list[str]:
+    """One row a position of each result file of `measure.py word-times`."""
+    columns = ["speech", "words", "their place", "by letters, p50 / p95", "found, p50 / p95"]
+    rows = [
+        [
+            *(row["speech"], row["words"], row["position"]),
+            *(
+                " / ".join(f"{row[name][rank]:.0f}" for rank in ("p50", "p95")) + " ms"
+                for name in ("by_letters_ms", "found_ms")
+            ),
+            *source_of(result),
+        ]
+        for result in load_results(WORD_TIMES)
+        for row in result["rows"]
+    ]
+    return table([*columns, "commit", "file"], rows)
+
+
+def speech_control() -> list[str]:
+    """What reading a text costs, and how exactly the times of its words are found."""
+    times = word_times_table() if load_results(WORD_TIMES) else []
+    return [*reading_table(), *([""] if times else []), *times]
+
+
 def load_table() -> list[str]:
     """Results of the load test, a row for each level."""
     columns = ["model", "load", "first byte", "first audible", "end to end"]
@@ -482,7 +509,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/performance.md": performance,
     "docs/performance-journey.md": what_is_left,
     "docs/precision.md": precision,
-    "docs/speech-control.md": reading_table,
+    "docs/speech-control.md": speech_control,
     "docs/coreml.md": coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,

@@ -80,7 +80,7 @@ def whole_words(text: str) -> int:
 
 def count_letters(text: str) -> int:
     """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
-    return sum(map(_letters, text))
+    return sum(map(letters_of, text))
 
 
 def spoken_spans(
@@ -131,7 +131,8 @@ def _share(piece: Piece, char: float) -> int:
     return min(begins or [round(share)], key=lambda begin: abs(begin - share))
 
 
-def _letters(char: str) -> int:
+def letters_of(char: str) -> int:
+    """How long a character takes to speak, in Latin letters; a pause where it marks one."""
     if char.isdigit():
         return _DIGIT_LETTERS
     if char.isalpha():

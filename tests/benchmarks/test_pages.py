@@ -36,6 +36,22 @@ def test_a_page_without_markers_is_written_whole(document):
     assert pages.main(["page.md"]) == 0 and document.read_text() == "| new |\n"
 
 
+def test_word_times_have_a_row_for_each_position_once_they_are_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
+    without = pages.speech_control()
+    figures = {
+        "by_letters_ms": {"p50": 108.4, "p95": 335.0},
+        "found_ms": {"p50": 10.2, "p95": 59.6},
+    }
+    row = {"speech": "drawn", "position": "all", "words": 1377} | figures
+    result = {"commit": "abc1234", "rows": [row, row | {"position": "first"}]}
+    (tmp_path / "word_times_cpu.json").write_text(json.dumps(result))
+    *before, empty, _, _, first, second = pages.speech_control()
+    assert before == without and not empty
+    cells = "| drawn | 1377 | {} | 108 / 335 ms | 10 / 60 ms | abc1234 | `word_times_cpu.json` |"
+    assert (first, second) == (cells.format("all"), cells.format("first"))
+
+
 @pytest.mark.parametrize("make", [pages.kernel_ptxas, pages.kernel_mutations])
 def test_a_page_of_the_kernel_has_the_rows_it_is_given(make):
     width = len(make([])[-2].split(" | "))

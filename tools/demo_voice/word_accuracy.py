@@ -31,15 +31,35 @@ def words_right(
     spoken = sorted(set(words.tolist()) - {SILENCE})
     if not len(codes):
         return 0, len(spoken)
-    left, right = codebooks.latents(codes), codebooks.latents(reference)
-    squares = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
-    nearest = _aligned_distances(np.sqrt(np.maximum(0, squares)))
+    nearest, _ = _aligned(_distances(codes, reference, codebooks))
     found = sum(bool((nearest[words == word] < CLOSE).mean() >= MOST) for word in spoken)
     return found, len(spoken)
 
 
-def _aligned_distances(distances: np.ndarray) -> np.ndarray:
-    """Return the least distance of each column (reference frame) on the cheapest path."""
+def word_onsets(
+    codes: np.ndarray, reference: np.ndarray, words: np.ndarray, codebooks: Codebooks
+) -> dict[int, int]:
+    """Return where the words of a sentence begin in frames that were drawn.
+
+    Args:
+        codes, reference, words: as `words_right` takes them.
+    Returns:
+        Word -> frame of `codes`, for words whose first frame was met closely.
+    """
+    nearest, rows = _aligned(_distances(codes, reference, codebooks))
+    firsts = {word: int(np.argmax(words == word)) for word in set(words.tolist()) - {SILENCE}}
+    return {word: int(rows[at]) for word, at in firsts.items() if nearest[at] < CLOSE}
+
+
+def _distances(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -> np.ndarray:
+    """Return the distances of latents: [num_frames, num_reference]."""
+    left, right = codebooks.latents(codes), codebooks.latents(reference)
+    squares = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
+    return np.sqrt(np.maximum(0, squares))
+
+
+def _aligned(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least distance of each column (reference frame) on the cheapest path, and its row."""
     num_rows, num_columns = distances.shape
     cost = np.full((num_rows + 1, num_columns + 1), np.inf)
     cost[0, 0] = 0
@@ -47,11 +67,12 @@ def _aligned_distances(distances: np.ndarray) -> np.ndarray:
         for j in range(num_columns):
             before = min(cost[i, j], cost[i, j + 1] + SKIP_COST, cost[i + 1, j] + SKIP_COST)
             cost[i + 1, j + 1] = distances[i, j] + before
-    nearest = np.full(num_columns, np.inf)
+    nearest, rows = np.full(num_columns, np.inf), np.zeros(num_columns, int)
     i, j = num_rows, num_columns
     while i and j:
-        nearest[j - 1] = min(nearest[j - 1], distances[i - 1, j - 1])
+        if distances[i - 1, j - 1] < nearest[j - 1]:
+            nearest[j - 1], rows[j - 1] = distances[i - 1, j - 1], i - 1
         steps = (cost[i - 1, j - 1], cost[i - 1, j] + SKIP_COST, cost[i, j - 1] + SKIP_COST)
         step = int(np.argmin(steps))
         i, j = i - (step != 2), j - (step != 1)
-    return nearest
+    return nearest, rows

@@ -1,0 +1,168 @@
+"""How exactly the times of words are found, against those of espeak-ng.
+
+The demonstration voice learned espeak-ng's speech, in frames of which each belongs to a known word.
+Two kinds of speech of its test sentences have exact times: the reference's codes, decoded; and
+speech that was drawn and has every word of the reference's codes. A word is placed in it where its
+first frame is. Words that espeak-ng runs together ("on the") have one time, that of the first.
+
+The error is that of a word's beginning. "By letters" shares the sound behind the first silence out
+by the length of the words, which is what the Pipecat service does while a sentence is being spoken.
+"""
+
+import argparse
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks import common
+from qwen_megakernel.audio import leading_silence_ms, to_int16
+from qwen_megakernel.cli import options
+from qwen_megakernel.engine.speech_engine import SpeechEngine
+from qwen_megakernel.errors import SetupError
+from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE, WordTimer
+from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.words import word_spans
+from tools.demo_voice import shards
+from tools.demo_voice.codebooks import Codebooks
+from tools.demo_voice.espeak import Espeak
+from tools.demo_voice.evaluate import REFERENCES
+from tools.demo_voice.shards import SILENCE, Utterance
+from tools.demo_voice.word_accuracy import word_onsets, words_right
+
+REFERENCE, DRAWN = "reference codes", "drawn"
+METHODS = ("by_letters_ms", "found_ms")
+POSITIONS = {"first": range(1), "2 to 4": range(1, 4), "5 to 8": range(4, 8)}
+LAST_POSITION, EVERYWHERE = "9 and later", "all"
+LIMITS = {"p50": 80.0, "p95": 250.0}  # of `found_ms`, milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """By how much the beginning of a word was missed."""
+
+    index: int  # of the word in its sentence
+    by_letters_ms: float
+    found_ms: float
+
+
+@common.takes(
+    functools.partial(options.add_model_options, default="demo-voice"),
+    common.count("--every", 1, "take each n-th sentence only"),
+)
+def word_times(args: argparse.Namespace) -> int:
+    """Measure and report; 1 when a limit is missed."""
+    try:
+        espeak = Espeak()
+    except OSError as error:
+        raise SetupError(
+            f"This needs espeak-ng: {error}.", hint="apt-get install espeak-ng"
+        ) from error
+    codebooks = Codebooks.load()
+    errors: dict[str, list[Error]] = {REFERENCE: [], DRAWN: []}
+    num_sentences = dict.fromkeys(errors, 0)
+    with options.engine_from_args(args) as tts:
+        sentences = list(enumerate(shards.read(REFERENCES)))[:: args.every]
+        for seed, sentence in tqdm(sentences, desc="sentences", disable=args.quiet):
+            places = espeak(sentence.text).word_starts
+            if sentence.words.max() >= len(places):  # it is said otherwise than it once was
+                continue
+            for name, samples, pieces, begins in speeches(tts, codebooks, sentence, seed):
+                exact = {places[word]: seconds for word, seconds in begins.items()}
+                errors[name] += missed(tts, sentence.text, pieces, samples, exact)
+                num_sentences[name] += 1
+    rows = [row for name, missing in errors.items() for row in table_rows(name, missing)]
+    for row in rows:
+        told = "  ".join(
+            f"{method} " + " ".join(f"{rank} {row[method][rank]:4.0f}" for rank in ("p50", "p95"))
+            for method in METHODS
+        )
+        print(f"{row['speech']:16}{row['position']:12}{row['words']:5} words  {told}")
+    facts = {"model": args.model, "sentences": num_sentences, "limits": LIMITS, "rows": rows}
+    common.write_json(args.json, common.header() | facts)
+    whole = [row for row in rows if row["position"] == EVERYWHERE]
+    return common.tell_missed(
+        [
+            f"{row['speech']}: {rank} is above {most:g} ms"
+            for row in whole
+            for rank, most in LIMITS.items()
+            if row["found_ms"][rank] > most
+        ]
+    )
+
+
+def speeches(
+    tts: SpeechEngine, codebooks: Codebooks, sentence: Utterance, seed: int
+) -> Iterator[tuple[str, np.ndarray, tuple[Piece, ...], dict[int, float]]]:
+    """Both speeches of a sentence, the drawn one if it has all words.
+
+    Yields:
+        Its kind; [num_samples] int16; what is spoken for the text; and for each word of espeak-ng
+        the seconds at which it begins.
+    """
+    said = set(sentence.words.tolist()) - {SILENCE}
+    onsets = {word: int(np.argmax(sentence.words == word)) for word in said}
+    with tts.stream(sentence.text, seed=seed) as stream:
+        drawn = np.concatenate([chunk.samples for chunk in stream])
+        codes, pieces = stream.codes.astype(np.uint8), stream.spoken_pieces
+    decoded = to_int16(tts.decode(sentence.codes.astype(np.int64)))
+    kinds = {REFERENCE: (decoded, onsets)}
+    right, count = words_right(codes, sentence.codes, sentence.words, codebooks)
+    if right == count and stream.finish_reason == "eos":
+        found = word_onsets(codes, sentence.codes, sentence.words, codebooks)
+        kinds[DRAWN] = drawn, found
+    for name, (samples, frames) in kinds.items():
+        begins = {word: frame * tts.seconds_per_frame for word, frame in frames.items()}
+        yield name, samples, pieces, begins
+
+
+def missed(
+    tts: SpeechEngine,
+    text: str,
+    pieces: tuple[Piece, ...],
+    samples: np.ndarray,
+    exact: dict[int, float],
+) -> Iterator[Error]:
+    """The errors of a sentence's words.
+
+    Args:
+        pieces: of what was spoken for the text.
+        samples: [num_samples] int16 of the whole sentence.
+        exact: character of the text -> seconds at which the word that begins there is heard.
+    """
+    rate, seconds = tts.sample_rate, len(samples) / tts.sample_rate
+    letters = WordTimer(DEFAULT_PACE, start_s=leading_silence_ms(samples, rate) / 1000)
+    letters.add(text, pieces)
+    by_letters = [word.seconds for word in letters.finish(seconds)]
+    num_frames = round(seconds / tts.seconds_per_frame)
+    part = SpokenPart(TextPart(text="".join(piece.text for piece in pieces)), 0)
+    part.end(num_frames, "eos")
+    timer = SpeechTimer([part])
+    timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0, True, "eos"))
+    found = [word.start for word in timer.words(text, pieces)]
+    spans = list(word_spans(text))
+    for index, (begin, end, _) in enumerate(spans):
+        begins = [time for place, time in exact.items() if begin <= place < end]
+        if begins:
+            distances = (1000 * abs(times[index] - min(begins)) for times in (by_letters, found))
+            yield Error(index, *distances)
+
+
+def table_rows(speech: str, errors: list[Error]) -> Iterator[dict[str, object]]:
+    """A row for all words, and one for those of each position in their sentence."""
+    by_position: dict[str, list[Error]] = {EVERYWHERE: errors}
+    for error in errors:
+        name = next((n for n, at in POSITIONS.items() if error.index in at), LAST_POSITION)
+        by_position.setdefault(name, []).append(error)
+    for name in (EVERYWHERE, *POSITIONS, LAST_POSITION):
+        if group := by_position.get(name):
+            figures = {
+                method: common.spread([getattr(error, method) for error in group])
+                for method in METHODS
+            }
+            yield {"speech": speech, "position": name, "words": len(group)} | figures
