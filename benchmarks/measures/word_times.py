@@ -136,8 +136,9 @@ def missed(
         exact: character of the text -> seconds at which the word that begins there is heard.
     """
     rate, seconds = tts.sample_rate, len(samples) / tts.sample_rate
-    letters = WordTimer(DEFAULT_PACE, start_s=leading_silence_ms(samples, rate) / 1000)
-    letters.add(text, pieces)
+    start_s = leading_silence_ms(samples, rate) / 1000
+    letters = WordTimer(DEFAULT_PACE, start_s, spoken=lambda: pieces)
+    letters.add(text)
     by_letters = [word.seconds for word in letters.finish(seconds)]
     num_frames = round(seconds / tts.seconds_per_frame)
     part = SpokenPart(TextPart(text="".join(piece.text for piece in pieces)), 0)

@@ -502,7 +502,7 @@ def check_rows(found: dict) -> None:
         rows = found["vocoder_times"]["rows"]
         assert [row["products"] for row in rows] == ["float32", "TF32"] * 2
         assert all(row["ms"] >= row["best_ms"] > 0 for row in rows)
-        assert all(row["relative_rms_error"] < 1e-2 for row in rows)
+        assert all(row["relative_rms_error"] == 0 for row in rows[::2])
     if "first_sound" in found:
         assert {row["backend"] for row in found["first_sound"]["rows"]} == {"torch", "graph"}
     if "abort" in found:

@@ -59,7 +59,8 @@ def _distances(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -
 
 
 def _aligned(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least distance of each column (reference frame) on the cheapest path, and its row."""
+    """Return the least distance of each column (reference frame) on the cheapest path, and the
+    row where it has it."""
     num_rows, num_columns = distances.shape
     cost = np.full((num_rows + 1, num_columns + 1), np.inf)
     cost[0, 0] = 0
