@@ -62,6 +62,13 @@ def rotary(config: StackConfig, positions: Tensor, dtype: torch.dtype) -> tuple[
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def rope_tables(config: StackConfig, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_positions, head_dim / 2] float32 of the first positions, on a CPU."""
+    cos, sin = rotary(config, torch.arange(num_positions).expand(3, -1), torch.float32)
+    half = config.head_dim // 2
+    return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [num_positions, num_heads, head_dim] in the split-half (NeoX) form."""
     half = x.shape[-1] // 2

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.decoders.kernel import build, packing
+from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace
+from qwen_megakernel.decoders.plain import rope_tables
 from qwen_megakernel.native.structs import fields
 
 
@@ -83,7 +84,7 @@ class Probes:
         """Return rope tables and, if given, caches [slots, kv heads, positions, dim]."""
         config = getattr(self.config, name).stack
         max_positions = config.max_positions if keys is None else keys.shape[2]
-        cos, sin = packing.rope_tables(config, max_positions, torch.device("cpu"))
+        cos, sin = rope_tables(config, max_positions)
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
             rope_cos=self.address(cos),

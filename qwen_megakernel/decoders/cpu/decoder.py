@@ -232,9 +232,6 @@ class _Source:
     def _stack(
         self, config: StackConfig, weights: Weights, prefix: str, num_positions: int
     ) -> native.StackSource:
-        positions = torch.arange(num_positions).expand(3, num_positions)
-        half = config.head_dim // 2
-        rope = [table[:, :half] for table in plain.rotary(config, positions, torch.float32)]
         layers = [f"{prefix}layers.{index}." for index in range(config.num_layers)]
         matrices = self._matrices(
             weights[f"{layer}{name}.weight"]
@@ -249,7 +246,7 @@ class _Source:
             *(config.hidden_size, config.intermediate_size, config.num_layers),
             *(config.num_heads, config.num_kv_heads, config.head_dim, num_positions),
             config.rms_norm_eps,
-            *(self._vector(table) for table in rope),
+            *(self._vector(table) for table in plain.rope_tables(config, num_positions)),
             matrices,
             self._keep((ctypes.c_void_p * len(vectors))(*vectors)),
             self._vector(tensor(weights, f"{prefix}norm.weight")),

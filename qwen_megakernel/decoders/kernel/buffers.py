@@ -24,6 +24,7 @@ from qwen_megakernel.decoders.kernel.library import (
     check_tensor,
 )
 from qwen_megakernel.decoders.kernel.sizes import KernelSizes
+from qwen_megakernel.decoders.plain import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
@@ -117,7 +118,7 @@ class LayerBuffers:
         self, weights: Weights, prefix: str, config: StackConfig, num_slots: int, max_positions: int
     ) -> Stack:
         norm = self._load(weights, prefix + "norm.weight")
-        cos, sin = packing.rope_tables(config, max_positions, self.device)
+        cos, sin = (t.to(self.device) for t in rope_tables(config, max_positions))
         cache_shape = (
             *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
         )

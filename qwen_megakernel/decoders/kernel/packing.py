@@ -135,13 +135,3 @@ def pack_lm_heads(
 def project_table(table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `small_to_mtp_projection` of every embedding row, so that no frame computes it."""
     return F.linear(table.float(), weight.float(), bias.float()).to(table.dtype)
-
-
-def rope_tables(
-    config: StackConfig, num_positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, head_dim / 2] float32 of position * inverse frequency."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inv_freq = 1.0 / config.rope_theta**exponents
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv_freq
-    return angles.cos().to(device), angles.sin().to(device)
