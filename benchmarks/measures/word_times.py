@@ -56,7 +56,7 @@ class Error:
     common.count("--every", 1, "take each n-th sentence only"),
 )
 def word_times(args: argparse.Namespace) -> int:
-    """Measure and report; 1 when a limit is missed."""
+    """Measure and report; return 1 when a limit is missed."""
     try:
         espeak = Espeak()
     except OSError as error:
@@ -86,7 +86,7 @@ def word_times(args: argparse.Namespace) -> int:
     facts = {"model": args.model, "sentences": num_sentences, "limits": LIMITS, "rows": rows}
     common.write_json(args.json, common.header() | facts)
     whole = [row for row in rows if row["position"] == EVERYWHERE]
-    return common.tell_missed(
+    return common.report_missed(
         [
             f"{row['speech']}: {rank} is above {most:g} ms"
             for row in whole
@@ -136,8 +136,8 @@ def missed(
         exact: character of the text -> seconds at which the word that begins there is heard.
     """
     rate, seconds = tts.sample_rate, len(samples) / tts.sample_rate
-    start_s = leading_silence_ms(samples, rate) / 1000
-    letters = WordTimer(DEFAULT_PACE, start_s, spoken=lambda: pieces)
+    silence_s = leading_silence_ms(samples, rate) / 1000
+    letters = WordTimer(DEFAULT_PACE, silence_s, spoken=lambda: pieces)
     letters.add(text)
     by_letters = [word.seconds for word in letters.finish(seconds)]
     num_frames = round(seconds / tts.seconds_per_frame)
