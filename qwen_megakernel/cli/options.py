@@ -187,6 +187,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         help="text a token a frame, or all of it in the prompt (default: the official choice)",
     )
     add_sampling_options(parser)
+    add_sound_options(parser)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -203,6 +204,22 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
 
+def add_sound_options(parser: argparse.ArgumentParser) -> None:
+    """--speed, --volume, --sample-rate, which every family of models has."""
+    parser.add_argument(
+        "--speed", type=float, help="0.25 to 4, at the same pitch: 2 takes half the time"
+    )
+    parser.add_argument(
+        "--volume", type=float, metavar="DB", help="-60 to 20 dB; what is made louder does not clip"
+    )
+    parser.add_argument(
+        "--sample-rate",
+        type=int,
+        metavar="HZ",
+        help="8000 to 48000 samples per second (default: the model's, 24000)",
+    )
+
+
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
     """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
@@ -210,7 +227,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
     """
     names = ("language", "instruct", "text_feed")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
-    return options | sampling_options(args)
+    return options | sampling_options(args) | sound_options(args)
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -222,6 +239,11 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
                 logger.warning("--greedy: --%s has no effect.", name.replace("_", "-"))
         options |= {"do_sample": False, "subtalker_do_sample": False}
     return options
+
+
+def sound_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for `stream` from `add_sound_options`."""
+    return {name: getattr(args, name) for name in ("speed", "volume", "sample_rate")}
 
 
 def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
@@ -270,13 +292,15 @@ def check_speech(args: argparse.Namespace) -> None:
 
 
 def check_sampling(args: argparse.Namespace) -> None:
-    """Refuse values of `add_sampling_options` that can never work, before a model is loaded.
+    """Refuse values of `add_sampling_options` and `add_sound_options` that can never work, before a
+    model is loaded.
 
     Raises:
         UsageError: names the value and what it must be.
     """
-    from qwen_megakernel.records import Sampling, SpeechRequest
+    from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
 
+    SoundOptions().override(**sound_options(args))
     sampling = Sampling().override(**{name: getattr(args, name) for name in KNOBS})
     SpeechRequest("", sampling=sampling, seed=args.seed or 0, max_frames=args.max_frames)
 

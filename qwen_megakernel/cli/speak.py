@@ -49,22 +49,23 @@ def write_speech(
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
 
-    output = args.output or DEFAULT_OUTPUT
+    output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     if args.stdout:
         for chunk in stream:
             options.write_output(chunk.pcm16)
             _tell_chunk(args, chunk)
+            seconds = chunk.end_s
     else:
-        writing = audio.WavWriter(output, tts.sample_rate)
+        writing = audio.WavWriter(output, stream.sample_rate)
         with writing as writer, _progress_bar(args, text) as bar:
             for chunk in stream:
                 writer.write(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
                 _tell_chunk(args, chunk)
+                seconds = chunk.end_s
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     if not args.quiet:
-        seconds = len(stream.codes) * tts.seconds_per_frame
         target = "standard output" if args.stdout else output
         print(
             f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",

@@ -32,6 +32,8 @@ class MegakernelTTSSettings(TTSSettings):
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
             None or "auto" is the engine's choice (docs/speech-control.md).
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
+        speed: 0.25 to 4; 2 is heard in half the time, at the same pitch.
+        volume: In dB, -60 to 20; what is made louder does not clip.
         do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
         temperature: Of code 0.
         top_k: Of code 0; 0 is off.
@@ -49,6 +51,8 @@ class MegakernelTTSSettings(TTSSettings):
     text_feed: str | NotGiven | None = NOT_GIVEN
     normalize: str | NotGiven | None = NOT_GIVEN
     lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
+    speed: float | NotGiven | None = NOT_GIVEN
+    volume: float | NotGiven | None = NOT_GIVEN
     do_sample: bool | NotGiven | None = NOT_GIVEN
     temperature: float | NotGiven | None = NOT_GIVEN
     top_k: int | NotGiven | None = NOT_GIVEN

@@ -92,8 +92,7 @@ class ActiveSpeech:
         reason = "error"
         try:
             async for chunk in self.stream:
-                if chunk.num_frames:
-                    self.record.add(len(chunk.samples), chunk.num_frames)
+                self.record.add(len(chunk.samples), chunk.num_frames)
                 self._chunks.append(chunk)
                 self._num_buffered += len(chunk.samples)
                 self._news.set()

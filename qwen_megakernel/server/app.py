@@ -119,7 +119,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         body.check_events()
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
-        rate = service.engine.sample_rate
+        rate = options["sample_rate"] or service.engine.sample_rate
         encoder = new_encoder(response_format, rate, settings.opus_kbits)
         if body.event_format:  # a step is told when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}

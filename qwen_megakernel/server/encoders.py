@@ -16,7 +16,8 @@ from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPU
 
 # Rates of speech: one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
-_MIN_MP3_KBITS, _MAX_MP3_KBITS = 8, 160  # of MPEG-2, which rates up to 24 kHz use
+# Least and most of MPEG-1, MPEG-2 and MPEG-2.5, by the least sample rate of each.
+_MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 
 
@@ -79,7 +80,7 @@ def encode_whole(
     if response_format in ("flac", "mp3", "opus"):
         import soundfile
 
-        file, options = io.BytesIO(), _sndfile_options(response_format, opus_kbits)
+        file, options = io.BytesIO(), _sndfile_options(response_format, rate, opus_kbits)
         with soundfile.SoundFile(file, "w", rate, 1, **options) as writer:
             writer.write(samples)
         return file.getvalue()
@@ -87,7 +88,7 @@ def encode_whole(
     return encoder.encode(samples) + encoder.finish()
 
 
-def _sndfile_options(response_format: str, opus_kbits: int) -> dict[str, Any]:
+def _sndfile_options(response_format: str, rate: int, opus_kbits: int) -> dict[str, Any]:
     """libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
 
     MP3 has a constant bit rate: a player can then tell the length from the size, where a variable
@@ -98,7 +99,8 @@ def _sndfile_options(response_format: str, opus_kbits: int) -> dict[str, Any]:
     if response_format == "opus":
         level = (MAX_OPUS_KBITS - opus_kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
         return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
-    level = (_MAX_MP3_KBITS - _MP3_KBITS) / (_MAX_MP3_KBITS - _MIN_MP3_KBITS)
+    least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if rate >= first)
+    level = (most - _MP3_KBITS) / (most - least)
     codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
     return codec | {"compression_level": level}
 
@@ -179,7 +181,7 @@ class SndfileEncoder:
         import soundfile
 
         self._sink = _Growing()
-        options = _sndfile_options(response_format, opus_kbits)
+        options = _sndfile_options(response_format, rate, opus_kbits)
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:

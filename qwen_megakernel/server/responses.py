@@ -54,6 +54,7 @@ async def events(
         if held:
             frames["frame_index"] = held[0].frame_index
             frames["num_frames"] = sum(chunk.num_frames for chunk in held)
+            frames["start_s"] = round(held[0].start_s, 6)
             if include_codes:
                 frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
         held.clear()
@@ -66,7 +67,7 @@ async def events(
             whole.append(chunk.samples)
             for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
                 out += _progress(phase="decoding", step=step, max_steps=max_steps)
-        if chunk.num_frames:
+        if len(chunk.samples) or chunk.num_frames:
             held.append(chunk)
         if audio := await encoded(encoder, chunk.samples):
             out += delta(audio)

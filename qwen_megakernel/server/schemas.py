@@ -14,9 +14,20 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import TextTooLong, UsageError
-from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
+from qwen_megakernel.records import (
+    MAX_FACTOR,
+    MAX_SAMPLE_RATE,
+    MAX_SPEED,
+    MAX_TOP_K,
+    MAX_VOLUME,
+    MIN_FACTOR,
+    MIN_SAMPLE_RATE,
+    MIN_SPEED,
+    MIN_VOLUME,
+    SoundOptions,
+)
 from qwen_megakernel.server.error_responses import ApiError
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -58,8 +69,16 @@ class SpeechSettings(BaseModel):
     )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
-    speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
-    sample_rate: int | None = Field(None, description="Samples a second: the model's own alone.")
+    speed: float | None = Field(
+        None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is heard in half the time, at its pitch."
+    )
+    volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
+    sample_rate: int | None = Field(
+        None,
+        ge=MIN_SAMPLE_RATE,
+        le=MAX_SAMPLE_RATE,
+        description="Samples per second; absent: the model's.",
+    )
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
     do_sample: bool | None = Field(None, description="false: the likeliest codes (greedy).")
@@ -134,8 +153,39 @@ class SessionConfig(SpeechSettings):
     stream_audio: bool = True  # false: an utterance's audio in one message
 
 
+def sound_options(
+    body: SpeechSettings, settings: ServerSettings, sample_rate: int
+) -> dict[str, Any]:
+    """How the speech is heard: keyword arguments for `TTSEngine.stream`.
+
+    Args:
+        sample_rate: of the loaded model.
+    Raises:
+        ApiError: 400; the format does not have the sample rate.
+    """
+    sound = {
+        name: getattr(settings.sound, name) if getattr(body, name) is None else getattr(body, name)
+        for name in SoundOptions.__dataclass_fields__
+    }
+    rate, response_format = sound["sample_rate"] or sample_rate, body.format_or(settings)
+    rates = SAMPLE_RATES.get(response_format, (rate,))
+    if rate not in rates:
+        error = UsageError(
+            f"sample_rate is {rate} and response_format {response_format}, which has "
+            f"{', '.join(map(str, rates))} alone.",
+            hint="wav, pcm and flac have every rate.",
+        )
+        raise ApiError.about("sample_rate", error)
+    return sound
+
+
 async def engine_options(
-    body: SpeechSettings, voices: VoiceStore, model_name: str, sample_rate: int
+    body: SpeechSettings,
+    voices: VoiceStore,
+    settings: ServerSettings,
+    *,
+    model_name: str,
+    sample_rate: int,
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments for `TTSEngine.stream`, and warnings.
 
@@ -147,20 +197,7 @@ async def engine_options(
     """
     if body.model is not None:
         check_model(body.model, model_name)
-    if body.speed != 1:
-        error = UsageError(
-            f"speed is {body.speed:g}; only 1 is supported.",
-            "The model speaks at its own pace.",
-            "Leave speed out, and change the speed in the player.",
-        )
-        raise ApiError.about("speed", error)
-    if body.sample_rate not in (None, sample_rate):
-        error = UsageError(
-            f"sample_rate is {body.sample_rate}; only {sample_rate} is supported.",
-            "The model makes audio at that rate.",
-            "Leave sample_rate out, and resample what you receive.",
-        )
-        raise ApiError.about("sample_rate", error)
+    sound = sound_options(body, settings, sample_rate)
     warnings = body.warnings()
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None
@@ -195,7 +232,7 @@ async def engine_options(
     for knob in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
         options[knob] = getattr(body, knob)
     options["subtalker_do_sample"] = body.do_sample
-    return options, warnings
+    return options | sound, warnings
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:

@@ -17,7 +17,7 @@ FLOORS = """
     gpu  native  voice  signals
     records  audio
     checkpoint
-    text  vocoder
+    text  vocoder  sound
     cloning  decoders  engine
     official_api  validation
     tts_engine  sheen
