@@ -18,6 +18,7 @@ from qwen_megakernel.choices import (
     DTYPES,
     DTYPES_BY_PART,
     NORMALIZE,
+    TELEPHONE_RATE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -243,7 +244,10 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def sound_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for `stream` from `add_sound_options`."""
-    return {name: getattr(args, name) for name in ("speed", "volume", "sample_rate")}
+    options = {name: getattr(args, name) for name in ("speed", "volume", "sample_rate")}
+    if getattr(args, "encoding", "pcm") != "pcm" and args.sample_rate is None:
+        options["sample_rate"] = TELEPHONE_RATE
+    return options
 
 
 def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
@@ -369,13 +373,16 @@ def read_text(text: str) -> str:
         raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
 
 
-def read_speech(text: str, output: str | None, dump_codes: str | None = None) -> str:
+def read_speech(
+    text: str, output: str | None, dump_codes: str | None = None, encoding: str = "pcm"
+) -> str:
     """The clean text to say, once it can be said and written: a model may take minutes to load.
 
     Args:
         text: itself, or "-" for standard input.
         output: the audio file it will go to; None: no file.
         dump_codes: the file its codes will go to; None: none.
+        encoding: of the audio file.
     Raises:
         UsageError: nothing to say, or too much; no such audio format.
         OutputError: a file cannot be written.
@@ -385,7 +392,7 @@ def read_speech(text: str, output: str | None, dump_codes: str | None = None) ->
     from qwen_megakernel.text.cleaning import validate
 
     if output is not None:
-        audio.check_path(output)
+        audio.check_path(output, encoding)
     if dump_codes is not None:
         codes_file.check_path(Path(dump_codes))
     return validate(read_text(text))

@@ -58,7 +58,8 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--default-format",
         default="wav",
-        help="when a request names none: wav, pcm, flac, mp3, opus or aac (default: %(default)s)",
+        help="when a request names none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
+        "(default: %(default)s)",
     )
     options.add_sound_options(command)
     command.add_argument(

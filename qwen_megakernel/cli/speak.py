@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import ENCODINGS
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
@@ -20,8 +21,14 @@ CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--output, --stream, --stdout, --dump-codes."""
+    """--output, --encoding, --stream, --stdout, --dump-codes."""
     parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
+    parser.add_argument(
+        "--encoding",
+        default="pcm",
+        choices=ENCODINGS,
+        help="of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
+    )
     parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
     parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
     parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
@@ -38,8 +45,10 @@ def read_text(args: argparse.Namespace) -> str:
         raise UsageError("--stdout and --output exclude each other.")
     if args.output == "-":
         raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
+    if args.stdout and args.encoding != "pcm":
+        raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(args.text, output, args.dump_codes)
+    return options.read_speech(args.text, output, args.dump_codes, args.encoding)
 
 
 def write_speech(
@@ -56,7 +65,7 @@ def write_speech(
             _tell_chunk(args, chunk)
             seconds = chunk.end_s
     else:
-        writing = audio.WavWriter(output, stream.sample_rate)
+        writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
         with writing as writer, _progress_bar(args, text) as bar:
             for chunk in stream:
                 writer.write(chunk.samples)

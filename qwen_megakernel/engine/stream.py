@@ -351,13 +351,15 @@ class Speech:
     timings: dict[str, float]
     spoken_text: str = ""  # what the model was given: numbers in words
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, encoding: str = "pcm") -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
 
+        Args:
+            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
             OutputError: the path cannot be written.
         """
-        audio.write_wav(path, self.audio, self.sample_rate)
+        audio.write_wav(path, self.audio, self.sample_rate, encoding)
 
     @staticmethod
     def collect(stream: SpeechStream) -> "Speech":

@@ -148,7 +148,12 @@ async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
 
 
 async def encoded_whole(
-    response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
+    response_format: str,
+    samples: np.ndarray,
+    rate: int,
+    opus_kbits: int = OPUS_KBITS,
+    encoding: str = "pcm",
 ) -> bytes:
     """A complete file of [num_samples] int16."""
-    return await asyncio.to_thread(encode_whole, response_format, samples, rate, opus_kbits)
+    how = rate, opus_kbits, encoding
+    return await asyncio.to_thread(encode_whole, response_format, samples, *how)

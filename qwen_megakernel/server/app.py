@@ -120,7 +120,8 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
         rate = options["sample_rate"] or service.engine.sample_rate
-        encoder = new_encoder(response_format, rate, settings.opus_kbits)
+        encoding = body.encoding or "pcm"
+        encoder = new_encoder(response_format, rate, settings.opus_kbits, encoding)
         if body.event_format:  # a step is told when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
         speaking = service.speak(
@@ -128,7 +129,9 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
         if body.stream is False and body.stream_format != "sse":
-            response = await buffered(speaking, response_format, request.receive, settings)
+            response = await buffered(
+                speaking, response_format, encoding, request.receive, settings
+            )
             response.headers.update(headers)
             return response
         respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)

@@ -209,10 +209,16 @@ class _Stalled(TimeoutError):
 
 
 async def buffered(
-    speaking: ActiveSpeech, response_format: str, receive: Receive, settings: ServerSettings
+    speaking: ActiveSpeech,
+    response_format: str,
+    encoding: str,
+    receive: Receive,
+    settings: ServerSettings,
 ) -> Response:
     """The whole speech in one answer, with its length and how it ended.
 
+    Args:
+        encoding: of the samples of wav.
     Raises:
         DeadlineExceeded: it takes too long.
         Whatever ended the stream.
@@ -229,8 +235,8 @@ async def buffered(
         ) from error
     finally:
         watcher.cancel()
-    rate = speaking.record.sample_rate
-    data = await encoded_whole(response_format, np.concatenate(samples), rate, settings.opus_kbits)
+    how = speaking.record.sample_rate, settings.opus_kbits, encoding
+    data = await encoded_whole(response_format, np.concatenate(samples), *how)
     headers = {"X-Finish-Reason": speaking.finish_reason}
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 

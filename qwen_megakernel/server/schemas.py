@@ -13,6 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.records import (
     MAX_FACTOR,
@@ -41,7 +42,7 @@ MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks g
 MAX_LEXICON_WORDS = 1000  # of one request
 _MAX_SIDE_CHARS = 4096  # of instructions and transcripts
 
-Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
+Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
 
 
 class VoiceId(BaseModel):
@@ -69,6 +70,9 @@ class SpeechSettings(BaseModel):
     )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
+    encoding: Literal["pcm", "ulaw", "alaw"] | None = Field(
+        None, description="Of the samples of wav; absent: pcm, which has 16 bits."
+    )
     speed: float | None = Field(
         None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is heard in half the time, at its pitch."
     )
@@ -77,7 +81,7 @@ class SpeechSettings(BaseModel):
         None,
         ge=MIN_SAMPLE_RATE,
         le=MAX_SAMPLE_RATE,
-        description="Samples per second; absent: the model's.",
+        description="Samples per second; absent: the model's, or 8000 of ulaw and alaw.",
     )
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
@@ -139,6 +143,7 @@ class SpeechBody(SpeechSettings):
             ("stream", self.stream is not True, "These events need true."),
             ("stream_format", self.stream_format is not None, "Leave it out."),
             ("response_format", self.response_format not in (None, "wav"), "The audio is WAV."),
+            ("encoding", self.encoding not in (None, "pcm"), "The audio is 16-bit WAV."),
             ("include_codes", self.include_codes, "These events carry no codes."),
         ):
             if is_bad:
@@ -161,19 +166,29 @@ def sound_options(
     Args:
         sample_rate: of the loaded model.
     Raises:
-        ApiError: 400; the format does not have the sample rate.
+        ApiError: 400; the format does not have the encoding or the sample rate.
     """
+    response_format = body.format_or(settings)
+    if body.encoding is not None and response_format != "wav":
+        error = UsageError(
+            f"encoding is {body.encoding} and response_format {response_format}.",
+            "Samples of wav alone can be of several kinds.",
+            "response_format ulaw and alaw are their raw samples, pcm those of 16 bits.",
+        )
+        raise ApiError.about("encoding", error)
     sound = {
         name: getattr(settings.sound, name) if getattr(body, name) is None else getattr(body, name)
         for name in SoundOptions.__dataclass_fields__
     }
-    rate, response_format = sound["sample_rate"] or sample_rate, body.format_or(settings)
+    if {response_format, body.encoding} & {"ulaw", "alaw"}:
+        sound["sample_rate"] = body.sample_rate or TELEPHONE_RATE
+    rate = sound["sample_rate"] or sample_rate
     rates = SAMPLE_RATES.get(response_format, (rate,))
     if rate not in rates:
         error = UsageError(
             f"sample_rate is {rate} and response_format {response_format}, which has "
             f"{', '.join(map(str, rates))} alone.",
-            hint="wav, pcm and flac have every rate.",
+            hint="wav, pcm, flac, ulaw and alaw have every rate.",
         )
         raise ApiError.about("sample_rate", error)
     return sound

@@ -14,6 +14,8 @@ MEDIA_TYPES = {
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
     "aac": "audio/aac",
+    "ulaw": "audio/pcmu",
+    "alaw": "audio/pcma",
 }
 
 # The sample rates of a format that has some alone (RFC 7587 for Opus, ISO/IEC 11172-3 and 13818-3

@@ -320,7 +320,8 @@ class Session:
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        encoder = new_encoder(response_format, rate, self._settings.opus_kbits)
+        how = self._settings.opus_kbits, config.encoding or "pcm"
+        encoder = new_encoder(response_format, rate, *how)
         whole: list[np.ndarray] = []
         started = False
         names = {"utterance_index": utterance.index, "sentence_index": 0}
@@ -344,8 +345,7 @@ class Session:
             elif data := await encoded(encoder, chunk.samples):
                 await self._send_bytes(data)
         if whole:
-            samples, kbits = np.concatenate(whole), self._settings.opus_kbits
-            data = await encoded_whole(response_format, samples, rate, kbits)
+            data = await encoded_whole(response_format, np.concatenate(whole), rate, *how)
         else:
             data = await encoded(encoder, None)
         if data:

@@ -32,6 +32,28 @@ def test_a_file_is_as_fast_as_loud_and_of_the_rate_that_is_asked_for(tmp_path, c
     assert f"{len(fast) / 16000:.2f} s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
+def test_a_wav_file_may_have_the_telephones_samples(tmp_path, encoding: str):
+    for more, rate in (((), 8000), (("--sample-rate", "16000"), 16000)):
+        spoken(tmp_path, "--encoding", encoding, *more, "--quiet")
+        with soundfile.SoundFile(tmp_path / "out.wav") as file:
+            assert (file.subtype, file.samplerate) == (encoding.upper(), rate)
+            assert len(file) > rate / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stdout",), "--stdout and --encoding ulaw exclude each other."),
+        (("-o", "a.flac"), "encoding is ulaw, which wav alone has."),
+    ],
+)
+def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    assert main.main(["speak", "Hello", "--encoding", "ulaw", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_standard_output_has_what_is_heard(tmp_path: Path, capfdbinary):
     samples, _ = spoken(tmp_path, "--speed", "2", "--quiet")
     capfdbinary.readouterr()

@@ -86,6 +86,7 @@ IMPOSSIBLE = {
     "input": [7, ["a"], None, "  \n", "..."],
     "voice": [3, {}, {"id": "nobody"}, {"id": 5}, "nobody"],
     "response_format": ["ogg", 1],
+    "encoding": ["gsm", 1],
     "sample_rate": [0, -8000, 7999, 48001, 10**9, 16000.5, "16000", True],
     "speed": [0, -1, 0.2, 4.1, 1e9, "1", True],
     "volume": [-61, 21, 1e9, "1"],

@@ -8,6 +8,7 @@ import av
 import httpx
 import numpy as np
 import pytest
+import soundfile
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import session, speak
@@ -114,6 +115,9 @@ def test_mp3_has_the_bits_of_speech_at_every_rate(rate: int):
         ({"response_format": "opus", "sample_rate": 22050}, "sample_rate"),
         ({"response_format": "mp3", "sample_rate": 9000}, "sample_rate"),
         ({"response_format": "aac", "sample_rate": 47999}, "sample_rate"),
+        ({"response_format": "ulaw", "encoding": "ulaw"}, "encoding"),
+        ({"response_format": "mp3", "encoding": "pcm"}, "encoding"),
+        ({"response_format": "ulaw", "sample_rate": 7999}, "sample_rate"),
         ({"speed": 4.1}, "speed"),
         ({"volume": "loud"}, "volume"),
     ],
@@ -127,6 +131,42 @@ async def test_what_cannot_be_is_refused_before_anything_is_spoken(live, fields,
         refused = json.loads(await socket.recv())
         assert refused["type"] == "error" and refused["error"]["param"] == param
     assert len(live.engine.streams) == num_streams
+
+
+@pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
+@pytest.mark.parametrize("stream", [None, False])
+def test_a_telephones_samples_are_of_8000_hz_unless_the_request_says_otherwise(
+    live: LiveServer, encoding: str, stream: bool | None
+):
+    samples = pcm(live.speak(TEXT, response_format="pcm", sample_rate=8000, seed=1))
+    pitch = live.engine.streams[-1].pitch
+    raw = live.speak(TEXT, response_format=encoding, stream=stream)
+    assert raw.headers["x-sample-rate"] == "8000"
+    assert raw.headers["content-type"] == {"ulaw": "audio/pcmu", "alaw": "audio/pcma"}[encoding]
+    assert len(raw.content) == len(samples)
+    wav = live.speak(TEXT, response_format="wav", encoding=encoding, stream=stream)
+    with soundfile.SoundFile(io.BytesIO(wav.content)) as file:
+        assert (file.samplerate, file.subtype) == (8000, encoding.upper())
+        assert len(file.read(len(samples))) == len(samples)
+    fast = live.speak(TEXT, response_format=encoding, stream=stream, sample_rate=16000)
+    assert len(fast.content) == 2 * len(raw.content) and pitch
+
+
+async def test_the_websocket_sends_the_telephones_samples(live: LiveServer):
+    for config, head in (({"response_format": "ulaw"}, 0), ({"encoding": "ulaw"}, 58)):
+        config = {"response_format": "wav"} | config
+        async with session(live, config) as socket:
+            events, audio = await speak(socket, TEXT)
+        done = next(event for event in events if event["type"] == "audio.done")
+        assert done["sample_rate"] == 8000 and len(audio) == head + done["n_samples"]
+
+
+def test_a_server_may_answer_with_the_telephones_samples_by_default():
+    sound = SoundOptions(sample_rate=24000)
+    with serving(FakeEngine(rtf=0.001), default_format="ulaw", sound=sound) as live:
+        answer = live.speak(TEXT)
+        assert answer.headers["content-type"] == "audio/pcmu"
+        assert answer.headers["x-sample-rate"] == "8000"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "-1e9", "1000000000"])
