@@ -1,6 +1,7 @@
 """What clients send: the bodies, and what they mean to the engine."""
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -36,6 +37,8 @@ from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+# The same with the date of a release: gpt-4o-mini-tts-2025-12-15, tts-1-1106.
+_DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
 MIN_NEW_TOKENS = 2  # the last token drawn is no frame, and the first two are never the end
 MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks grow
@@ -271,7 +274,7 @@ def check_model(name: str, loaded: str) -> None:
         ApiError: 404; names the one there is.
     """
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
-    if name.lower() not in known:
+    if name.lower() not in known and not _DATED_ALIAS.fullmatch(name.lower()):
         raise ApiError(
             404,
             f'The model "{name[:80]}" does not exist. This server has: {loaded}.',
