@@ -43,7 +43,7 @@ from qwen_megakernel.cli import options
 
 def speech_table() -> list[str]:
     """What a speech costs on this project's decoders, and beside them what others take."""
-    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    columns = ["engine", "model and weights", "RTF", "first samples", "first audible"]
     rows = []
     for result in load_results("benchmark_*.json"):
         figures = result["summary"]
@@ -53,6 +53,7 @@ def speech_table() -> list[str]:
                 f"{model_of(result)}, {', '.join(backend_of(result).split(', ')[1:])}",
                 digits(figures["rtf"]["p50"]),
                 f"{digits(figures['first_chunk_ms']['p50'])} ms",
+                f"{digits(figures['first_audible_ms']['p50'])} ms",
                 most_listeners(result["model"]),
                 *(timed_on(result), *source_of(result)),
             ]
@@ -64,7 +65,7 @@ def speech_table() -> list[str]:
                 f"{model_of(result)}, {row['weights']}",
                 digits(row["rtf"]["p50"]),
                 f"{digits(row['first_chunk_ms']['p50'])} ms",
-                *(None, timed_on(result), *source_of(result)),
+                *(None, None, timed_on(result), *source_of(result)),
             ]
             for row in result["rows"]
             if row["engine"] == "C engine"
@@ -73,13 +74,13 @@ def speech_table() -> list[str]:
         rows += [
             [
                 *("espeak-ng, for scale", "rules, no network", digits(row["rtf"]["p50"])),
-                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, timed_on(result)),
+                *(f"{digits(row['first_chunk_ms']['p50'])} ms", None, None, timed_on(result)),
                 *source_of(result),
             ]
             for row in result["rows"]
             if row["system"] == "espeak-ng" and row["text"] == "medium"
         ]
-    return table([*columns, "machine", "commit", "file"], rows)
+    return table([*columns, "listeners at once", "machine", "commit", "file"], rows)
 
 
 def most_listeners(model: str) -> str | None:
@@ -375,10 +376,10 @@ Of the codes of the reference, where only the vocoder can be at fault, it gets
 CARD_LIMITS = """
 ## Limits
 
-Nobody has judged it by ear. One voice, one pitch, no feeling. Speech starts after some 0.4 s of
-silence: the training target waits until enough of the first word is there. Words it has not met are
-guessed from their spelling and often wrong. Long texts are best given as sentences of under 100
-characters.
+Nobody has judged it by ear. One voice, one pitch, no feeling. The model begins with 0.2 to 0.4 s of
+silence, because the training target waits until enough of the first word is there; 60 ms of it are
+heard (`leading_silence` in `config.json`). Words it has not met are guessed from their spelling and
+often wrong. Long texts are best given as sentences of under 100 characters.
 """
 
 

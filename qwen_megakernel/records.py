@@ -31,6 +31,7 @@ MAX_TOP_K = 2**31 - 1  # an int32 on the device
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_VOLUME, MAX_VOLUME = -60.0, 20.0  # dB
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48000  # Hz
+MAX_SILENCE = 60_000  # ms; no silence is longer, so this leaves all of it
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
@@ -146,6 +147,8 @@ class SoundOptions:
     speed: float = 1.0  # duration as the model speaks over that of what is heard
     volume: float = 0.0  # dB
     sample_rate: int | None = None  # Hz; None: the codec's
+    leading_silence: float | None = None  # ms before the first sound, at most; None: all
+    trailing_silence: float | None = None  # ms after the last sound, at most; None: all
 
     def __post_init__(self) -> None:
         _make_plain(self, float, "speed", "volume")
@@ -156,6 +159,10 @@ class SoundOptions:
         if self.sample_rate is not None:
             _make_plain(self, int, "sample_rate")
             limits["sample_rate"] = MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
+        for name in ("leading_silence", "trailing_silence"):
+            if getattr(self, name) is not None:
+                _make_plain(self, float, name)
+                limits[name] = 0, MAX_SILENCE
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 raise UsageError(

@@ -34,6 +34,7 @@ BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, native 
 DTYPE_HELP = "float32 or bfloat16, to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
 
 KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence")
 
 STANDARD_OUTPUT = "standard output"
 
@@ -206,7 +207,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sound_options(parser: argparse.ArgumentParser) -> None:
-    """--speed, --volume, --sample-rate, which every family of models has."""
+    """The options of `SOUND`, which every family of models has."""
     parser.add_argument(
         "--speed", type=float, help="0.25 to 4, at the same pitch: 2 takes half the time"
     )
@@ -219,6 +220,13 @@ def add_sound_options(parser: argparse.ArgumentParser) -> None:
         metavar="HZ",
         help="8000 to 48000 samples per second (default: the model's, 24000)",
     )
+    for name, where in (("leading", "before the first sound"), ("trailing", "after the last one")):
+        parser.add_argument(
+            f"--{name}-silence",
+            type=float,
+            metavar="MS",
+            help=f"at most so many ms of silence {where} (default: the model's)",
+        )
 
 
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
@@ -244,7 +252,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def sound_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for `stream` from `add_sound_options`."""
-    options = {name: getattr(args, name) for name in ("speed", "volume", "sample_rate")}
+    options = {name: getattr(args, name) for name in SOUND}
     if getattr(args, "encoding", "pcm") != "pcm" and args.sample_rate is None:
         options["sample_rate"] = TELEPHONE_RATE
     return options

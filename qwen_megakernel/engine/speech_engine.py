@@ -63,6 +63,8 @@ class SpeechEngine(ABC):
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests without options of their own
+    _sound = SoundOptions()  # the same
+    _high_pass: float | None = None  # Hz; of every stream's sound
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
     _read_languages: Sequence[str] | None = None  # of texts that the model reads; None: not known
     _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
@@ -160,6 +162,8 @@ class SpeechEngine(ABC):
         speed: float | None = None,
         volume: float | None = None,
         sample_rate: int | None = None,
+        leading_silence: float | None = None,
+        trailing_silence: float | None = None,
         **sampling: Any,
     ) -> SpeechStream:
         """Start speaking; returns at once.
@@ -185,6 +189,8 @@ class SpeechEngine(ABC):
             speed: 0.25 .. 4; 2 is heard in half the time, at the same pitch.
             volume: in dB, -60 .. 20; what is made louder does not clip.
             sample_rate: of what is heard, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
+            leading_silence, trailing_silence: at most so many ms of silence, 0 .. 60000, before the
+                first sound and after the last; None: as the checkpoint's config says, else all.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
@@ -219,9 +225,15 @@ class SpeechEngine(ABC):
             split=split,
             first_chunk_frames=first_chunk_frames,
             chunk_frames=chunk_frames,
-            sound=SoundOptions().override(speed=speed, volume=volume, sample_rate=sample_rate),
+            sound=self._sound.override(
+                speed=speed,
+                volume=volume,
+                sample_rate=sample_rate,
+                leading_silence=leading_silence,
+                trailing_silence=trailing_silence,
+            ),
         )
-        chain = new_chain(request.sound, self.sample_rate)
+        chain = new_chain(request.sound, self.sample_rate, self._high_pass)
         reader = self._reader(normalize, language, Lexicon.of(lexicon))
         if reader and text is not None:
             check_length(len(text), MAX_CHARS)

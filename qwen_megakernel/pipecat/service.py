@@ -231,7 +231,7 @@ class MegakernelTTSService(ContextTTSService):
             seed=settings.seed or 0,
             max_frames=settings.max_frames,
             text_feed=settings.text_feed or "auto",
-            sound=SoundOptions().override(speed=settings.speed, volume=settings.volume),
+            sound=SoundOptions().override(**settings.sound),
             **self._chunking,
         )
         check_normalize(settings.normalize or AUTO)
@@ -271,9 +271,8 @@ class MegakernelTTSService(ContextTTSService):
             text_feed=settings.text_feed or "auto",
             normalize=settings.normalize or AUTO,
             lexicon=self._lexicon,
-            speed=settings.speed,
-            volume=settings.volume,
             sample_rate=self._sound_rate,
+            **settings.sound,
             **self._chunking,
             **settings.sampling_knobs,
         )

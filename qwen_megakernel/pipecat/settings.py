@@ -10,7 +10,7 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggrega
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.pipecat.word_timestamps import whole_words
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Sampling, SoundOptions
 from qwen_megakernel.text.languages import AUTO, code_of_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
 
@@ -34,6 +34,8 @@ class MegakernelTTSSettings(TTSSettings):
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
         speed: 0.25 to 4; 2 is heard in half the time, at the same pitch.
         volume: In dB, -60 to 20; what is made louder does not clip.
+        leading_silence: At most so many ms before a request's first sound; None is the model's.
+        trailing_silence: At most so many ms after a request's last sound; None is the model's.
         do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
         temperature: Of code 0.
         top_k: Of code 0; 0 is off.
@@ -53,6 +55,8 @@ class MegakernelTTSSettings(TTSSettings):
     lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
     speed: float | NotGiven | None = NOT_GIVEN
     volume: float | NotGiven | None = NOT_GIVEN
+    leading_silence: float | NotGiven | None = NOT_GIVEN
+    trailing_silence: float | NotGiven | None = NOT_GIVEN
     do_sample: bool | NotGiven | None = NOT_GIVEN
     temperature: float | NotGiven | None = NOT_GIVEN
     top_k: int | NotGiven | None = NOT_GIVEN
@@ -73,6 +77,12 @@ class MegakernelTTSSettings(TTSSettings):
     def sampling_knobs(self) -> dict[str, Any]:
         """What `records.Sampling` can override."""
         return {knob.name: getattr(self, knob.name) for knob in fields(Sampling)}
+
+    @property
+    def sound(self) -> dict[str, Any]:
+        """What `records.SoundOptions` can override, but for the sample rate."""
+        names = [option.name for option in fields(SoundOptions)]
+        return {name: getattr(self, name) for name in names if name != "sample_rate"}
 
 
 class WordAggregator(BaseTextAggregator):

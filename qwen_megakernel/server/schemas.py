@@ -19,6 +19,7 @@ from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.records import (
     MAX_FACTOR,
     MAX_SAMPLE_RATE,
+    MAX_SILENCE,
     MAX_SPEED,
     MAX_TOP_K,
     MAX_VOLUME,
@@ -85,6 +86,12 @@ class SpeechSettings(BaseModel):
         ge=MIN_SAMPLE_RATE,
         le=MAX_SAMPLE_RATE,
         description="Samples per second; absent: the model's, or 8000 of ulaw and alaw.",
+    )
+    leading_silence: float | None = Field(
+        None, ge=0, le=MAX_SILENCE, description="Most ms of silence before the first sound."
+    )
+    trailing_silence: float | None = Field(
+        None, ge=0, le=MAX_SILENCE, description="Most ms of silence after the last sound."
     )
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)

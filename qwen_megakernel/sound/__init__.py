@@ -1,7 +1,8 @@
 """What is heard of a speech: its samples, changed between a stream's outbox and its reader.
 
 Read `chain` first (the steps and their order), then `chunks` (how the engine's chunks become those
-of a reader), `stretch` (speed), `gain` (volume, and a limiter) and `resampling` (sample rate).
+of a reader), `silence` (the edges), `stretch` (speed), `gain` (volume, and a limiter) and
+`resampling` (sample rate).
 
 Other rooms take `chain.new_chain` and `chunks.HeardChunks`. A speech whose request changes nothing
 has neither: its samples are the codec's.

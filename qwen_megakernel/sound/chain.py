@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from qwen_megakernel.records import SoundOptions
+from qwen_megakernel.records import MAX_SILENCE, SoundOptions
 from qwen_megakernel.sound.gain import Gain, Limiter
 from qwen_megakernel.sound.resampling import Resampler
+from qwen_megakernel.sound.silence import Edges, HighPass
 from qwen_megakernel.sound.stretch import Stretch
 
 
@@ -50,17 +51,29 @@ class SoundChain:
         return rest
 
 
-def new_chain(options: SoundOptions, sample_rate: int) -> SoundChain | None:
+def new_chain(
+    options: SoundOptions, sample_rate: int, high_pass: float | None = None
+) -> SoundChain | None:
     """Return the chain of a stream; None if its samples are heard as they are.
 
     Args:
         options: of the request.
         sample_rate: of the codec, in Hz.
+        high_pass: takes away what is below, in Hz; None: nothing.
     Raises:
         MissingPackageError: another sample rate is asked for and soxr is not installed.
     """
     steps: list[Step] = []
     heard_rate = options.sample_rate or sample_rate
+    if high_pass:
+        steps.append(HighPass(high_pass, sample_rate))
+    leading, trailing = (
+        # As many seconds before the stretch as are asked for behind it.
+        None if ms is None or ms == MAX_SILENCE else ms / 1000 * options.speed
+        for ms in (options.leading_silence, options.trailing_silence)
+    )
+    if leading is not None or trailing is not None:
+        steps.append(Edges(leading, trailing, sample_rate))
     if options.speed != 1:
         steps.append(Stretch(options.speed, sample_rate))
     if heard_rate != sample_rate:

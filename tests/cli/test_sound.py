@@ -12,7 +12,8 @@ from tolerances import PEAK_DB, ROUNDED_COUNT
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
-SPEAK = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--max-frames", "20")
+VOICE = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--max-frames", "20")
+SPEAK = (*VOICE, "--leading-silence", "60000")  # all of it
 
 
 def spoken(tmp_path: Path, *options: str) -> tuple[np.ndarray, int]:
@@ -52,6 +53,16 @@ def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeyp
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     assert main.main(["speak", "Hello", "--encoding", "ulaw", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
+    lengths = [
+        len(spoken(tmp_path, "--leading-silence", ms, "--quiet")[0]) for ms in ("0", "60", "60000")
+    ]
+    assert lengths[1] - lengths[0] == 60 * 24 and lengths[2] - lengths[1] > 100 * 24
+    output = tmp_path / "default.wav"
+    assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
+    assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
 
 
 def test_standard_output_has_what_is_heard(tmp_path: Path, capfdbinary):

@@ -72,6 +72,15 @@ async def test_sound_settings_change_between_sentences_and_bad_ones_are_refused(
     assert peaks[0] - peaks[1] == pytest.approx(20, abs=PEAK_DB)
 
 
+async def test_a_bot_begins_with_a_sound_where_its_settings_say_so():
+    engine = FakeEngine(silent_frames=5)
+    async with Run(service(engine, settings=Settings(leading_silence=0))) as run:
+        await run.say(TEXT)
+        await run.until(TTSStoppedFrame)
+    assert np.abs(np.frombuffer(run.pcm, "<i2")[:240]).max() > 7000
+    assert run.pcm == run.sent
+
+
 def test_words_are_expected_at_the_speed_of_the_settings():
     assert service(FakeEngine(), settings=Settings(speed=2))._pace == nearly(DEFAULT_PACE / 2)
 

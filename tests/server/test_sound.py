@@ -133,6 +133,24 @@ async def test_what_cannot_be_is_refused_before_anything_is_spoken(live, fields,
     assert len(live.engine.streams) == num_streams
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_silence_at_the_edges_is_cut_where_a_request_says_so(way):
+    with serving(FakeEngine(rtf=0.001, silent_frames=5)) as live:
+        whole = pcm(live.speak(TEXT, response_format="pcm", **way))
+        cut = pcm(live.speak(TEXT, response_format="pcm", leading_silence=30, **way))
+    assert len(whole) - len(cut) == (400 - 30) * 24
+    assert not cut[: 30 * 24].any() and np.abs(cut[30 * 24 :][:240]).max() > 7000
+
+
+async def test_wyomings_first_audio_is_a_sound_where_the_server_says_so():
+    engine = FakeEngine(silent_frames=5)
+    async with connected(engine, sound=SoundOptions(leading_silence=0)) as client:
+        await client.write_event(Synthesize(TEXT).event())
+        events = await events_until(client, AudioStop)
+    first = next(AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type))
+    assert np.abs(np.frombuffer(first.audio, "<i2")[:240]).max() > 7000
+
+
 @pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
 @pytest.mark.parametrize("stream", [None, False])
 def test_a_telephones_samples_are_of_8000_hz_unless_the_request_says_otherwise(

@@ -209,6 +209,8 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
             "Repetition penalty": "1.1",
             "Speed": "0.5",
             "Volume (dB)": "-6",
+            "Silence before, at most (ms)": "60",
+            "Silence after, at most (ms)": "200",
             "At most (seconds)": "0.9",
         }.items():
             page.get_by_label(label, exact=True).fill(value)
@@ -224,6 +226,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
     assert sampling.repetition_penalty == 1.1
     assert (request.sound.speed, request.sound.volume) == (0.5, -6)
+    assert (request.sound.leading_silence, request.sound.trailing_silence) == (60, 200)
 
 
 def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:

@@ -102,6 +102,8 @@ def test_all_steps_together_keep_the_duration_and_the_ceiling():
         ({"speed": "fast"}, "speed is 'fast'; it must be a number."),
         ({"volume": 21}, "volume is 21; it must be in -60 .. 20."),
         ({"volume": float("inf")}, "volume is inf; it must be in -60 .. 20."),
+        ({"leading_silence": -1}, "leading_silence is -1; it must be in 0 .. 60000."),
+        ({"trailing_silence": "all"}, "trailing_silence is 'all'; it must be a number."),
         ({"sample_rate": "48k"}, "sample_rate is '48k'; it must be a whole number."),
         ({"sample_rate": 16000.5}, "sample_rate is 16000.5; it must be a whole number."),
         ({"sample_rate": -8000}, "sample_rate is -8000; it must be in 8000 .. 48000."),

@@ -185,6 +185,13 @@ PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2
 # where all of it would take 5 ms.
 LIMITED, GAIN_STEP = 0.99 + 1e-6, 0.01
 
+# The mean of a speech: a tenth of the demonstration voice's own offset, 0.006.
+OFFSET = 6e-4
+# A tone of 424 Hz at -20 dBFS behind a high-pass of 20 Hz: it is 20 / 424 radians early.
+HIGH_PASSED_TONE = 6e-3
+# Samples of its hiss while they fade in: its tick was seven times as high.
+TICK = 2e-3
+
 # Decibels of a speech's loudest sample, where speed or a resampler moves it; of a hum's.
 PEAK_DB = 1.0
 # Seconds that a lossy codec pads a file with.
