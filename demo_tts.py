@@ -13,7 +13,8 @@ def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line to stderr, unless --quiet."""
     text = options.read_speech(args.text, args.output)
     with options.engine_from_args(args) as tts:
-        speech = tts.synthesize(text, **options.speech_options(args, tts))
+        how = options.speech_options(args, tts)
+        speech = tts.synthesize(text, loudness=args.loudness, **how)
         speech.save(args.output)
     if not args.quiet:
         seconds = len(speech.audio) / speech.sample_rate
@@ -34,6 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     options.add_model_options(parser)
     options.add_speech_options(parser)
+    options.add_loudness_option(parser)
     return parser.parse_args()
 
 

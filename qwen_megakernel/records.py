@@ -31,6 +31,7 @@ MAX_TOP_K = 2**31 - 1  # an int32 on the device
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_VOLUME, MAX_VOLUME = -60.0, 20.0  # dB
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48000  # Hz
+MIN_LOUDNESS, MAX_LOUDNESS = -40.0, -5.0  # LUFS
 MAX_SILENCE = 60_000  # ms; no silence is longer, so this leaves all of it
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}

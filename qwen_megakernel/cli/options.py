@@ -229,6 +229,13 @@ def add_sound_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def add_loudness_option(parser: argparse.ArgumentParser) -> None:
+    """--loudness, for programs that write whole speeches."""
+    parser.add_argument(
+        "--loudness", type=float, metavar="LUFS", help="of the whole file, -40 to -5 (-16 is usual)"
+    )
+
+
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
     """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
@@ -311,8 +318,11 @@ def check_sampling(args: argparse.Namespace) -> None:
         UsageError: names the value and what it must be.
     """
     from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
+    from qwen_megakernel.sound.loudness import check_loudness
 
     SoundOptions().override(**sound_options(args))
+    if getattr(args, "loudness", None) is not None:
+        check_loudness(args.loudness)
     sampling = Sampling().override(**{name: getattr(args, name) for name in KNOBS})
     SpeechRequest("", sampling=sampling, seed=args.seed or 0, max_frames=args.max_frames)
 

@@ -21,7 +21,7 @@ CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--output, --encoding, --stream, --stdout, --dump-codes."""
+    """--output, --encoding, --loudness, --stream, --stdout, --dump-codes."""
     parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
     parser.add_argument(
         "--encoding",
@@ -29,6 +29,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         choices=ENCODINGS,
         help="of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
     )
+    options.add_loudness_option(parser)
     parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
     parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
     parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
@@ -45,6 +46,12 @@ def read_text(args: argparse.Namespace) -> str:
         raise UsageError("--stdout and --output exclude each other.")
     if args.output == "-":
         raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
+    if args.stdout and args.loudness is not None:
+        raise UsageError(
+            "--stdout and --loudness exclude each other.",
+            "Samples leave while they are made; how loud the whole is, is known at its end.",
+            "--volume is in dB.",
+        )
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
@@ -55,8 +62,11 @@ def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
     """Send a stream where `add_output_options` says; `text` is for the progress bar."""
+    import numpy as np
+
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
+    from qwen_megakernel.sound.loudness import at_loudness
 
     output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     if args.stdout:
@@ -66,12 +76,20 @@ def write_speech(
             seconds = chunk.end_s
     else:
         writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
+        whole: list[np.ndarray] = []
         with writing as writer, _progress_bar(args, text) as bar:
             for chunk in stream:
-                writer.write(chunk.samples)
+                if args.loudness is None:
+                    writer.write(chunk.samples)
+                else:
+                    whole.append(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
                 _tell_chunk(args, chunk)
                 seconds = chunk.end_s
+            if whole:
+                samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
+                samples = at_loudness(samples, stream.sample_rate, args.loudness)
+                writer.write(audio.to_int16(samples))
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     if not args.quiet:

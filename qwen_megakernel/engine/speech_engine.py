@@ -28,6 +28,7 @@ from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
@@ -200,6 +201,12 @@ class SpeechEngine(ABC):
                 not installed.
             EngineClosed: the engine is closed.
         """
+        if sampling.pop("loudness", None) is not None:
+            raise UsageError(
+                "A stream takes no loudness.",
+                "It is that of a whole speech, which is known at its end.",
+                "synthesize(loudness=...) has it; a stream has volume=, in dB.",
+            )
         if isinstance(voice, os.PathLike):
             voice = os.fspath(voice)
         if not isinstance(voice, str | Voice | None):
@@ -289,10 +296,18 @@ class SpeechEngine(ABC):
             async for chunk in chunks:
                 yield chunk
 
-    def synthesize(self, text: str, **options: Any) -> Speech:
-        """Speak `text` and return all of it; the options are those of `stream`."""
+    def synthesize(self, text: str, *, loudness: float | None = None, **options: Any) -> Speech:
+        """Speak `text` and return all of it; the other options are those of `stream`.
+
+        Args:
+            loudness: in LUFS, -40 .. -5, of the whole speech; needs the extra `loudness`.
+        """
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
-        return Speech.collect(self.stream(text, **options))
+        if loudness is None:
+            return Speech.collect(self.stream(text, **options))
+        target = check_loudness(loudness)
+        speech = Speech.collect(self.stream(text, **options))
+        return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""

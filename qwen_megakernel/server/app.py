@@ -128,10 +128,9 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
-        if body.stream is False and body.stream_format != "sse":
-            response = await buffered(
-                speaking, response_format, encoding, request.receive, settings
-            )
+        if body.is_whole:
+            how = response_format, encoding, body.loudness
+            response = await buffered(speaking, *how, request.receive, settings)
             response.headers.update(headers)
             return response
         respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)

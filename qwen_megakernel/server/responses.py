@@ -13,12 +13,14 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from qwen_megakernel.audio import FULL_SCALE, to_int16
 from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
+from qwen_megakernel.sound.loudness import at_loudness
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -212,6 +214,7 @@ async def buffered(
     speaking: ActiveSpeech,
     response_format: str,
     encoding: str,
+    loudness: float | None,
     receive: Receive,
     settings: ServerSettings,
 ) -> Response:
@@ -219,6 +222,7 @@ async def buffered(
 
     Args:
         encoding: of the samples of wav.
+        loudness: in LUFS; None: as it was made.
     Raises:
         DeadlineExceeded: it takes too long.
         Whatever ended the stream.
@@ -235,8 +239,11 @@ async def buffered(
         ) from error
     finally:
         watcher.cancel()
-    how = speaking.record.sample_rate, settings.opus_kbits, encoding
-    data = await encoded_whole(response_format, np.concatenate(samples), *how)
+    whole, rate = np.concatenate(samples), speaking.record.sample_rate
+    if loudness is not None:
+        heard = whole.astype(np.float32) / FULL_SCALE
+        whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
+    data = await encoded_whole(response_format, whole, rate, settings.opus_kbits, encoding)
     headers = {"X-Finish-Reason": speaking.finish_reason}
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 

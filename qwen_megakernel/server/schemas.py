@@ -18,12 +18,14 @@ from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.records import (
     MAX_FACTOR,
+    MAX_LOUDNESS,
     MAX_SAMPLE_RATE,
     MAX_SILENCE,
     MAX_SPEED,
     MAX_TOP_K,
     MAX_VOLUME,
     MIN_FACTOR,
+    MIN_LOUDNESS,
     MIN_SAMPLE_RATE,
     MIN_SPEED,
     MIN_VOLUME,
@@ -32,6 +34,7 @@ from qwen_megakernel.records import (
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
+from qwen_megakernel.sound.loudness import check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
@@ -81,6 +84,9 @@ class SpeechSettings(BaseModel):
         None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is heard in half the time, at its pitch."
     )
     volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
+    loudness: float | None = Field(
+        None, ge=MIN_LOUDNESS, le=MAX_LOUDNESS, description="LUFS; with stream false alone."
+    )
     sample_rate: int | None = Field(
         None,
         ge=MIN_SAMPLE_RATE,
@@ -123,6 +129,11 @@ class SpeechSettings(BaseModel):
         names = ", ".join(json.dumps(name)[:40] for name in extras[:10])
         return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the speech is answered when all of it is there."""
+        return False
+
     def format_or(self, settings: ServerSettings) -> str:
         """The response format, or the server's default."""
         return self.response_format or settings.default_format
@@ -140,6 +151,11 @@ class SpeechBody(SpeechSettings):
         None, description="With stream true: events of phases alone, and the audio at the end."
     )
     include_codes: bool = Field(False, description="Deltas of events carry their codec frames.")
+
+    @property
+    def is_whole(self) -> bool:
+        """See `SpeechSettings`."""
+        return self.stream is False and self.stream_format != "sse"
 
     def check_events(self) -> None:
         """Refuse what cannot go with events of phases.
@@ -179,6 +195,15 @@ def sound_options(
         ApiError: 400; the format does not have the encoding or the sample rate.
     """
     response_format = body.format_or(settings)
+    if body.loudness is not None:
+        if not body.is_whole:
+            error = UsageError(
+                f"loudness is {body.loudness:g}, and the speech is streamed.",
+                "It is that of a whole speech, which is known at its end.",
+                "Say stream false, or volume, in dB.",
+            )
+            raise ApiError.about("loudness", error)
+        check_loudness(body.loudness)
     if body.encoding is not None and response_format != "wav":
         error = UsageError(
             f"encoding is {body.encoding} and response_format {response_format}.",

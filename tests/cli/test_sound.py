@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 from commands import CommandsHere
-from tolerances import PEAK_DB, ROUNDED_COUNT
+from tolerances import LOUDNESS_LU, PEAK_DB, ROUNDED_COUNT
 
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
@@ -42,6 +42,16 @@ def test_a_wav_file_may_have_the_telephones_samples(tmp_path, encoding: str):
             assert len(file) > rate / 2
 
 
+def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    for options, message in (
+        (("--loudness", "-16", "--stdout"), "--stdout and --loudness exclude each other."),
+        (("--loudness", "0"), "loudness is 0; it must be in -40 .. -5 (LUFS)."),
+    ):
+        assert main.main(["speak", "Hello", "--model", "demo-voice", *options]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -63,6 +73,14 @@ def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     output = tmp_path / "default.wav"
     assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
     assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
+
+
+def test_a_file_has_the_loudness_that_is_asked_for(tmp_path: Path):
+    levels = []
+    for loudness in ("-30", "-20"):
+        samples, _ = spoken(tmp_path, "--loudness", loudness, "--quiet")
+        levels.append(20 * np.log10(np.sqrt(np.mean(samples**2))))
+    assert levels[1] - levels[0] == pytest.approx(10, abs=LOUDNESS_LU)
 
 
 def test_standard_output_has_what_is_heard(tmp_path: Path, capfdbinary):

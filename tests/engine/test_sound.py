@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from tiny_speech import tiny_engine
-from tolerances import LIMITED, PCM_STEPS, ROUNDED_COUNT, nearly
+from tolerances import LIMITED, LOUDNESS_LU, PCM_STEPS, ROUNDED_COUNT, nearly
 
 from qwen_megakernel import AudioChunk, TTSEngine
 from qwen_megakernel.audio import to_int16
@@ -150,6 +150,16 @@ def test_what_is_made_louder_does_not_clip(tts: TTSEngine):
     assert rms[1] > 2 * rms[0]
     quiet = tts.synthesize(TEXT, **VOICE, volume=-20).audio
     assert np.abs(to_int16(quiet) - to_int16(plain.audio / 10)).max() <= PCM_STEPS
+
+
+def test_a_whole_speech_has_the_loudness_that_is_asked_for(tts: TTSEngine):
+    levels = []
+    for loudness in (-30, -20):
+        speech = tts.synthesize(TEXT, **VOICE, loudness=loudness)
+        levels.append(20 * np.log10(np.sqrt(np.mean(speech.audio**2))))
+    assert levels[1] - levels[0] == pytest.approx(10, abs=LOUDNESS_LU)
+    with pytest.raises(UsageError, match=r"A stream takes no loudness.(.|\n)*volume="):
+        tts.stream(TEXT, loudness=-16)
 
 
 def test_a_text_of_many_parts_is_one_sound(tts: TTSEngine):

@@ -90,6 +90,7 @@ IMPOSSIBLE = {
     "sample_rate": [0, -8000, 7999, 48001, 10**9, 16000.5, "16000", True],
     "speed": [0, -1, 0.2, 4.1, 1e9, "1", True],
     "volume": [-61, 21, 1e9, "1"],
+    "loudness": [0, -41, "1"],
     "leading_silence": [-1, 60_001, "0"],
     "trailing_silence": [-1, 60_001, "0"],
     "stream": ["yes", 1],

@@ -12,7 +12,7 @@ import soundfile
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import session, speak
-from tolerances import CODEC_PADDING, LIMITED, PEAK_DB, PITCH, SIX_DIGITS, nearly
+from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_DIGITS, nearly
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.tts import Synthesize
 from wyoming_client import connected, events_until, pcm_of
@@ -80,6 +80,15 @@ def test_volume_is_in_decibels(live: LiveServer):
     assert 0.9 < np.abs(loud / 32768).max() <= LIMITED
 
 
+def test_a_whole_speech_has_the_loudness_that_is_asked_for(live: LiveServer):
+    loud, soft = (
+        pcm(live.speak(TEXT, response_format="pcm", stream=False, loudness=lufs)).astype(float)
+        for lufs in (-16, -26)
+    )
+    levels = [20 * np.log10(np.sqrt(np.mean(samples**2))) for samples in (loud, soft)]
+    assert levels[0] - levels[1] == pytest.approx(10, abs=LOUDNESS_LU)
+
+
 def test_deltas_say_when_they_are_heard(live: LiveServer):
     answer = live.speak(TEXT, response_format="pcm", stream_format="sse", speed=0.5)
     *deltas, done = sse(answer.text)
@@ -120,6 +129,8 @@ def test_mp3_has_the_bits_of_speech_at_every_rate(rate: int):
         ({"response_format": "ulaw", "sample_rate": 7999}, "sample_rate"),
         ({"speed": 4.1}, "speed"),
         ({"volume": "loud"}, "volume"),
+        ({"loudness": -16}, "loudness"),
+        ({"loudness": -16, "stream": True}, "loudness"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_is_spoken(live, fields, param):

@@ -194,6 +194,8 @@ TICK = 2e-3
 
 # Decibels of a speech's loudest sample, where speed or a resampler moves it; of a hum's.
 PEAK_DB = 1.0
+# Loudness units: what EBU Tech 3341 allows a meter.
+LOUDNESS_LU = 0.1
 # Seconds that a lossy codec pads a file with.
 CODEC_PADDING = 0.2
 
