@@ -37,6 +37,7 @@ MEASUREMENTS = {
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
     "reading": ("reading.reading", "Measure what reading a text in words costs."),
+    "sound": ("sound.sound", "Measure what changing the sound of a speech costs."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 

@@ -139,6 +139,27 @@ def reading_table() -> list[str]:
     return result_table("reading_*.json", columns)
 
 
+def sound_table() -> list[str]:
+    """Results of `measure.py sound`, p50."""
+    names = ("slow", "fast", "twice", "telephone", "studio", "loud", "edges")
+    heads = ("speed 0.5", "1.25", "2", "8000 Hz", "48 000 Hz", "12 dB louder", "silence")
+    columns: dict[str, Cell] = {"machine": timed_on}
+    for name, head in zip(names, heads, strict=True):
+        columns[head] = f"{{summary[{name}_ms][p50]:.1f}} ms"
+    return result_table("sound_*.json", columns)
+
+
+def speech_control_tables() -> list[str]:
+    """What reading a text and changing its sound cost."""
+    return [
+        *reading_table(),
+        "",
+        "CPU time for a second that is heard, in the reader's thread (`measure.py sound`):",
+        "",
+        *sound_table(),
+    ]
+
+
 def load_table() -> list[str]:
     """One row a level of a result file of the load test."""
     columns = ["model", "load", "machine", "first byte", "first audible", "end to end"]
@@ -483,7 +504,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/performance.md": performance,
     "docs/performance-journey.md": what_is_left,
     "docs/precision.md": precision,
-    "docs/speech-control.md": reading_table,
+    "docs/speech-control.md": speech_control_tables,
     "docs/coreml.md": coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": model_card,
     PTXAS: kernel_ptxas,
