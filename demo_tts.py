@@ -24,7 +24,9 @@ def main(args: argparse.Namespace) -> int:
             f"(RTF {total / seconds:.3f}), {speech.finish_reason}, seed {speech.seed}",
             file=sys.stderr,
         )
-        options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
+        num_frames = len(speech.codes)
+        made_s = num_frames * tts.seconds_per_frame
+        options.warn_of_end(speech.finish_reason, num_frames, made_s, speech.seed)
     return 0
 
 

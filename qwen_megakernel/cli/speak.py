@@ -98,7 +98,9 @@ def write_speech(
             f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
             file=sys.stderr,
         )
-        options.warn_of_end(stream.finish_reason, len(stream.codes), seconds, stream.seed)
+        num_frames = len(stream.codes)
+        made_s = num_frames * tts.seconds_per_frame
+        options.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
 
 
 def speak(args: argparse.Namespace) -> int:
