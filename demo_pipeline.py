@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -38,12 +39,12 @@ def main(args: argparse.Namespace) -> int:
     """Speak, write the file, and report."""
     _need_packages(args)
     text = options.read_speech(args.text, args.output, args.dump_codes)
-    with (
-        options.engine_from_args(args) as engine,
-        WavWriter(args.output, engine.sample_rate) as file,
-        Speaker(engine.sample_rate, silent=not args.play) as speaker,
-    ):
-        heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
+    with ExitStack() as stack:
+        engine = stack.enter_context(options.engine_from_args(args))
+        rate = args.sample_rate or engine.sample_rate
+        file = stack.enter_context(WavWriter(args.output, rate))
+        speaker = stack.enter_context(Speaker(rate, silent=not args.play))
+        heard = Heard(rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
         finally:  # this keeps the codes of what was spoken until Ctrl-C, too
@@ -98,6 +99,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
     tts = MegakernelTTSService(
         engine=engine,
         voices=clones,
+        sample_rate=speech.pop("sample_rate"),
         text_aggregation_mode=(
             TextAggregationMode.TOKEN if args.token else TextAggregationMode.SENTENCE
         ),
@@ -193,7 +195,7 @@ class Heard:
 
 def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a run; names as in benchmarks/common.py where they mean the same."""
-    silence_ms = leading_silence_ms(np.concatenate(heard.chunks), engine.sample_rate)
+    silence_ms = leading_silence_ms(np.concatenate(heard.chunks), heard.sample_rate)
     times, durations = heard.times_ms, heard.durations_ms
     return {
         "model": engine.files.name,

@@ -13,7 +13,8 @@ def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line to stderr, unless --quiet."""
     text = options.read_speech(args.text, args.output, subtitles=args.subtitles)
     with options.engine_from_args(args) as tts:
-        speech = tts.synthesize(text, **options.speech_options(args, tts))
+        how = options.speech_options(args, tts)
+        speech = tts.synthesize(text, loudness=args.loudness, **how)
         speech.save(args.output)
         if args.subtitles:
             speech.save_subtitles(args.subtitles)
@@ -25,7 +26,9 @@ def main(args: argparse.Namespace) -> int:
             f"(RTF {total / seconds:.3f}), {speech.finish_reason}, seed {speech.seed}",
             file=sys.stderr,
         )
-        options.warn_of_end(speech.finish_reason, len(speech.codes), seconds, speech.seed)
+        num_frames = len(speech.codes)
+        made_s = num_frames * tts.seconds_per_frame
+        options.warn_of_end(speech.finish_reason, num_frames, made_s, speech.seed)
     return 0
 
 
@@ -37,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)
+    options.add_loudness_option(parser)
     return parser.parse_args()
 
 

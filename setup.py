@@ -30,6 +30,7 @@ RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # these hear the demonstration 
 WYOMING = ["wyoming>=1.7"]
 SHEEN = ["snac==1.2.1"]  # the release of 2024; there is none since
 PLOTS = ["matplotlib"]
+LOUDNESS = ["loudness>=0.2"]
 COREML = ["coremltools>=9,<10"]
 BENCH = ["aiohttp", "psutil", "matplotlib"]  # benchmarks/load_test
 RAY = ["ray[serve]>=2.60", *SERVER]
@@ -114,6 +115,7 @@ setup(
         "bench": BENCH,
         "play": ["sounddevice"],
         "plots": PLOTS,
+        "loudness": LOUDNESS,
         "sheen": SHEEN,
         "coreml": COREML,
         "nvcc": ["cuda-toolkit[nvcc,cudart,cccl,nvvm,crt]==13.2.*"],
@@ -150,6 +152,7 @@ setup(
             *SHEEN,
             *COREML,
             *PLOTS,
+            *LOUDNESS,
         ],
     },
     entry_points={"console_scripts": ["qwen-megakernel = qwen_megakernel.cli.main:main"]},

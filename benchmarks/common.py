@@ -189,11 +189,11 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
         chunk_frames=args.chunk_frames,
         **speech_options,
     )
-    chunks = [chunk for chunk in stream if chunk.num_frames]
+    chunks = [chunk for chunk in stream if len(chunk.samples)]
     samples = np.concatenate([chunk.samples for chunk in chunks])
     times = [chunk.t_ms for chunk in chunks]
-    durations = [1000 * len(chunk.samples) / tts.sample_rate for chunk in chunks]
-    silence = audio.leading_silence_ms(samples, tts.sample_rate)
+    durations = [1000 * len(chunk.samples) / stream.sample_rate for chunk in chunks]
+    silence = audio.leading_silence_ms(samples, stream.sample_rate)
     timings, num_frames = stream.timings, len(stream.codes)
     return {
         "seed": stream.seed,

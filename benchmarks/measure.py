@@ -38,6 +38,7 @@ MEASUREMENTS = {
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
     "reading": ("reading.reading", "Measure what reading a text in words costs."),
     "word-times": ("word_times.word_times", "Measure how exactly the times of words are found."),
+    "sound": ("sound.sound", "Measure what changing the sound of a speech costs."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 

@@ -54,19 +54,22 @@ def speech_table() -> list[str]:
         figures = result["summary"]
         form = ", ".join(backend_of(result).split(", ")[1:])
         cells = [f"this project, `{result['backend']}`", f"{model_of(result)}, {form}"]
-        rows.append((result, [*cells, *speech_figures(figures), most_listeners(result["model"])]))
+        cells += [*speech_figures(figures), f"{digits(figures['first_audible_ms']['p50'])} ms"]
+        rows.append((result, [*cells, most_listeners(result["model"])]))
     for result in load_results("c_engine_cpu_*.json"):
         for row in result["rows"]:
             if row["engine"] == "C engine":
                 cells = [f"[an engine in C](https://{C_ENGINE})"]
-                cells += [f"{model_of(result)}, {row['weights']}", *speech_figures(row), None]
+                cells += [f"{model_of(result)}, {row['weights']}", *speech_figures(row), None, None]
                 rows.append((not_native(result), cells))
     for result in load_results("texts_cpu_0.6b_native.json"):
         for row in result["rows"]:
             if row["system"] == "espeak-ng" and row["text"] == "medium":
-                cells = ["espeak-ng, for scale", "rules, no network", *speech_figures(row), None]
+                cells = ["espeak-ng, for scale", "rules, no network", *speech_figures(row)]
+                cells += [None, None]
                 rows.append((not_native(result), cells))
-    columns = ["engine", "model and weights", "RTF", "first samples", "listeners at once"]
+    columns = ["engine", "model and weights", "RTF", "first samples", "first audible"]
+    columns.append("listeners at once")
     lines = sourced_table(columns, rows)
     counted = [found for result, _ in rows for found in listeners(result["model"])]
     for file, found in {found["file"]: found for found in counted}.items():
@@ -145,25 +148,45 @@ WORD_TIMES = "word_times_*.json"
 def word_times_table() -> list[str]:
     """One row a position of each result file of `measure.py word-times`."""
     columns = ["speech", "words", "their place", "by letters, p50 / p95", "found, p50 / p95"]
-    rows = [
-        [
-            *(row["speech"], row["words"], row["position"]),
-            *(
-                " / ".join(f"{row[name][rank]:.0f}" for rank in ("p50", "p95")) + " ms"
-                for name in ("by_letters_ms", "found_ms")
-            ),
-            *source_of(result),
-        ]
-        for result in load_results(WORD_TIMES)
+    rows: Rows = [
+        (
+            result,
+            [
+                *(row["speech"], row["words"], row["position"]),
+                *(
+                    " / ".join(f"{row[name][rank]:.0f}" for rank in ("p50", "p95")) + " ms"
+                    for name in ("by_letters_ms", "found_ms")
+                ),
+            ],
+        )
+        for result in map(not_native, load_results(WORD_TIMES))
         for row in result["rows"]
     ]
-    return table([*columns, "commit", "file"], rows)
+    return sourced_table(columns, rows)
+
+
+def sound_table() -> list[str]:
+    """Results of `measure.py sound`, p50."""
+    names = ("slow", "fast", "twice", "telephone", "studio", "loud", "edges")
+    heads = ("speed 0.5", "1.25", "2", "8000 Hz", "48 000 Hz", "12 dB louder", "silence")
+    columns: dict[str, Cell] = {
+        head: f"{{summary[{name}_ms][p50]:.1f}} ms" for name, head in zip(names, heads, strict=True)
+    }
+    return result_table("sound_*.json", columns)
 
 
 def speech_control() -> list[str]:
-    """What reading a text costs, and how exactly the times of its words are found."""
+    """What reading a text and changing its sound cost, and how exactly words are timed."""
     times = word_times_table() if load_results(WORD_TIMES) else []
-    return [*reading_table(), *([""] if times else []), *times]
+    return [
+        *reading_table(),
+        "",
+        "CPU time for a second that is heard, in the reader's thread (`measure.py sound`):",
+        "",
+        *sound_table(),
+        *([""] if times else []),
+        *times,
+    ]
 
 
 def load_table() -> list[str]:
@@ -402,10 +425,10 @@ Of the codes of the reference, where only the vocoder can be at fault, it gets
 CARD_LIMITS = """
 ## Limits
 
-Nobody has judged it by ear. One voice, one pitch, no feeling. Speech starts after some 0.4 s of
-silence: the training target waits until enough of the first word is there. Words it has not met are
-guessed from their spelling and often wrong. Long texts are best given as sentences of under 100
-characters.
+Nobody has judged it by ear. One voice, one pitch, no feeling. The model begins with 0.2 to 0.4 s of
+silence, because the training target waits until enough of the first word is there; 60 ms of it are
+heard (`leading_silence` in `config.json`). Words it has not met are guessed from their spelling and
+often wrong. Long texts are best given as sentences of under 100 characters.
 """
 
 

@@ -1,5 +1,6 @@
-"""Audio output: 16-bit PCM, audio files, gaps in playback and silence at the beginning."""
+"""Audio output: 16-bit PCM, G.711, audio files, gaps in playback and silence at the beginning."""
 
+import io
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 from qwen_megakernel.signals import deferred_signals
 
@@ -17,6 +19,8 @@ FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to F
 
 # Extension -> libsndfile format. Each can be written in pieces.
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
+# One of `choices.ENCODINGS` -> libsndfile's name of it.
+SUBTYPES = {"pcm": "PCM_16", "ulaw": "ULAW", "alaw": "ALAW"}
 
 # Audible sound, as nari-labs' benchmark of first audible audio defines it: two windows in a row
 # are above the threshold; a window begins half a window after the one before.
@@ -48,22 +52,41 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
     return scaled.clip(-FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
-def check_path(path: str | Path) -> None:
+def to_g711(samples: np.ndarray, encoding: str) -> bytes:
+    """Return the telephone's 8 bits for each of [num_samples] int16, at whatever rate.
+
+    Args:
+        encoding: "ulaw" or "alaw".
+    """
+    import soundfile
+
+    file = io.BytesIO()
+    options = {"format": "RAW", "subtype": SUBTYPES[encoding]}
+    with soundfile.SoundFile(file, "w", TELEPHONE_RATE, 1, **options) as writer:
+        writer.write(samples)
+    return file.getvalue()
+
+
+def check_path(path: str | Path, encoding: str = "pcm") -> None:
     """Raise the error that a `WavWriter` of this path would raise; no file is left there.
 
     Raises:
         UsageError, OutputError: see `WavWriter`.
     """
-    _begin_file(Path(path)).unlink()
+    _begin_file(Path(path), encoding).unlink()
 
 
-def _begin_file(path: Path) -> Path:
+def _begin_file(path: Path, encoding: str) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
         raise OutputError(f"Cannot write {path}: it is a folder.")
+    if encoding not in SUBTYPES:
+        raise UsageError(f"encoding is {encoding!r}; known: {', '.join(SUBTYPES)}.")
     if path.suffix.lower() not in FORMATS:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")
+    if encoding != "pcm" and path.suffix.lower() != ".wav":
+        raise UsageError(f"Cannot write {path}: encoding is {encoding}, which wav alone has.")
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
@@ -83,24 +106,27 @@ class WavWriter:
     A file without a sample is removed.
     """
 
-    def __init__(self, path: str | Path, rate: int):
+    def __init__(self, path: str | Path, rate: int, encoding: str = "pcm"):
         """Create the hidden file.
 
         Args:
             path: its extension names the format: wav, flac, ogg or mp3.
             rate: samples per second.
+            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
-            UsageError: the extension is unknown.
+            UsageError: the extension or the encoding is unknown, or they do not go together.
             OutputError: the folder is not writable, or `path` is no regular file.
         """
         import soundfile
 
         self.path = Path(path)
         self._target = target = self.path.resolve()
-        self._partial = _begin_file(self.path)
+        self._partial = _begin_file(self.path, encoding)
         self._has_audio = False
+        file_format = FORMATS[target.suffix.lower()]
+        subtype = None if encoding == "pcm" else SUBTYPES[encoding]
         self._file = soundfile.SoundFile(
-            self._partial, "w", rate, channels=1, format=FORMATS[target.suffix.lower()]
+            self._partial, "w", rate, channels=1, format=file_format, subtype=subtype
         )
         self._block_samples = rate
 
@@ -158,15 +184,17 @@ class WavWriter:
         self.close()
 
 
-def write_wav(path: str | Path, samples: np.ndarray, rate: int) -> None:
+def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = "pcm") -> None:
     """Write a whole audio file. An existing file is replaced only by a complete one.
 
     Args:
         path: its extension names the format: wav, flac, ogg or mp3.
         samples: [num_samples] float with full scale at 1, or int16.
         rate: samples per second.
+        encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
     Raises:
-        UsageError: the extension is unknown, or there are no samples.
+        UsageError: the extension or the encoding is unknown, they do not go together, or there are
+            no samples.
         OutputError: the file cannot be written.
         GenerationError: a sample is NaN or infinite.
     """
@@ -174,7 +202,7 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int) -> None:
         raise UsageError(f"There is no audio to write to {path}.")
     if samples.dtype != np.int16:
         samples = to_int16(samples)
-    with WavWriter(path, rate) as writer:
+    with WavWriter(path, rate, encoding) as writer:
         writer.write(samples)
 
 

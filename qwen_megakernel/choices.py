@@ -10,6 +10,10 @@ BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 # Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
 NORMALIZE = ("auto", "on", "off")
 
+# What the samples of a WAV file are: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
+ENCODINGS = ("pcm", "ulaw", "alaw")
+TELEPHONE_RATE = 8000  # Hz; of ulaw and alaw, if a request says nothing else
+
 DTYPES = ("float32", "bfloat16")
 # Further values of `dtype=`: one number format for the talker, another for the code predictor.
 DTYPES_BY_PART = tuple(

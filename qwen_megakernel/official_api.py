@@ -25,6 +25,7 @@ from qwen_megakernel.cloning.voice_library import Recording, samples_of
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import Speech, SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> spelling of this package.
@@ -228,16 +229,16 @@ class OfficialNames(SpeechEngine):
 def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[str, Any]]]:
     """Yield chunks as faster-qwen3-tts does: [num_samples] float32, sample rate, figures."""
     chunks, index, last_ms = iter(stream), 0, 0.0
-    chunk = next(chunks)
-    while not chunk.is_last:
-        following = next(chunks)
+    chunk: AudioChunk | None = next(chunks)
+    while chunk and len(chunk.samples):
+        following = next(chunks, None)
         figures = {
             "chunk_index": index,
             "chunk_steps": chunk.num_frames,
             "prefill_ms": stream.timings["prefill"] if index == 0 else 0.0,
             "decode_ms": chunk.t_ms - last_ms,
             "total_steps_so_far": chunk.frame_index + chunk.num_frames,
-            "is_final": following.is_last,
+            "is_final": following is None or not len(following.samples),
         }
         yield chunk.samples.astype(np.float32) / FULL_SCALE, chunk.sample_rate, figures
         index, last_ms, chunk = index + 1, chunk.t_ms, following

@@ -28,6 +28,12 @@ MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
 COLD = 0.5  # a lower fraction of the checkpoint's own temperature is warned about
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+MIN_VOLUME, MAX_VOLUME = -60.0, 20.0  # dB
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48000  # Hz
+MIN_LOUDNESS, MAX_LOUDNESS = -40.0, -5.0  # LUFS
+MAX_SILENCE = 60_000  # ms; no silence is longer, so this leaves all of it
+
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -136,6 +142,40 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundOptions:
+    """How a speech is heard; the defaults leave its samples as the codec makes them."""
+
+    speed: float = 1.0  # duration as the model speaks over that of what is heard
+    volume: float = 0.0  # dB
+    sample_rate: int | None = None  # Hz; None: the codec's
+    leading_silence: float | None = None  # ms before the first sound, at most; None: all
+    trailing_silence: float | None = None  # ms after the last sound, at most; None: all
+
+    def __post_init__(self) -> None:
+        _make_plain(self, float, "speed", "volume")
+        limits: dict[str, tuple[float, float]] = {
+            "speed": (MIN_SPEED, MAX_SPEED),
+            "volume": (MIN_VOLUME, MAX_VOLUME),
+        }
+        if self.sample_rate is not None:
+            _make_plain(self, int, "sample_rate")
+            limits["sample_rate"] = MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
+        for name in ("leading_silence", "trailing_silence"):
+            if getattr(self, name) is not None:
+                _make_plain(self, float, name)
+                limits[name] = 0, MAX_SILENCE
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(
+                    f"{name} is {getattr(self, name):g}; it must be in {least:g} .. {most:g}."
+                )
+
+    def override(self, **values: Any) -> SoundOptions:
+        """Return a copy with every value of `values` that is not None."""
+        return replace(self, **{k: v for k, v in values.items() if v is not None})
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """What to say and how. `text` is None for a request whose text arrives later, in pieces."""
 
@@ -150,6 +190,7 @@ class SpeechRequest:
     split: str = "auto"  # cut long text at sentences
     first_chunk_frames: int = 1
     chunk_frames: int = 10
+    sound: SoundOptions = field(default_factory=SoundOptions)
 
     def __post_init__(self) -> None:
         check_text(text=self.text, language=self.language, instruct=self.instruct)
@@ -212,7 +253,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of speech as it leaves the engine."""
+    """A piece of speech as it leaves the engine.
+
+    Where the request changes the sound, `samples` are what is heard, as many as that takes; frames
+    are the codec's.
+    """
 
     samples: np.ndarray  # [num_frames * samples_per_frame] int16
     sample_rate: int
@@ -221,6 +266,12 @@ class AudioChunk:
     t_ms: float  # milliseconds since the request was made
     is_last: bool = False  # a last chunk may be empty and carry only the reason
     finish_reason: FinishReason | None = None
+    start_s: float = 0.0  # seconds that are heard before it
+
+    @property
+    def end_s(self) -> float:
+        """Seconds that are heard up to its end."""
+        return self.start_s + len(self.samples) / self.sample_rate
 
     @property
     def pcm16(self) -> bytes:

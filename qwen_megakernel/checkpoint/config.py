@@ -124,7 +124,10 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
-    normalize: bool = False  # its texts are to be read in words; only our own checkpoints say so
+    # What only our own checkpoints say:
+    normalize: bool = False  # its texts are to be read in words
+    leading_silence: float | None = None  # ms of it that are heard at most; None: all
+    high_pass: float | None = None  # Hz; what is below is no sound of its voice
 
     @property
     def drops_instruct(self) -> bool:
@@ -223,6 +226,8 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         if values["tts_model_type"] == "base"
         else None,
         normalize=_parse_flag(values, "normalize", where),
+        leading_silence=_parse_number(values, "leading_silence", where),
+        high_pass=_parse_number(values, "high_pass", where),
     )
 
 
@@ -232,6 +237,16 @@ def _parse_flag(values: dict[str, Any], key: str, where: str) -> bool:
     if not isinstance(value, bool):
         raise ModelFilesError(f"{where}: {key} is {value!r}; it must be true or false.")
     return value
+
+
+def _parse_number(values: dict[str, Any], key: str, where: str) -> float | None:
+    """A number of our own, which released files lack."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e4:
+        raise ModelFilesError(f"{where}: {key} is {value!r}; it must be a number, 0 or more.")
+    return float(value)
 
 
 def _parse_stack(keys: Keys) -> StackConfig:

@@ -18,6 +18,7 @@ from qwen_megakernel.choices import (
     DTYPES,
     DTYPES_BY_PART,
     NORMALIZE,
+    TELEPHONE_RATE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -33,6 +34,7 @@ BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, native 
 DTYPE_HELP = "float32 or bfloat16, to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
 
 KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence")
 
 STANDARD_OUTPUT = "standard output"
 
@@ -187,6 +189,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         help="text a token a frame, or all of it in the prompt (default: the official choice)",
     )
     add_sampling_options(parser)
+    add_sound_options(parser)
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +215,36 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
 
 
+def add_sound_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `SOUND`, which every family of models has."""
+    parser.add_argument(
+        "--speed", type=float, help="0.25 to 4, at the same pitch: 2 takes half the time"
+    )
+    parser.add_argument(
+        "--volume", type=float, metavar="DB", help="-60 to 20 dB; what is made louder does not clip"
+    )
+    parser.add_argument(
+        "--sample-rate",
+        type=int,
+        metavar="HZ",
+        help="8000 to 48000 samples per second (default: the model's, 24000)",
+    )
+    for name, where in (("leading", "before the first sound"), ("trailing", "after the last one")):
+        parser.add_argument(
+            f"--{name}-silence",
+            type=float,
+            metavar="MS",
+            help=f"at most so many ms of silence {where} (default: the model's)",
+        )
+
+
+def add_loudness_option(parser: argparse.ArgumentParser) -> None:
+    """--loudness, for programs that write whole speeches."""
+    parser.add_argument(
+        "--loudness", type=float, metavar="LUFS", help="of the whole file, -40 to -5 (-16 is usual)"
+    )
+
+
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
     """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
@@ -219,7 +252,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
     """
     names = ("language", "instruct", "text_feed")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
-    return options | sampling_options(args)
+    return options | sampling_options(args) | sound_options(args)
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,6 +263,14 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
             if options[name] is not None:
                 logger.warning("--greedy: --%s has no effect.", name.replace("_", "-"))
         options |= {"do_sample": False, "subtalker_do_sample": False}
+    return options
+
+
+def sound_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for `stream` from `add_sound_options`."""
+    options = {name: getattr(args, name) for name in SOUND}
+    if getattr(args, "encoding", "pcm") != "pcm" and args.sample_rate is None:
+        options["sample_rate"] = TELEPHONE_RATE
     return options
 
 
@@ -279,13 +320,18 @@ def check_speech(args: argparse.Namespace) -> None:
 
 
 def check_sampling(args: argparse.Namespace) -> None:
-    """Refuse values of `add_sampling_options` that can never work, before a model is loaded.
+    """Refuse values of `add_sampling_options` and `add_sound_options` that can never work, before a
+    model is loaded.
 
     Raises:
         UsageError: names the value and what it must be.
     """
-    from qwen_megakernel.records import Sampling, SpeechRequest
+    from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
+    from qwen_megakernel.sound.loudness import check_loudness
 
+    SoundOptions().override(**sound_options(args))
+    if getattr(args, "loudness", None) is not None:
+        check_loudness(args.loudness)
     sampling = Sampling().override(**{name: getattr(args, name) for name in KNOBS})
     SpeechRequest("", sampling=sampling, seed=args.seed or 0, max_frames=args.max_frames)
 
@@ -355,7 +401,11 @@ def read_text(text: str) -> str:
 
 
 def read_speech(
-    text: str, output: str | None, dump_codes: str | None = None, subtitles: str | None = None
+    text: str,
+    output: str | None,
+    dump_codes: str | None = None,
+    subtitles: str | None = None,
+    encoding: str = "pcm",
 ) -> str:
     """The clean text to say, once it can be said and written: a model may take minutes to load.
 
@@ -364,6 +414,7 @@ def read_speech(
         output: the audio file it will go to; None: no file.
         dump_codes: the file its codes will go to; None: none.
         subtitles: the file the times of its words will go to; None: none.
+        encoding: of the audio file.
     Raises:
         UsageError: nothing to say, or too much; no such format of audio or subtitles.
         OutputError: a file cannot be written.
@@ -374,7 +425,7 @@ def read_speech(
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
-        audio.check_path(output)
+        audio.check_path(output, encoding)
     if dump_codes is not None:
         codes_file.check_path(Path(dump_codes))
     if subtitles is not None:

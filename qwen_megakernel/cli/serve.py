@@ -58,8 +58,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--default-format",
         default="wav",
-        help="when a request names none: wav, pcm, flac, mp3, opus or aac (default: %(default)s)",
+        help="when a request names none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
+        "(default: %(default)s)",
     )
+    options.add_sound_options(command)
     command.add_argument(
         "--opus-bitrate",
         type=int,
@@ -217,6 +219,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
+    from qwen_megakernel.records import SoundOptions
     from qwen_megakernel.server.settings import ServerSettings
     from qwen_megakernel.text.cleaning import MAX_CHARS
 
@@ -234,6 +237,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         max_chars=args.max_chars,
         default_format=args.default_format,
         opus_kbits=args.opus_bitrate,
+        sound=SoundOptions().override(**options.sound_options(args)),
         voice_fallback=args.voice_fallback,
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,

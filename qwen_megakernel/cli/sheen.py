@@ -110,7 +110,8 @@ def infer(args: argparse.Namespace) -> int:
     )
     with engine as tts:
         options.tell_engine(args, tts)
-        stream = tts.stream(text, **options.sampling_options(args))
+        how = options.sampling_options(args) | options.sound_options(args)
+        stream = tts.stream(text, **how)
         speak.write_speech(args, tts, stream, text)
     return 0
 
@@ -227,6 +228,7 @@ def _add_infer(sheen: Any) -> None:
     command.add_argument("--dtype", choices=("float32", "bfloat16"), help=options.DTYPE_HELP)
     speak.add_output_options(command)
     options.add_sampling_options(command)
+    options.add_sound_options(command)
     options.add_verbosity(command)
     command.set_defaults(run=infer)
 

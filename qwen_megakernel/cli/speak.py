@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import ENCODINGS
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
@@ -20,8 +21,15 @@ CHARS_PER_SECOND = 14  # of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--output, --stream, --stdout, --subtitles, --dump-codes."""
+    """--output, --encoding, --loudness, --stream, --stdout, --subtitles, --dump-codes."""
     parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
+    parser.add_argument(
+        "--encoding",
+        default="pcm",
+        choices=ENCODINGS,
+        help="of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
+    )
+    options.add_loudness_option(parser)
     parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
     parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
     options.add_subtitles_option(parser)
@@ -39,42 +47,64 @@ def read_text(args: argparse.Namespace) -> str:
         raise UsageError("--stdout and --output exclude each other.")
     if args.output == "-":
         raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
+    if args.stdout and args.loudness is not None:
+        raise UsageError(
+            "--stdout and --loudness exclude each other.",
+            "Samples leave while they are made; how loud the whole is, is known at its end.",
+            "--volume is in dB.",
+        )
+    if args.stdout and args.encoding != "pcm":
+        raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(args.text, output, args.dump_codes, args.subtitles)
+    return options.read_speech(args.text, output, args.dump_codes, args.subtitles, args.encoding)
 
 
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
     """Send a stream where `add_output_options` says; `text` is for the progress bar."""
+    import numpy as np
+
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
+    from qwen_megakernel.sound.loudness import at_loudness
     from qwen_megakernel.timing import subtitles
 
-    output = args.output or DEFAULT_OUTPUT
+    output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     if args.stdout:
         for chunk in stream:
             options.write_output(chunk.pcm16)
             _tell_chunk(args, chunk)
+            seconds = chunk.end_s
     else:
-        writing = audio.WavWriter(output, tts.sample_rate)
+        writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
+        whole: list[np.ndarray] = []
         with writing as writer, _progress_bar(args, text) as bar:
             for chunk in stream:
-                writer.write(chunk.samples)
+                if args.loudness is None:
+                    writer.write(chunk.samples)
+                else:
+                    whole.append(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
                 _tell_chunk(args, chunk)
+                seconds = chunk.end_s
+            if whole:
+                samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
+                samples = at_loudness(samples, stream.sample_rate, args.loudness)
+                writer.write(audio.to_int16(samples))
     if args.subtitles:
         subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     if not args.quiet:
-        seconds = len(stream.codes) * tts.seconds_per_frame
         target = "standard output" if args.stdout else output
         print(
             f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
             file=sys.stderr,
         )
-        options.warn_of_end(stream.finish_reason, len(stream.codes), seconds, stream.seed)
+        num_frames = len(stream.codes)
+        made_s = num_frames * tts.seconds_per_frame
+        options.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
 
 
 def speak(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,10 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
 from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
-from qwen_megakernel.records import AudioChunk, Files, Sampling, SpeechRequest
+from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.parts import EncodedText, PartCutter
@@ -60,6 +64,8 @@ class SpeechEngine(ABC):
     max_frames: int  # of one part of a text
     num_slots: int  # streams spoken at the same time
     _sampling: Sampling  # of requests without options of their own
+    _sound = SoundOptions()  # the same
+    _high_pass: float | None = None  # Hz; of every stream's sound
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
     _read_languages: Sequence[str] | None = None  # of texts that the model reads; None: not known
     _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
@@ -76,6 +82,9 @@ class SpeechEngine(ABC):
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = _CodesDump()
+        # Threads that begin when a coroutine reads a sound that is changed and end with the engine;
+        # an event loop waits for its own when it is left, after Ctrl-C as well.
+        self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
         self._loop = StepLoop(build, on_finished=self._codes_dump)
         # Threads that compute on a CPU: those of the loop's thread, not of this one.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
@@ -151,6 +160,11 @@ class SpeechEngine(ABC):
         text_open: bool = False,
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | os.PathLike[str] | None = None,
+        speed: float | None = None,
+        volume: float | None = None,
+        sample_rate: int | None = None,
+        leading_silence: float | None = None,
+        trailing_silence: float | None = None,
         **sampling: Any,
     ) -> SpeechStream:
         """Start speaking; returns at once.
@@ -173,14 +187,26 @@ class SpeechEngine(ABC):
                 them as they are written, "auto" is the engine's choice (docs/speech-control.md).
             lexicon: respellings of this request, before the engine's own: a file, words with their
                 respellings, or a `Lexicon`.
+            speed: 0.25 .. 4; 2 is heard in half the time, at the same pitch.
+            volume: in dB, -60 .. 20; what is made louder does not clip.
+            sample_rate: of what is heard, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
+            leading_silence, trailing_silence: at most so many ms of silence, 0 .. 60000, before the
+                first sound and after the last; None: as the checkpoint's config says, else all.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
             UsageError: the request can never work, or an option does not exist; no stream was
                 started.
-            SetupError: the text of a trained voice needs espeak-ng, which is not installed.
+            SetupError: the text of a trained voice needs espeak-ng, or sample_rate soxr, which is
+                not installed.
             EngineClosed: the engine is closed.
         """
+        if sampling.pop("loudness", None) is not None:
+            raise UsageError(
+                "A stream takes no loudness.",
+                "It is that of a whole speech, which is known at its end.",
+                "synthesize(loudness=...) has it; a stream has volume=, in dB.",
+            )
         if isinstance(voice, os.PathLike):
             voice = os.fspath(voice)
         if not isinstance(voice, str | Voice | None):
@@ -206,7 +232,15 @@ class SpeechEngine(ABC):
             split=split,
             first_chunk_frames=first_chunk_frames,
             chunk_frames=chunk_frames,
+            sound=self._sound.override(
+                speed=speed,
+                volume=volume,
+                sample_rate=sample_rate,
+                leading_silence=leading_silence,
+                trailing_silence=trailing_silence,
+            ),
         )
+        chain = new_chain(request.sound, self.sample_rate, self._high_pass)
         reader = self._reader(normalize, language, Lexicon.of(lexicon))
         if reader and text is not None:
             check_length(len(text), MAX_CHARS)
@@ -225,10 +259,11 @@ class SpeechEngine(ABC):
         if reader:
             state.warn(reader.take_warnings())
         loop.submit(state)
+        heard = HeardChunks(chain) if chain else None
         if not text_open:
-            return SpeechStream(state, self, reader=reader, written=text)
+            return SpeechStream(state, self, None, reader, text, heard, self._workers)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader)
+        return SpeechStream(state, self, cutter, reader, None, heard, self._workers)
 
     def _reader(
         self, normalize: str, language: str | None, lexicon: Lexicon | None
@@ -261,10 +296,18 @@ class SpeechEngine(ABC):
             async for chunk in chunks:
                 yield chunk
 
-    def synthesize(self, text: str, **options: Any) -> Speech:
-        """Speak `text` and return all of it; the options are those of `stream`."""
+    def synthesize(self, text: str, *, loudness: float | None = None, **options: Any) -> Speech:
+        """Speak `text` and return all of it; the other options are those of `stream`.
+
+        Args:
+            loudness: in LUFS, -40 .. -5, of the whole speech; needs the extra `loudness`.
+        """
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
-        return Speech.collect(self.stream(text, **options))
+        if loudness is None:
+            return Speech.collect(self.stream(text, **options))
+        target = check_loudness(loudness)
+        speech = Speech.collect(self.stream(text, **options))
+        return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""

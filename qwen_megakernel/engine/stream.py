@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from qwen_megakernel import audio
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
+from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.parts import PartCutter, TextPart
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.spoken import Piece
@@ -94,7 +96,7 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    delivered_s: float = 0.0  # seconds of audio that the reader has received
+    delivered_s: float = 0.0  # seconds for which the reader can play what it was given
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
     warnings: list[str] = field(default_factory=list)  # about the text and the options
 
@@ -116,7 +118,8 @@ class StreamState:
         reason: FinishReason | None = None,
     ) -> None:
         """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
-        self.delivered_s += len(samples) / self.sample_rate
+        start_s = self.delivered_s
+        self.delivered_s += len(samples) / self.sample_rate / self.request.sound.speed
         self.outbox.put(
             AudioChunk(
                 samples=samples,
@@ -126,6 +129,7 @@ class StreamState:
                 t_ms=self.elapsed_ms(),
                 is_last=reason is not None,
                 finish_reason=reason,
+                start_s=start_s,
             )
         )
 
@@ -154,6 +158,8 @@ class SpeechStream:
         cutter: PartCutter | None = None,
         reader: TextReader | None = None,
         written: str | None = None,
+        heard: HeardChunks | None = None,
+        workers: Executor | None = None,
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
@@ -161,7 +167,15 @@ class SpeechStream:
         self._reader = reader  # None: the text is spoken as it is written
         self._written = [written or ""]  # the user's text so far
         self._timer = SpeechTimer(state.spoken_parts)
+        self._heard = heard  # None: the samples are heard as the engine makes them
+        self._workers = workers  # make what a coroutine hears; None: those of its event loop
+        self._working: asyncio.Future[AudioChunk | None] | None = None  # on what is heard
         self._over = False
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of what is heard."""
+        return self._heard.sample_rate if self._heard else self._state.sample_rate
 
     @property
     def seed(self) -> int:
@@ -284,30 +298,55 @@ class SpeechStream:
         self._state.text_closed = True
         self._state.wake()
 
-    def _receive(self, item: AudioChunk | Exception) -> AudioChunk:
+    def _receive(self, item: AudioChunk | Exception) -> AudioChunk | None:
+        """Return the chunk that the reader hears; None if nothing is heard before the next item."""
         self._state.wake()  # a slot that waits for the reader may go on
         if isinstance(item, Exception):
+            if self._heard and (rest := self._heard.rest()):
+                self._state.outbox.put(item)  # comes behind it
+                self._timer.hear(rest)
+                return rest
             self._over = True
             raise item
         self._over = item.is_last
-        self._timer.hear(item)
-        return item
+        chunk = self._heard.hear(item) if self._heard else item
+        if chunk:
+            self._timer.hear(chunk)
+        return chunk
+
+    async def _receive_async(self) -> AudioChunk | None:
+        """`_receive` the next item; the event loop is free while a thread works on the sound."""
+        if not self._heard:
+            return self._receive(await self._state.outbox.get_async())
+        if self._working is None:
+            item = await self._state.outbox.get_async()
+            loop = asyncio.get_running_loop()
+            self._working = loop.run_in_executor(self._workers, self._receive, item)
+        try:
+            chunk = await asyncio.shield(self._working)
+        except Exception:  # not where the reader is cancelled: it may come again for the chunk
+            self._working = None
+            raise
+        self._working = None
+        return chunk
 
     def __iter__(self) -> Iterator[AudioChunk]:
         return self
 
     def __next__(self) -> AudioChunk:
-        if self._over:
-            raise StopIteration
-        return self._receive(self._state.outbox.get())
+        while not self._over:
+            if chunk := self._receive(self._state.outbox.get()):
+                return chunk
+        raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        if self._over:
-            raise StopAsyncIteration
-        return self._receive(await self._state.outbox.get_async())
+        while not self._over or self._working:
+            if chunk := await self._receive_async():
+                return chunk
+        raise StopAsyncIteration
 
     def close(self) -> None:
         """Cancel after the current frame, without waiting; chunks made before can still be read."""
@@ -354,13 +393,15 @@ class Speech:
         """The sentences of the user's text, with their times."""
         return self._segments()
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, encoding: str = "pcm") -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
 
+        Args:
+            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
             OutputError: the path cannot be written.
         """
-        audio.write_wav(path, self.audio, self.sample_rate)
+        audio.write_wav(path, self.audio, self.sample_rate, encoding)
 
     def save_subtitles(self, path: str | Path) -> None:
         """Write the times of words and sentences; the extension picks the format (srt, vtt, json).

@@ -108,15 +108,19 @@ class ContextSpeech:
 class ContextTTSService(InProcessTTSService):
     """Speaks contexts with an engine: a sentence is a request, or in TOKEN mode a whole turn is."""
 
-    def __init__(self, *, engine: SpeechEngine, engine_timeout_s: float, **kwargs: Any):
+    def __init__(
+        self, *, engine: SpeechEngine, sample_rate: int, engine_timeout_s: float, **kwargs: Any
+    ):
         """Initialize the service.
 
         Args:
             engine: Speaks.
+            sample_rate: Of its audio, in Hz.
             engine_timeout_s: A request that it leaves without audio for so long has failed.
             **kwargs: For the base class.
         """
         self._engine = engine
+        self._sound_rate = sample_rate
         self._engine_timeout_s = engine_timeout_s
         self._speeches: dict[str, ContextSpeech] = {}  # by context id
         self._pace = DEFAULT_PACE
@@ -124,7 +128,7 @@ class ContextTTSService(InProcessTTSService):
             push_text_frames=False,  # words are pushed as they are heard
             push_start_frame=True,
             push_stop_frames=True,
-            sample_rate=engine.sample_rate,
+            sample_rate=sample_rate,
             **kwargs,
         )
         self._register_event_handler("on_speech_ended")
@@ -287,7 +291,7 @@ class ContextTTSService(InProcessTTSService):
         return frames
 
     def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
-        rate = self._engine.sample_rate
+        rate = self._sound_rate
         speech.audio_s += SILENCE_S
         return TTSAudioRawFrame(bytes(2 * int(rate * SILENCE_S)), rate, 1, context_id=context_id)
 

@@ -30,7 +30,7 @@ from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
 from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
 from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
-from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import check_normalize
@@ -40,7 +40,6 @@ from qwen_megakernel.voice import Voice
 HINTS = {
     "model": "Name it with model_path=.",
     "voice_id": "Give settings=MegakernelTTSService.Settings(voice=...).",
-    "sample_rate": "Leave it out: frames have the model's rate, and transports resample.",
     **dict.fromkeys(
         ("push_text_frames", "push_start_frame", "push_stop_frames"),
         "Leave it out: the service tells words, beginnings and ends itself.",
@@ -56,8 +55,8 @@ class MegakernelTTSService(ContextTTSService):
     """Speaks the text of a pipeline with Qwen3-TTS, in this process.
 
     Audio leaves while the rest is still being generated. Frames are 16-bit mono at the model's
-    24 kHz, whatever the transport plays: transports resample, and flush their resampler at the end
-    of speech.
+    24 kHz, or at `sample_rate`, whatever the transport plays: transports resample, and flush their
+    resampler at the end of speech.
 
     Event handlers:
         on_speech_ended: Called with the context id and the `SpeechStream` of a request that has
@@ -83,6 +82,7 @@ class MegakernelTTSService(ContextTTSService):
         voices: Mapping[str, Voice] | None = None,
         first_chunk_frames: int = 1,
         chunk_frames: int = 10,
+        sample_rate: int | None = None,
         engine_timeout_s: float = 30.0,
         stop_frame_timeout_s: float = 35.0,
         settings: MegakernelTTSSettings | None = None,
@@ -99,6 +99,7 @@ class MegakernelTTSService(ContextTTSService):
             voices: Voices by names that `settings.voice` may have, besides those of the engine.
             first_chunk_frames: Frames of 80 ms in the first chunk of a request.
             chunk_frames: Frames in later chunks; chunks double from the first to this.
+            sample_rate: Of the frames, 8000 to 48000 Hz. Default: the model's.
             engine_timeout_s: A request that the engine leaves without audio for so long has failed.
             stop_frame_timeout_s: A turn left without text and audio for so long is over. Longer
                 than `engine_timeout_s`, or audio could follow the end of its turn.
@@ -112,6 +113,7 @@ class MegakernelTTSService(ContextTTSService):
             ModelFilesError: The model cannot be loaded.
         """
         self._check_arguments(model_path, engine, settings, kwargs)
+        SoundOptions(sample_rate=sample_rate)  # refused before a model is loaded
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
@@ -132,6 +134,7 @@ class MegakernelTTSService(ContextTTSService):
         store.language = as_language(store.language)
         super().__init__(
             engine=engine,
+            sample_rate=sample_rate or engine.sample_rate,
             engine_timeout_s=engine_timeout_s,
             stop_frame_timeout_s=stop_frame_timeout_s,
             settings=store,
@@ -145,6 +148,7 @@ class MegakernelTTSService(ContextTTSService):
             if self._owned_engine:
                 self._owned_engine.close()
             raise
+        self._pace = self._first_pace
 
     def _check_arguments(
         self,
@@ -212,7 +216,7 @@ class MegakernelTTSService(ContextTTSService):
         self._warn_unhandled_updated_settings(changed.keys() & {"model"})
         if changed.keys() - {"model"}:
             self._voice = voice
-            self._pace = DEFAULT_PACE
+            self._pace = self._first_pace
             if self._is_streaming_tokens:
                 await self._rotate_turn()
         return changed
@@ -227,6 +231,7 @@ class MegakernelTTSService(ContextTTSService):
             seed=settings.seed or 0,
             max_frames=settings.max_frames,
             text_feed=settings.text_feed or "auto",
+            sound=SoundOptions().override(**settings.sound),
             **self._chunking,
         )
         check_normalize(settings.normalize or AUTO)
@@ -266,9 +271,16 @@ class MegakernelTTSService(ContextTTSService):
             text_feed=settings.text_feed or "auto",
             normalize=settings.normalize or AUTO,
             lexicon=self._lexicon,
+            sample_rate=self._sound_rate,
+            **settings.sound,
             **self._chunking,
             **settings.sampling_knobs,
         )
+
+    @property
+    def _first_pace(self) -> float:
+        """Seconds per letter, until speech with the settings of now has been heard."""
+        return DEFAULT_PACE / (self._settings.speed or 1)
 
     @property
     def _needs_whole_sentences(self) -> bool:

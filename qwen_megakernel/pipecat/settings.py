@@ -9,7 +9,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.records import Sampling, SoundOptions
 from qwen_megakernel.text.languages import AUTO, code_of_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.timing.words import whole_words
@@ -32,6 +32,10 @@ class MegakernelTTSSettings(TTSSettings):
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
             None or "auto" is the engine's choice (docs/speech-control.md).
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
+        speed: 0.25 to 4; 2 is heard in half the time, at the same pitch.
+        volume: In dB, -60 to 20; what is made louder does not clip.
+        leading_silence: At most so many ms before a request's first sound; None is the model's.
+        trailing_silence: At most so many ms after a request's last sound; None is the model's.
         do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
         temperature: Of code 0.
         top_k: Of code 0; 0 is off.
@@ -49,6 +53,10 @@ class MegakernelTTSSettings(TTSSettings):
     text_feed: str | NotGiven | None = NOT_GIVEN
     normalize: str | NotGiven | None = NOT_GIVEN
     lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
+    speed: float | NotGiven | None = NOT_GIVEN
+    volume: float | NotGiven | None = NOT_GIVEN
+    leading_silence: float | NotGiven | None = NOT_GIVEN
+    trailing_silence: float | NotGiven | None = NOT_GIVEN
     do_sample: bool | NotGiven | None = NOT_GIVEN
     temperature: float | NotGiven | None = NOT_GIVEN
     top_k: int | NotGiven | None = NOT_GIVEN
@@ -69,6 +77,12 @@ class MegakernelTTSSettings(TTSSettings):
     def sampling_knobs(self) -> dict[str, Any]:
         """What `records.Sampling` can override."""
         return {knob.name: getattr(self, knob.name) for knob in fields(Sampling)}
+
+    @property
+    def sound(self) -> dict[str, Any]:
+        """What `records.SoundOptions` can override, but for the sample rate."""
+        names = [option.name for option in fields(SoundOptions)]
+        return {name: getattr(self, name) for name in names if name != "sample_rate"}
 
 
 class WordAggregator(BaseTextAggregator):

@@ -92,8 +92,7 @@ class ActiveSpeech:
         reason = "error"
         try:
             async for chunk in self.stream:
-                if chunk.num_frames:
-                    self.record.add(len(chunk.samples), chunk.num_frames)
+                self.record.add(len(chunk.samples), chunk.num_frames)
                 self._chunks.append(chunk)
                 self._num_buffered += len(chunk.samples)
                 self._news.set()
@@ -167,7 +166,12 @@ async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
 
 
 async def encoded_whole(
-    response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
+    response_format: str,
+    samples: np.ndarray,
+    rate: int,
+    opus_kbits: int = OPUS_KBITS,
+    encoding: str = "pcm",
 ) -> bytes:
     """A complete file of [num_samples] int16."""
-    return await asyncio.to_thread(encode_whole, response_format, samples, rate, opus_kbits)
+    how = rate, opus_kbits, encoding
+    return await asyncio.to_thread(encode_whole, response_format, samples, *how)

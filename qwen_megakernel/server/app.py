@@ -124,19 +124,18 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         granularities = frozenset(body.timestamp_granularities or ())
         options, warnings = await service.configure(body)
         response_format = body.format_or(settings)
-        rate = service.engine.sample_rate
-        encoder = new_encoder(response_format, rate, settings.opus_kbits)
+        rate = options["sample_rate"] or service.engine.sample_rate
+        encoding = body.encoding or "pcm"
+        encoder = new_encoder(response_format, rate, settings.opus_kbits, encoding)
         if body.event_format:  # a step is told when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
         speaking = service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
-        is_whole = body.stream is False or (granularities and not body.stream)
-        if is_whole and body.stream_format != "sse":
-            response = await buffered(
-                speaking, response_format, request.receive, settings, granularities
-            )
+        if body.is_whole:
+            how = response_format, encoding, body.loudness
+            response = await buffered(speaking, *how, request.receive, settings, granularities)
             response.headers.update(headers)
             return response
         respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)

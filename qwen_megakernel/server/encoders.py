@@ -11,13 +11,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from qwen_megakernel.audio import SUBTYPES, to_g711
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
 # Rates of speech: one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
-_MIN_MP3_KBITS, _MAX_MP3_KBITS = 8, 160  # of MPEG-2, which rates up to 24 kHz use
+# Least and most of MPEG-1, MPEG-2 and MPEG-2.5, by the least sample rate of each.
+_MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
+_WAV_TAGS = {"ulaw": 7, "alaw": 6}  # the encodings of G.711 (RFC 2361)
 
 
 class Encoder(Protocol):
@@ -32,54 +35,67 @@ class Encoder(Protocol):
         """The last bytes."""
 
 
-def new_encoder(response_format: str, rate: int, opus_kbits: int = OPUS_KBITS) -> Encoder:
+def new_encoder(
+    response_format: str, rate: int, opus_kbits: int = OPUS_KBITS, encoding: str = "pcm"
+) -> Encoder:
     """An encoder for one stream.
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
         rate: samples a second.
         opus_kbits: thousands of bits a second, for opus.
+        encoding: of the samples of wav.
     Raises:
         MissingPackageError: AAC without PyAV.
     """
     assert response_format in MEDIA_TYPES
     if response_format == "pcm":
         return PcmEncoder()
+    if response_format in _WAV_TAGS:
+        return G711Encoder(response_format)
     if response_format == "wav":
-        return WavEncoder(rate)
+        return WavEncoder(rate, encoding)
     if response_format == "aac":
         return AacEncoder(rate)
     return SndfileEncoder(response_format, rate, opus_kbits)
 
 
-def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
-    """The 44 bytes before mono 16-bit samples.
+def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm") -> bytes:
+    """The bytes before mono samples: 44 of 16-bit ones.
 
     Args:
         rate: samples a second.
         num_bytes: of the samples; left out when they are still being made.
+        encoding: of the samples.
     """
-    total = min(num_bytes + 36, _UNKNOWN_BYTES)
-    layout = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)  # PCM, mono, bytes/s, align, bits
-    return b"RIFF%sWAVEfmt %s%sdata%s" % (
-        struct.pack("<I", total),
-        struct.pack("<I", len(layout)),
-        layout,
-        struct.pack("<I", num_bytes),
-    )
+    width = 1 if encoding in _WAV_TAGS else 2
+    tag = _WAV_TAGS.get(encoding, 1)
+    # Mono, bytes/s, align, bits.
+    layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
+    fact = b""
+    if encoding in _WAV_TAGS:  # what is no PCM has a field for its extension, and its samples
+        layout += struct.pack("<H", 0)
+        fact = b"fact" + struct.pack("<II", 4, num_bytes)
+    head = b"WAVEfmt %s%s%s" % (struct.pack("<I", len(layout)), layout, fact)
+    total = min(len(head) + 8 + num_bytes, _UNKNOWN_BYTES)
+    return b"RIFF%s%sdata%s" % (struct.pack("<I", total), head, struct.pack("<I", num_bytes))
 
 
 def encode_whole(
-    response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
+    response_format: str,
+    samples: np.ndarray,
+    rate: int,
+    opus_kbits: int = OPUS_KBITS,
+    encoding: str = "pcm",
 ) -> bytes:
     """A complete file, with its lengths: [num_samples] int16 at `rate`."""
-    if response_format == "wav":
+    if response_format == "wav" and encoding == "pcm":
         pcm = samples.astype("<i2", copy=False).tobytes()
         return wav_header(rate, len(pcm)) + pcm
-    if response_format in ("flac", "mp3", "opus"):
+    if response_format in ("wav", "flac", "mp3", "opus"):
         import soundfile
 
-        file, options = io.BytesIO(), _sndfile_options(response_format, opus_kbits)
+        file, options = io.BytesIO(), _sndfile_options(response_format, rate, opus_kbits, encoding)
         with soundfile.SoundFile(file, "w", rate, 1, **options) as writer:
             writer.write(samples)
         return file.getvalue()
@@ -87,18 +103,23 @@ def encode_whole(
     return encoder.encode(samples) + encoder.finish()
 
 
-def _sndfile_options(response_format: str, opus_kbits: int) -> dict[str, Any]:
+def _sndfile_options(
+    response_format: str, rate: int, opus_kbits: int, encoding: str = "pcm"
+) -> dict[str, Any]:
     """libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
 
     MP3 has a constant bit rate: a player can then tell the length from the size, where a variable
     rate would need the table that is written at the end.
     """
+    if response_format == "wav":
+        return {"format": "WAV", "subtype": SUBTYPES[encoding]}
     if response_format == "flac":
         return {"format": "FLAC", "subtype": "PCM_16"}
     if response_format == "opus":
         level = (MAX_OPUS_KBITS - opus_kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
         return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
-    level = (_MAX_MP3_KBITS - _MP3_KBITS) / (_MAX_MP3_KBITS - _MIN_MP3_KBITS)
+    least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if rate >= first)
+    level = (most - _MP3_KBITS) / (most - least)
     codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
     return codec | {"compression_level": level}
 
@@ -117,16 +138,36 @@ class PcmEncoder:
         return b""
 
 
-class WavEncoder(PcmEncoder):
+class G711Encoder:
+    """The raw 8 bits of each sample."""
+
+    blocks = False
+
+    def __init__(self, encoding: str):
+        self._encoding = encoding
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """See `Encoder`."""
+        return to_g711(samples, self._encoding)
+
+    def finish(self) -> bytes:
+        """Nothing."""
+        return b""
+
+
+class WavEncoder:
     """A header of unknown length, then the samples."""
 
-    def __init__(self, rate: int):
-        self._header = wav_header(rate)
+    blocks = False
+
+    def __init__(self, rate: int, encoding: str):
+        self._header = wav_header(rate, encoding=encoding)
+        self._samples = G711Encoder(encoding) if encoding in _WAV_TAGS else PcmEncoder()
 
     def encode(self, samples: np.ndarray) -> bytes:
         """See `Encoder`."""
         header, self._header = self._header, b""
-        return header + super().encode(samples)
+        return header + self._samples.encode(samples)
 
     def finish(self) -> bytes:
         """The header, if there were no samples at all."""
@@ -179,7 +220,7 @@ class SndfileEncoder:
         import soundfile
 
         self._sink = _Growing()
-        options = _sndfile_options(response_format, opus_kbits)
+        options = _sndfile_options(response_format, rate, opus_kbits)
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:

@@ -115,7 +115,10 @@ class SpeechRecord:
         return None if self.first_audio is None else 1000 * (self.first_audio - self.arrived)
 
     def add(self, num_samples: int, num_frames: int) -> None:
-        """A chunk came out of the engine."""
+        """A chunk came out of the engine; a last one may have no samples."""
+        self.num_frames += num_frames
+        if not num_samples:
+            return
         now = time.perf_counter()
         if self.first_audio is None:
             self.first_audio = self._played_until = now
@@ -125,7 +128,6 @@ class SpeechRecord:
             self._played_until = now
         self._played_until += num_samples / self.sample_rate
         self.num_samples += num_samples
-        self.num_frames += num_frames
 
     def finish(self, reason: str) -> None:
         """The speech is over; only the first call counts."""

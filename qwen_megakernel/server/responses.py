@@ -13,12 +13,14 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from qwen_megakernel.audio import FULL_SCALE, to_int16
 from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
+from qwen_megakernel.sound.loudness import at_loudness
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -61,6 +63,7 @@ async def events(
         if held:
             frames["frame_index"] = held[0].frame_index
             frames["num_frames"] = sum(chunk.num_frames for chunk in held)
+            frames["start_s"] = round(held[0].start_s, 6)
             if include_codes:
                 frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
         held.clear()
@@ -73,7 +76,7 @@ async def events(
             whole.append(chunk.samples)
             for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
                 out += _progress(phase="decoding", step=step, max_steps=max_steps)
-        if chunk.num_frames:
+        if len(chunk.samples) or chunk.num_frames:
             held.append(chunk)
         if audio := await encoded(encoder, chunk.samples):
             out += delta(audio)
@@ -225,6 +228,8 @@ class _Stalled(TimeoutError):
 async def buffered(
     speaking: ActiveSpeech,
     response_format: str,
+    encoding: str,
+    loudness: float | None,
     receive: Receive,
     settings: ServerSettings,
     granularities: Collection[str] = (),
@@ -232,6 +237,8 @@ async def buffered(
     """The whole speech in one answer, with its length and how it ended.
 
     Args:
+        encoding: of the samples of wav.
+        loudness: in LUFS; None: as it was made.
         granularities: of the timestamps; if there are any, the answer is JSON that holds the audio.
 
     Raises:
@@ -250,8 +257,11 @@ async def buffered(
         ) from error
     finally:
         watcher.cancel()
-    rate = speaking.record.sample_rate
-    data = await encoded_whole(response_format, np.concatenate(samples), rate, settings.opus_kbits)
+    whole, rate = np.concatenate(samples), speaking.record.sample_rate
+    if loudness is not None:
+        heard = whole.astype(np.float32) / FULL_SCALE
+        whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
+    data = await encoded_whole(response_format, whole, rate, settings.opus_kbits, encoding)
     headers = {"X-Finish-Reason": speaking.finish_reason}
     if granularities:
         facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}

@@ -1,6 +1,7 @@
 """What clients send: the bodies, and what they mean to the engine."""
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -13,24 +14,42 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import TextTooLong, UsageError
-from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
+from qwen_megakernel.records import (
+    MAX_FACTOR,
+    MAX_LOUDNESS,
+    MAX_SAMPLE_RATE,
+    MAX_SILENCE,
+    MAX_SPEED,
+    MAX_TOP_K,
+    MAX_VOLUME,
+    MIN_FACTOR,
+    MIN_LOUDNESS,
+    MIN_SAMPLE_RATE,
+    MIN_SPEED,
+    MIN_VOLUME,
+    SoundOptions,
+)
 from qwen_megakernel.server.error_responses import ApiError
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
+from qwen_megakernel.sound.loudness import check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
 
 # Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+# The same with the date of a release: gpt-4o-mini-tts-2025-12-15, tts-1-1106.
+_DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
 MIN_NEW_TOKENS = 2  # the last token drawn is no frame, and the first two are never the end
 MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks grow
 MAX_LEXICON_WORDS = 1000  # of one request
 _MAX_SIDE_CHARS = 4096  # of instructions and transcripts
 
-Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
+Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
 
 
 class VoiceId(BaseModel):
@@ -58,8 +77,28 @@ class SpeechSettings(BaseModel):
     )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
-    speed: float = Field(1.0, description="1 alone: the model speaks at its own pace.")
-    sample_rate: int | None = Field(None, description="Samples a second: the model's own alone.")
+    encoding: Literal["pcm", "ulaw", "alaw"] | None = Field(
+        None, description="Of the samples of wav; absent: pcm, which has 16 bits."
+    )
+    speed: float | None = Field(
+        None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is heard in half the time, at its pitch."
+    )
+    volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
+    loudness: float | None = Field(
+        None, ge=MIN_LOUDNESS, le=MAX_LOUDNESS, description="LUFS; with stream false alone."
+    )
+    sample_rate: int | None = Field(
+        None,
+        ge=MIN_SAMPLE_RATE,
+        le=MAX_SAMPLE_RATE,
+        description="Samples per second; absent: the model's, or 8000 of ulaw and alaw.",
+    )
+    leading_silence: float | None = Field(
+        None, ge=0, le=MAX_SILENCE, description="Most ms of silence before the first sound."
+    )
+    trailing_silence: float | None = Field(
+        None, ge=0, le=MAX_SILENCE, description="Most ms of silence after the last sound."
+    )
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
     do_sample: bool | None = Field(None, description="false: the likeliest codes (greedy).")
@@ -93,6 +132,11 @@ class SpeechSettings(BaseModel):
         names = ", ".join(json.dumps(name)[:40] for name in extras[:10])
         return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the speech is answered when all of it is there."""
+        return False
+
     def check_timestamps(self) -> None:
         """Refuse an empty list of granularities.
 
@@ -124,6 +168,12 @@ class SpeechBody(SpeechSettings):
     )
     include_codes: bool = Field(False, description="Deltas of events carry their codec frames.")
 
+    @property
+    def is_whole(self) -> bool:
+        """See `SpeechSettings`."""
+        is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
+        return bool(is_whole) and self.stream_format != "sse"
+
     def check_events(self) -> None:
         """Refuse what cannot go with events of phases.
 
@@ -136,6 +186,7 @@ class SpeechBody(SpeechSettings):
             ("stream", self.stream is not True, "These events need true."),
             ("stream_format", self.stream_format is not None, "Leave it out."),
             ("response_format", self.response_format not in (None, "wav"), "The audio is WAV."),
+            ("encoding", self.encoding not in (None, "pcm"), "The audio is 16-bit WAV."),
             ("include_codes", self.include_codes, "These events carry no codes."),
             (
                 "timestamp_granularities",
@@ -155,8 +206,58 @@ class SessionConfig(SpeechSettings):
     stream_audio: bool = True  # false: an utterance's audio in one message
 
 
+def sound_options(
+    body: SpeechSettings, settings: ServerSettings, sample_rate: int
+) -> dict[str, Any]:
+    """How the speech is heard: keyword arguments for `TTSEngine.stream`.
+
+    Args:
+        sample_rate: of the loaded model.
+    Raises:
+        ApiError: 400; the format does not have the encoding or the sample rate.
+    """
+    response_format = body.format_or(settings)
+    if body.loudness is not None:
+        if not body.is_whole:
+            error = UsageError(
+                f"loudness is {body.loudness:g}, and the speech is streamed.",
+                "It is that of a whole speech, which is known at its end.",
+                "Say stream false, or volume, in dB.",
+            )
+            raise ApiError.about("loudness", error)
+        check_loudness(body.loudness)
+    if body.encoding is not None and response_format != "wav":
+        error = UsageError(
+            f"encoding is {body.encoding} and response_format {response_format}.",
+            "Samples of wav alone can be of several kinds.",
+            "response_format ulaw and alaw are their raw samples, pcm those of 16 bits.",
+        )
+        raise ApiError.about("encoding", error)
+    sound = {
+        name: getattr(settings.sound, name) if getattr(body, name) is None else getattr(body, name)
+        for name in SoundOptions.__dataclass_fields__
+    }
+    if {response_format, body.encoding} & {"ulaw", "alaw"}:
+        sound["sample_rate"] = body.sample_rate or TELEPHONE_RATE
+    rate = sound["sample_rate"] or sample_rate
+    rates = SAMPLE_RATES.get(response_format, (rate,))
+    if rate not in rates:
+        error = UsageError(
+            f"sample_rate is {rate} and response_format {response_format}, which has "
+            f"{', '.join(map(str, rates))} alone.",
+            hint="wav, pcm, flac, ulaw and alaw have every rate.",
+        )
+        raise ApiError.about("sample_rate", error)
+    return sound
+
+
 async def engine_options(
-    body: SpeechSettings, voices: VoiceStore, model_name: str, sample_rate: int
+    body: SpeechSettings,
+    voices: VoiceStore,
+    settings: ServerSettings,
+    *,
+    model_name: str,
+    sample_rate: int,
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments for `TTSEngine.stream`, and warnings.
 
@@ -168,20 +269,7 @@ async def engine_options(
     """
     if body.model is not None:
         check_model(body.model, model_name)
-    if body.speed != 1:
-        error = UsageError(
-            f"speed is {body.speed:g}; only 1 is supported.",
-            "The model speaks at its own pace.",
-            "Leave speed out, and change the speed in the player.",
-        )
-        raise ApiError.about("speed", error)
-    if body.sample_rate not in (None, sample_rate):
-        error = UsageError(
-            f"sample_rate is {body.sample_rate}; only {sample_rate} is supported.",
-            "The model makes audio at that rate.",
-            "Leave sample_rate out, and resample what you receive.",
-        )
-        raise ApiError.about("sample_rate", error)
+    sound = sound_options(body, settings, sample_rate)
     warnings = body.warnings()
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None
@@ -216,7 +304,7 @@ async def engine_options(
     for knob in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
         options[knob] = getattr(body, knob)
     options["subtalker_do_sample"] = body.do_sample
-    return options, warnings
+    return options | sound, warnings
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:
@@ -240,7 +328,7 @@ def check_model(name: str, loaded: str) -> None:
         ApiError: 404; names the one there is.
     """
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
-    if name.lower() not in known:
+    if name.lower() not in known and not _DATED_ALIAS.fullmatch(name.lower()):
         raise ApiError(
             404,
             f'The model "{name[:80]}" does not exist. This server has: {loaded}.',

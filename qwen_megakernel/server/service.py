@@ -82,7 +82,11 @@ class Service:
         """Options for `speak`, and warnings; see `engine_options`."""
         engine = self.engine
         options, warnings = await engine_options(
-            body, self.voices, engine.files.name, engine.sample_rate
+            body,
+            self.voices,
+            self.settings,
+            model_name=engine.files.name,
+            sample_rate=engine.sample_rate,
         )
         if options["instruct"] and self.engine.ignores_instruct:
             warnings.append("instructions are ignored: this model follows none")
@@ -114,7 +118,7 @@ class Service:
             ticket.release()
             raise
         record = SpeechRecord(
-            self.metrics, engine.sample_rate, time.perf_counter() if arrived is None else arrived
+            self.metrics, stream.sample_rate, time.perf_counter() if arrived is None else arrived
         )
         return ActiveSpeech(
             stream,

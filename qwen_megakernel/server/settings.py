@@ -1,9 +1,10 @@
 """What an operator can set; one record, checked when it is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.records import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
 MEDIA_TYPES = {
@@ -13,8 +14,14 @@ MEDIA_TYPES = {
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
     "aac": "audio/aac",
+    "ulaw": "audio/pcmu",
+    "alaw": "audio/pcma",
 }
 
+# The sample rates of a format that has some alone (RFC 7587 for Opus, ISO/IEC 11172-3 and 13818-3
+# with MPEG-2.5 for MP3, 14496-3 for AAC), as far as requests may name them.
+_MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+SAMPLE_RATES = {"mp3": _MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": _MP3_RATES}
 
 # Thousands of bits a second: Opus sounds like the original from 24 on (RFC 7587), and libopus takes
 # from 6 to 256 for one channel.
@@ -34,6 +41,7 @@ class ServerSettings:
     max_upload_bytes: int = 10 * 2**20  # of a recording, in an upload or in `ref_audio`
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # thousands of bits a second of opus
+    sound: SoundOptions = field(default_factory=SoundOptions)  # of requests that do not say
     voice_fallback: str | None = None  # who speaks when an OpenAI voice is asked for
     voices: Path | None = None  # the engine's folder of voice files; uploads go there
     allow_upload: bool = False
@@ -58,6 +66,12 @@ class ServerSettings:
         if self.default_format not in MEDIA_TYPES:
             raise UsageError(
                 f"Unknown format {self.default_format!r}.", hint=f"Known: {', '.join(MEDIA_TYPES)}."
+            )
+        rates = SAMPLE_RATES.get(self.default_format)
+        if rates and self.sound.sample_rate not in (None, *rates):
+            raise UsageError(
+                f"sample_rate is {self.sound.sample_rate} and the default format "
+                f"{self.default_format}, which has {', '.join(map(str, rates))} alone."
             )
         if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
             raise UsageError(

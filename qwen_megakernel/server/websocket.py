@@ -321,7 +321,8 @@ class Session:
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        encoder = new_encoder(response_format, rate, self._settings.opus_kbits)
+        how = self._settings.opus_kbits, config.encoding or "pcm"
+        encoder = new_encoder(response_format, rate, *how)
         whole: list[np.ndarray] = []
         started = False
         names = {"utterance_index": utterance.index, "sentence_index": 0}
@@ -346,8 +347,7 @@ class Session:
                 await self._send_bytes(data)
             await self._send_timestamps(utterance, speaking)
         if whole:
-            samples, kbits = np.concatenate(whole), self._settings.opus_kbits
-            data = await encoded_whole(response_format, samples, rate, kbits)
+            data = await encoded_whole(response_format, np.concatenate(whole), rate, *how)
         else:
             data = await encoded(encoder, None)
         if data:

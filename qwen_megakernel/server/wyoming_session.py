@@ -227,7 +227,7 @@ class Session:
         num_samples = 0
         await self._send(AudioStart(**sound).event())
         async for chunk in speaking.chunks():
-            if chunk.num_frames:
+            if len(chunk.samples):
                 ms = 1000 * num_samples // rate
                 await self._send(AudioChunk(**sound, audio=chunk.pcm16, timestamp=ms).event())
                 num_samples += len(chunk.samples)

@@ -271,8 +271,8 @@ def test_a_value_that_is_not_a_text_cannot_be_fed(tts, piece, said):
 
 
 def test_options_that_do_not_exist_are_named_with_those_that_do(tts):
-    with pytest.raises(UsageError, match=r"no option speed(.|\n)*temperature"):
-        tts.stream(TEXT, voice=VOICE, speed=1.5)
+    with pytest.raises(UsageError, match=r"no option tempo(.|\n)*temperature"):
+        tts.stream(TEXT, voice=VOICE, tempo=1.5)
 
 
 @pytest.mark.parametrize("model", [Path("/nowhere"), "/nowhere", None, "", 5])

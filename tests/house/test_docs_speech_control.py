@@ -22,7 +22,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (rows,) = blocks("text")
     (tmp_path / "names.tsv").write_text(rows, "utf-8")
     examples = blocks("python")
-    assert len(examples) == 4 and all("assert" in example for example in examples)
+    assert len(examples) == 6 and all("assert" in example for example in examples)
     names: dict[str, object] = {}
     try:
         for example in examples:

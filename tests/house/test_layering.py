@@ -17,7 +17,7 @@ FLOORS = """
     gpu  native  voice  signals
     records  audio
     checkpoint
-    text  vocoder
+    text  vocoder  sound
     timing
     cloning  decoders  engine
     official_api  validation

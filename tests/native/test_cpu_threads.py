@@ -154,6 +154,7 @@ COMMANDS = [
     *((f"benchmarks/measure_{name}.py", *MODEL) for name in ("ttfc", "rtf", "tok_s", "e2e")),
     ("benchmarks/load_test/__main__.py", "--url", "http://127.0.0.1:9", "--rps", "1"),
     ("examples/offline_agent.py", *MODEL),
+    ("examples/telephone_stream.py", *MODEL),
     ("tools/long_audio_test.py", *MODEL),
     ("tests/support/truths.py", "--record", "nowhere"),
 ]

@@ -10,6 +10,7 @@ import pytest
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
+from qwen_megakernel.server.settings import MEDIA_TYPES
 
 RATE = 24000
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
@@ -71,7 +72,7 @@ def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
     assert refused.value.hint == "pip install av"
 
 
-@pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])
+@pytest.mark.parametrize("response_format", MEDIA_TYPES)
 def test_speech_without_a_sample_is_a_file_without_a_sample(response_format):
     encoder = new_encoder(response_format, RATE)
     assert isinstance(encoder.encode(hum(0)) + encoder.finish(), bytes)

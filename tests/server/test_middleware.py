@@ -86,8 +86,13 @@ IMPOSSIBLE = {
     "input": [7, ["a"], None, "  \n", "..."],
     "voice": [3, {}, {"id": "nobody"}, {"id": 5}, "nobody"],
     "response_format": ["ogg", 1],
-    "sample_rate": [16000],
-    "speed": [2.0, "1"],
+    "encoding": ["gsm", 1],
+    "sample_rate": [0, -8000, 7999, 48001, 10**9, 16000.5, "16000", True],
+    "speed": [0, -1, 0.2, 4.1, 1e9, "1", True],
+    "volume": [-61, 21, 1e9, "1"],
+    "loudness": [0, -41, "1"],
+    "leading_silence": [-1, 60_001, "0"],
+    "trailing_silence": [-1, 60_001, "0"],
     "stream": ["yes", 1],
     "stream_format": ["json"],
     "language": ["klingon", 4],
@@ -169,9 +174,19 @@ def test_text_that_is_too_long_is_answered_413(live):
 
 
 def test_a_wrong_model_is_answered_404(live):
-    assert_error(live.speak(model="tts-2"), 404, "model_not_found")
+    for name in ("tts-2", "tts-1-hd-", "gpt-4o-mini-tts-next", "gpt-4o-2025-12-15", "hum-1106"):
+        assert_error(live.speak(model=name), 404, "model_not_found")
     for name in ("tts-1", "gpt-4o-mini-tts", "hum", "HUM"):
         assert live.speak(model=name).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-4o-mini-tts-2025-03-20", "GPT-4o-mini-tts-2025-12-15", "tts-1-1106", "tts-1-hd-1106"],
+)
+def test_openais_dated_models_are_the_loaded_one(live, name):
+    assert live.speak(model=name).status_code == 200
+    assert live.client.get(f"/v1/models/{name}").json()["id"] == name
 
 
 def test_other_media_types_are_answered_415(live):

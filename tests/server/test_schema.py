@@ -45,7 +45,7 @@ def test_the_description_names_what_clients_send(live):
     openai = "model input voice instructions response_format speed stream_format"
     ours = (
         "language seed temperature top_k top_p repetition_penalty max_new_tokens ref_audio ref_text"
-        " x_vector_only_mode non_streaming_mode first_chunk_frames stream"
+        " x_vector_only_mode non_streaming_mode first_chunk_frames stream volume sample_rate"
     )
     assert set(f"{openai} {ours}".split()) <= set(body)
     for path in ("/v1/audio/voices", "/v1/audio/models", "/v1/models", "/health", "/ready"):

@@ -222,6 +222,10 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
             "Top-k": "20",
             "Top-p": "0.9",
             "Repetition penalty": "1.1",
+            "Speed": "0.5",
+            "Volume (dB)": "-6",
+            "Silence before, at most (ms)": "60",
+            "Silence after, at most (ms)": "200",
             "At most (seconds)": "0.9",
         }.items():
             page.get_by_label(label, exact=True).fill(value)
@@ -231,10 +235,13 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
         expect(page.locator("#end")).to_contain_text("limit")
         expect(page.locator("#end")).to_contain_text("18446744073709551615")
     assert (request.voice, request.language, request.instruct) == ("vivian", "german", "calmly")
-    assert request.seed == 2**64 - 1 and request.max_frames == 12  # 0.9 s and a little
+    assert request.seed == 2**64 - 1
+    assert request.max_frames == 6  # 0.9 s and a little, at half the speed
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
     assert sampling.repetition_penalty == 1.1
+    assert (request.sound.speed, request.sound.volume) == (0.5, -6)
+    assert (request.sound.leading_silence, request.sound.trailing_silence) == (60, 200)
 
 
 def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:

@@ -87,6 +87,14 @@ def test_audio_is_the_codec_on_the_codes(engine, codec):
     assert (engine.sample_rate, engine.seconds_per_frame) == (24000, 2048 / 24000)
 
 
+def test_speed_and_sample_rate_are_those_of_every_family(engine):
+    plain = engine.synthesize(HELLO, seed=3, max_frames=12)
+    heard = engine.synthesize(HELLO, seed=3, max_frames=12, speed=2, sample_rate=16000)
+    assert heard.codes.tolist() == plain.codes.tolist()
+    assert heard.sample_rate == 16000
+    assert len(heard.audio) == round(len(plain.audio) / 2 * 16000 / 24000)
+
+
 @pytest.mark.parametrize(("first", "size"), [(1, 1), (1, 10), (3, 4)])
 def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
     options = {"seed": 3, "max_frames": 12}

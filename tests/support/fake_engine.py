@@ -19,7 +19,9 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.records import AudioChunk, Sampling, SpeechRequest
+from qwen_megakernel.records import AudioChunk, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -111,10 +113,12 @@ class FakeEngine:
             raise EmptyText("empty")
         resolve_language(language, self.languages)
         knobs = {name: options.pop(name, None) for name in Sampling.__dataclass_fields__}
+        sound = {name: options.pop(name, None) for name in SoundOptions.__dataclass_fields__}
         request = SpeechRequest(
             text=text,
             language=language,
             sampling=Sampling().override(**knobs),
+            sound=SoundOptions().override(**sound),
             seed=7 if seed is None else seed,
             **options,
         )
@@ -149,6 +153,9 @@ class FakeStream:
         self._timer = SpeechTimer([self._part])
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
+        chain = new_chain(request.sound, SAMPLE_RATE)
+        self._heard = HeardChunks(chain) if chain else None
+        self.sample_rate = chain.sample_rate if chain else SAMPLE_RATE
         self._chunk_frames = request.first_chunk_frames
         self._over = False
 
@@ -210,6 +217,16 @@ class FakeStream:
         return self
 
     async def __anext__(self) -> AudioChunk:
+        heard = None
+        while heard is None:
+            chunk = await self._next()
+            heard = self._heard.hear(chunk) if self._heard else chunk
+        self._timer.hear(heard)
+        self.sent += heard.samples.tobytes()
+        return heard
+
+    async def _next(self) -> AudioChunk:
+        """The next chunk, as an engine makes it."""
         if self._over:
             raise StopAsyncIteration
         if self._due is None:
@@ -288,13 +305,8 @@ class FakeStream:
         t = np.arange(first * FRAME_SAMPLES, self.num_frames * FRAME_SAMPLES) / SAMPLE_RATE
         sound = t >= self.engine.silent_frames * FRAME_S
         samples = (8000 * sound * np.sin(2 * np.pi * self.pitch * t)).astype(np.int16)
-        self.sent += samples.tobytes()
         self._chunk_frames = min(2 * self._chunk_frames, self.request.chunk_frames)
-        return self._heard(AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0))
-
-    def _heard(self, chunk: AudioChunk) -> AudioChunk:
-        self._timer.hear(chunk)
-        return chunk
+        return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)
 
     def _last(self, reason: str) -> AudioChunk:
         self._leave()
@@ -303,4 +315,4 @@ class FakeStream:
         if reason == "eos":
             self._part.end(self.num_frames, reason)
         empty = np.empty(0, dtype=np.int16)
-        return self._heard(AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason))
+        return AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason)

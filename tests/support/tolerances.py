@@ -175,6 +175,35 @@ SILENCE, SOUND, HELD_VOWEL = 5e-3, 0.01, 1e-3
 # by its letters.
 WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15
 
+# A number of samples is a duration, rounded.
+ROUNDED_COUNT = 0.5
+
+# Speed: a pitch and a tone's peak, shares; the steepest slope between two samples, a multiple of
+# the original's (segments meet to half a sample; a click is tens of times as steep).
+PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2
+
+# What a limiter lets through, with a rounding; how far its gain moves from one sample to the next,
+# where all of it would take 5 ms.
+LIMITED, GAIN_STEP = 0.99 + 1e-6, 0.01
+
+# The mean of a speech: a tenth of the demonstration voice's own offset, 0.006.
+OFFSET = 6e-4
+# A tone of 424 Hz at -20 dBFS behind a high-pass of 20 Hz: it is 20 / 424 radians early.
+HIGH_PASSED_TONE = 6e-3
+# Samples of its hiss while they fade in: its tick was seven times as high.
+TICK = 2e-3
+
+# Decibels of a speech's loudest sample, where speed or a resampler moves it; of a hum's.
+PEAK_DB = 1.0
+# Loudness units: what EBU Tech 3341 allows a meter.
+LOUDNESS_LU = 0.1
+# Seconds that a lossy codec pads a file with.
+CODEC_PADDING = 0.2
+
+# float32 samples in [-1, 1], resampled: soxr's HQ against the same tone at the new rate, and chunks
+# against the whole.
+RESAMPLED_TONE, RESAMPLED_CHUNKS_F32 = 1e-3, 1e-6
+
 # A pitch by the highest line of a spectrum; a pace learned in five sentences.
 PITCH, PACE = 0.02, 0.05
 

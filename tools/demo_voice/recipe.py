@@ -99,6 +99,8 @@ def model_config() -> dict[str, Any]:
         "tts_model_size": TOY,
         "tts_model_type": "custom_voice",
         "normalize": True,  # it has learned no digits
+        "leading_silence": 60,  # ms, where the training target waits 240 for the first word
+        "high_pass": 20,  # Hz: the vocoder has an offset, and starts with a tick
         "im_start_token_id": _TEXT_IDS["<|im_start|>"],
         "im_end_token_id": _TEXT_IDS["<|im_end|>"],
         "tts_pad_token_id": _TEXT_IDS["<tts_pad>"],

@@ -1,0 +1,141 @@
+"""Answer a telephone call: python examples/telephone_stream.py --text "Your table is ready."
+
+A telephone provider that streams a call's media opens a WebSocket to this program, and each caller
+hears TEXT. Messages are JSON, of the form that Twilio gave them and others took over: `start`
+names the stream; `media` carries 20 ms of the telephone's audio (8000 Hz, 8-bit mu-law) in base64,
+in both directions; `mark` comes back when all the media before it has been heard; `stop` is the
+end of the call. What the caller says is not listened to; `clear` and the next speech would be the
+answer to an interruption.
+
+    pip install -e ".[server]"
+    python examples/telephone_stream.py --port 8765    # give the provider wss://HOST/, TLS in front
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from qwen_megakernel.audio import to_g711
+from qwen_megakernel.choices import TELEPHONE_RATE
+from qwen_megakernel.cli import options
+from qwen_megakernel.errors import QwenTTSError
+
+with options.needed("server", by="telephone_stream.py"):
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed
+
+if TYPE_CHECKING:
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+
+ENCODING = "ulaw"
+FRAME_BYTES = TELEPHONE_RATE * 20 // 1000  # a sample is a byte
+SILENCE = b"\xff"  # of mu-law
+MARK = "heard"
+WRONG_DATA, INTERNAL_ERROR = 1007, 1011  # close codes of RFC 6455
+
+
+class Call:
+    """One call: its WebSocket, and the speech that is sent there.
+
+    Args:
+        socket: of the provider.
+        engine: speaks; calls share it.
+        text: what to say.
+        how: options of `engine.stream`.
+    """
+
+    def __init__(self, socket: ServerConnection, engine: "SpeechEngine", text: str, how: Any):
+        self._socket, self._engine, self._text, self._how = socket, engine, text, how
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve the call until the caller has heard all of it, or has gone."""
+        try:
+            async for message in self._socket:
+                if await self._take(json.loads(message)):
+                    break
+        except ConnectionClosed:
+            return
+        except (ValueError, KeyError, TypeError) as error:
+            await self._socket.close(WRONG_DATA, f"No message of a media stream: {error!r}"[:100])
+        finally:
+            if self._speaking:
+                self._speaking.cancel()  # leaving its stream, which ends the engine's work
+                await asyncio.gather(self._speaking, return_exceptions=True)
+
+    async def _take(self, message: dict[str, Any]) -> bool:
+        """Do what a message asks for; True: the call is over."""
+        event = message["event"]
+        if event == "start" and self._speaking is None:
+            if message["start"].get("mediaFormat", {}).get("sampleRate") not in (None, 8000):
+                raise ValueError(f"mediaFormat {message['start']['mediaFormat']}")
+            self._speaking = asyncio.create_task(self._speak(message["start"]["streamSid"]))
+        return event == "stop" or (event == "mark" and message["mark"]["name"] == MARK)
+
+    async def _speak(self, stream_id: str) -> None:
+        try:
+            await self._send_speech(stream_id)
+        except QwenTTSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            await self._socket.close(INTERNAL_ERROR, "The speech failed.")
+
+    async def _send_speech(self, stream_id: str) -> None:
+        held = b""
+        async with self._engine.stream(
+            self._text, sample_rate=TELEPHONE_RATE, **self._how
+        ) as stream:
+            async for chunk in stream:
+                held += to_g711(chunk.samples, ENCODING)
+                if chunk.is_last:
+                    held += SILENCE * (-len(held) % FRAME_BYTES)
+                while len(held) >= FRAME_BYTES:
+                    frame, held = held[:FRAME_BYTES], held[FRAME_BYTES:]
+                    payload = base64.b64encode(frame).decode("ascii")
+                    await self._send("media", stream_id, {"payload": payload})
+        await self._send("mark", stream_id, {"name": MARK})
+
+    async def _send(self, event: str, stream_id: str, facts: dict[str, str]) -> None:
+        await self._socket.send(json.dumps({"event": event, "streamSid": stream_id, event: facts}))
+
+
+async def answer_calls(engine: "SpeechEngine", text: str, host: str, port: int, **how: Any) -> None:
+    """Answer every call until the task is cancelled; says on stderr where."""
+
+    async def answer(socket: ServerConnection) -> None:
+        await Call(socket, engine, text, how).run()
+
+    async with serve(answer, host, port) as server:
+        address = server.sockets[0].getsockname()
+        print(f"ws://{address[0]}:{address[1]}", file=sys.stderr, flush=True)
+        await server.serve_forever()
+
+
+def main(args: argparse.Namespace) -> int:
+    """Load the model, then answer calls until Ctrl-C."""
+    with options.engine_from_args(args, num_slots=args.slots) as engine:
+        how = {"voice": args.voice, "seed": args.seed}
+        asyncio.run(answer_calls(engine, args.text, args.host, args.port, **how))
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", default="Your table for two is ready.", help="what to say")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
+    parser.add_argument("--port", type=int, default=8765, help="default 8765; 0: any free one")
+    parser.add_argument(
+        "--slots", type=options.at_least(1), default=4, help="calls at once (default: 4)"
+    )
+    parser.add_argument("--voice", help="a speaker of the model, or a voice file")
+    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn)")
+    options.add_model_options(parser, default="demo-voice")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    sys.exit(options.run(main, args))

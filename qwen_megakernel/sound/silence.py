@@ -1,0 +1,156 @@
+"""Silence at the edges of a speech: how much is heard before its first sound, and after its last.
+
+A block of samples is silent if its energy is low, or if those of both its neighbours are: one block
+alone is a tick. Silence is held back until sound shows that it is none of the edges.
+"""
+
+import numpy as np
+
+BLOCK_S = 0.010
+FADE_S = 0.005  # what begins in the middle of a silence fades in, or its hiss would click
+# 30 dB below a voice's vowels: the softest sounds of speech are above it, a codec's hiss is below
+# (that of demo-voice is at -51).
+SILENT_DBFS = -48
+
+_SILENT = 10 ** (SILENT_DBFS / 10)
+
+
+class Edges:
+    """Cuts the silence at the edges of one stream.
+
+    Args:
+        leading: seconds that are left before the first sound; None: all there are.
+        trailing: seconds that are left after the last sound; None: all there are.
+        sample_rate: in Hz.
+    """
+
+    def __init__(self, leading: float | None, trailing: float | None, sample_rate: int) -> None:
+        self._block, self._fade = round(BLOCK_S * sample_rate), round(FADE_S * sample_rate)
+        self._leading = 0 if leading is None else round(leading * sample_rate)
+        self._trailing = None if trailing is None else round(trailing * sample_rate)
+        self._has_begun = leading is None  # nothing is cut before what comes next
+        self._rest = np.empty(0, np.float32)  # what no block is decided of
+        self._was_loud = False  # the last block before
+        self._silence = np.empty(0, np.float32)  # held back
+        self._num_cut = 0  # samples before the first sound
+        self._num_silent = 0  # given out since the last sound
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """See `chain.Step`."""
+        known = np.concatenate([self._rest, samples])
+        loud = _loud_blocks(known[: len(known) - len(known) % self._block], self._block)
+        before = np.concatenate([[self._was_loud], loud[:-1]])[: len(loud)]
+        if len(loud) and loud[-1] and not before[-1]:  # the next one shows what it is
+            loud, before = loud[:-1], before[:-1]
+        if len(loud):
+            self._was_loud = bool(loud[-1])
+        end = len(loud) * self._block
+        self._rest = known[end:]
+        return self._take(known[:end], loud & (before | np.append(loud[1:], False)))
+
+    def finish(self) -> np.ndarray:
+        """See `chain.Step`."""
+        missing = -len(self._rest) % self._block
+        is_loud = _loud_blocks(np.pad(self._rest, (0, missing)), self._block).any()
+        last, self._rest = self._rest, np.empty(0, np.float32)
+        if is_loud:
+            return np.concatenate([self._begin(), last])
+        self._silence = np.concatenate([self._silence, last])
+        if self._has_begun:
+            return self._let_out()
+        return self._begin()[: self._trailing]  # there was no sound at all
+
+    def _take(self, samples: np.ndarray, is_sound: np.ndarray) -> np.ndarray:
+        """Take whole blocks: [num_blocks * block], [num_blocks] bool."""
+        sound = np.flatnonzero(is_sound)
+        if len(sound):
+            begin, end = sound[0] * self._block, (sound[-1] + 1) * self._block
+            self._silence = np.concatenate([self._silence, samples[:begin]])
+            heard = [self._begin(), samples[begin:end]]
+            self._silence, self._num_silent = samples[end:], 0
+        else:
+            self._silence, heard = np.concatenate([self._silence, samples]), []
+        if self._has_begun:
+            heard.append(self._let_out())
+        else:
+            self._cut()
+        return np.concatenate([np.empty(0, np.float32), *heard])
+
+    def _begin(self) -> np.ndarray:
+        """The silence that is heard before a sound."""
+        if not self._has_begun:
+            self._cut()
+            self._has_begun = True
+            if self._num_cut:
+                fade = min(self._fade, len(self._silence))
+                ramp = np.linspace(0, 1, fade, endpoint=False, dtype=np.float32)
+                self._silence = np.concatenate([ramp * self._silence[:fade], self._silence[fade:]])
+        silence, self._silence = self._silence, self._silence[:0]
+        return silence
+
+    def _cut(self) -> None:
+        """Forget silence that will not be heard, however soon the first sound comes."""
+        num_cut = max(0, len(self._silence) - self._leading)
+        self._num_cut += num_cut
+        self._silence = self._silence[num_cut:]
+
+    def _let_out(self) -> np.ndarray:
+        """The held silence, as far as it may be heard though no sound should follow."""
+        count = len(self._silence)
+        if self._trailing is not None:
+            count = min(count, self._trailing - self._num_silent)
+        silence, self._silence = self._silence[:count], self._silence[count:]
+        self._num_silent += count
+        return silence
+
+
+class HighPass:
+    """Takes away what is slower than speech, such as an offset, by a filter of the first order.
+
+    Args:
+        hertz: where it takes away half of the power.
+        sample_rate: in Hz.
+    """
+
+    def __init__(self, hertz: float, sample_rate: int) -> None:
+        self._block = round(BLOCK_S * sample_rate)
+        self._keep = float(np.exp(-2 * np.pi * hertz / sample_rate))
+        self._powers = self._keep ** np.arange(self._block)
+        self._mean = 0.0  # that of the latest samples: what is taken away
+        self._has_begun = False
+        self._rest = np.empty(0, np.float32)
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """See `chain.Step`."""
+        known = np.concatenate([self._rest, samples])
+        end = len(known) - len(known) % self._block
+        self._rest = known[end:]
+        return self._filter(known[:end])
+
+    def finish(self) -> np.ndarray:
+        """See `chain.Step`."""
+        last, self._rest = self._rest, np.empty(0, np.float32)
+        return self._filter(np.pad(last, (0, -len(last) % self._block)))[: len(last)]
+
+    def _filter(self, samples: np.ndarray) -> np.ndarray:
+        """Filter whole blocks: mean[n] = keep * mean[n - 1] + (1 - keep) * x[n], taken from x[n].
+
+        Within a block, the means are a running sum of what the sample's age has left of it.
+        """
+        blocks = samples.reshape(-1, self._block).astype(np.float64)
+        sums = np.cumsum(blocks / self._powers, axis=1) * (1 - self._keep)
+        if not self._has_begun and len(blocks):
+            self._has_begun = True
+            self._mean = float(blocks[0].mean())  # an offset is there from the start, and no step
+        before = np.empty(len(blocks))  # each block
+        for index, total in enumerate(sums[:, -1]):
+            before[index] = self._keep * self._mean
+            self._mean = float(self._powers[-1] * (before[index] + total))
+        means = self._powers * (before[:, None] + sums)
+        return (blocks - means).astype(np.float32).ravel()
+
+
+def _loud_blocks(samples: np.ndarray, block: int) -> np.ndarray:
+    """Whether each block of `samples` has sound: [num_blocks] bool."""
+    blocks = samples.reshape(-1, block)
+    return np.square(blocks, dtype=np.float64).mean(axis=1) > _SILENT

@@ -1,0 +1,141 @@
+"""--speed, --volume and --sample-rate of the commands that speak."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from commands import CommandsHere
+from tolerances import LOUDNESS_LU, PEAK_DB, ROUNDED_COUNT
+
+from qwen_megakernel import families
+from qwen_megakernel.cli import main
+
+VOICE = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--max-frames", "20")
+SPEAK = (*VOICE, "--leading-silence", "60000")  # all of it
+
+
+def spoken(tmp_path: Path, *options: str) -> tuple[np.ndarray, int]:
+    output = tmp_path / "out.wav"
+    assert main.main(["speak", "Hello there.", *SPEAK, "-o", str(output), *options]) == 0
+    return soundfile.read(output, dtype="float32")
+
+
+def test_a_file_is_as_fast_as_loud_and_of_the_rate_that_is_asked_for(tmp_path, capsys):
+    plain, rate = spoken(tmp_path)
+    assert rate == 24000 and f"{len(plain) / 24000:.2f} s" in capsys.readouterr().err
+    fast, rate = spoken(tmp_path, "--speed", "2", "--sample-rate", "16000", "--volume", "-20")
+    assert rate == 16000
+    assert abs(len(fast) - len(plain) / 3) <= ROUNDED_COUNT
+    peaks = [20 * np.log10(np.abs(samples).max()) for samples in (plain, fast)]
+    assert peaks[0] - peaks[1] == pytest.approx(20, abs=PEAK_DB)
+    assert f"{len(fast) / 16000:.2f} s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
+def test_a_wav_file_may_have_the_telephones_samples(tmp_path, encoding: str):
+    for more, rate in (((), 8000), (("--sample-rate", "16000"), 16000)):
+        spoken(tmp_path, "--encoding", encoding, *more, "--quiet")
+        with soundfile.SoundFile(tmp_path / "out.wav") as file:
+            assert (file.subtype, file.samplerate) == (encoding.upper(), rate)
+            assert len(file) > rate / 2
+
+
+def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    for options, message in (
+        (("--loudness", "-16", "--stdout"), "--stdout and --loudness exclude each other."),
+        (("--loudness", "0"), "loudness is 0; it must be in -40 .. -5 (LUFS)."),
+    ):
+        assert main.main(["speak", "Hello", "--model", "demo-voice", *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stdout",), "--stdout and --encoding ulaw exclude each other."),
+        (("-o", "a.flac"), "encoding is ulaw, which wav alone has."),
+    ],
+)
+def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    assert main.main(["speak", "Hello", "--encoding", "ulaw", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
+    lengths = [
+        len(spoken(tmp_path, "--leading-silence", ms, "--quiet")[0]) for ms in ("0", "60", "60000")
+    ]
+    assert lengths[1] - lengths[0] == 60 * 24 and lengths[2] - lengths[1] > 100 * 24
+    output = tmp_path / "default.wav"
+    assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
+    assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
+
+
+def test_a_file_has_the_loudness_that_is_asked_for(tmp_path: Path):
+    levels = []
+    for loudness in ("-30", "-20"):
+        samples, _ = spoken(tmp_path, "--loudness", loudness, "--quiet")
+        levels.append(20 * np.log10(np.sqrt(np.mean(samples**2))))
+    assert levels[1] - levels[0] == pytest.approx(10, abs=LOUDNESS_LU)
+
+
+def test_standard_output_has_what_is_heard(tmp_path: Path, capfdbinary):
+    samples, _ = spoken(tmp_path, "--speed", "2", "--quiet")
+    capfdbinary.readouterr()
+    assert main.main(["speak", "Hello there.", *SPEAK, "--stdout", "--speed", "2", "--quiet"]) == 0
+    assert len(capfdbinary.readouterr().out) == 2 * len(samples)
+
+
+@pytest.mark.parametrize("script", ["demo_tts.py", "demo_pipeline.py"])
+def test_the_demos_take_the_same_options(run_here: CommandsHere, tmp_path: Path, script: str):
+    text = ("Hello there.",) if script == "demo_tts.py" else ("--text", "Hello there.")
+    lengths = {}
+    for name, sound in {"plain": (), "slow": ("--speed", "0.5", "--sample-rate", "8000")}.items():
+        output = tmp_path / f"{name}.wav"
+        done = run_here(script, *text, *SPEAK, *sound, "--output", output)
+        assert done.returncode == 0, done.stderr
+        samples, rate = soundfile.read(output)
+        assert rate == (8000 if sound else 24000)
+        lengths[name] = len(samples) / rate
+        assert f"{lengths[name]:.2f} s of speech" in done.stderr
+    assert f"{lengths['slow']:.3f}" == f"{2 * lengths['plain']:.3f}"
+
+
+def test_the_pipelines_figures_are_of_what_is_heard(run_here: CommandsHere, tmp_path: Path):
+    output = tmp_path / "a.wav"
+    sound = ("--speed", "2", "--sample-rate", "48000", "--json", "--output", output)
+    done = run_here("demo_pipeline.py", "--text", "Hello there.", *SPEAK, *sound)
+    facts = json.loads(done.stdout)
+    samples, rate = soundfile.read(output)
+    assert rate == 48000 and f"{facts['audio_s']:.3f}" == f"{len(samples) / rate:.3f}"
+    assert facts["ttfb_ms"] <= facts["first_audible_ms"]
+
+
+@pytest.mark.parametrize("command", ["speak", "serve"])
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--speed", "0", "speed is 0; it must be in 0.25 .. 4."),
+        ("--speed", "nan", "speed is nan; it must be in 0.25 .. 4."),
+        ("--volume", "1e9", "volume is 1e+09; it must be in -60 .. 20."),
+        ("--sample-rate", "7", "sample_rate is 7; it must be in 8000 .. 48000."),
+    ],
+)
+def test_what_can_never_work_is_refused_before_a_model_is_loaded(
+    command, option, value, message, monkeypatch, capsys
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    text = ["Hello"] if command == "speak" else ["--port", "0"]
+    assert main.main([command, *text, "--model", "demo-voice", option, value]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_no_number_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main(["speak", "Hello", "--speed", "fast"])
+    assert ended.value.code == 2
+    assert "'fast' is not a number" in capsys.readouterr().err

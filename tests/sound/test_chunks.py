@@ -1,0 +1,115 @@
+"""The chunks that a reader gets: frames, samples and times of what is heard."""
+
+import numpy as np
+import pytest
+from tolerances import LIMITED, nearly
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.records import AudioChunk, SoundOptions
+from qwen_megakernel.sound.chain import SoundChain, new_chain
+from qwen_megakernel.sound.chunks import HeardChunks
+
+RATE = 24000
+
+
+class Late:
+    """A step that holds back the latest `delay` samples."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay, self.held = delay, np.empty(0, np.float32)
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        held = np.concatenate([self.held, samples])
+        count = max(0, len(held) - self.delay)
+        self.held = held[count:]
+        return held[:count]
+
+    def finish(self) -> np.ndarray:
+        return self.held
+
+
+def chunk(first: int, num_frames: int, reason: str | None = None) -> AudioChunk:
+    samples = np.arange(first * 100, (first + num_frames) * 100).astype(np.int16)
+    return AudioChunk(samples, RATE, first, num_frames, 5.0 + first, reason is not None, reason)
+
+
+def heard_by(delay: int, *chunks: AudioChunk) -> list[AudioChunk]:
+    heard = HeardChunks(SoundChain([Late(delay)], RATE))
+    return [each for each in map(heard.hear, chunks) if each]
+
+
+def test_frames_that_are_not_heard_yet_are_those_of_the_next_chunk():
+    first, second, last = heard_by(250, chunk(0, 1), chunk(1, 2), chunk(3, 4), chunk(7, 0, "eos"))
+    assert (first.frame_index, first.num_frames, len(first.samples)) == (0, 3, 50)
+    assert (second.frame_index, second.num_frames, len(second.samples)) == (3, 4, 400)
+    assert (last.frame_index, last.num_frames, len(last.samples)) == (7, 0, 250)
+    assert last.is_last and last.finish_reason == "eos" and not first.is_last
+    samples = np.concatenate([first.samples, second.samples, last.samples])
+    assert samples.tolist() == list(range(700))
+    assert [each.start_s for each in (first, second, last)] == nearly([0, 50 / RATE, 450 / RATE])
+    assert last.end_s == nearly(700 / RATE)
+    assert [each.t_ms for each in (first, second)] == [6.0, 8.0]
+
+
+def test_the_last_chunk_stands_for_all_frames_that_were_never_heard():
+    (last,) = heard_by(10_000, chunk(0, 1), chunk(1, 2), chunk(3, 0, "cancelled"))
+    assert (last.frame_index, last.num_frames, len(last.samples)) == (0, 3, 300)
+
+
+def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
+    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    assert heard.rest() is None
+    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    assert heard.hear(chunk(0, 1)) is None
+    assert len(heard.hear(chunk(1, 1)).samples) == 50
+    rest = heard.rest()
+    assert rest and rest.samples.tolist() == list(range(50, 200))
+    assert (rest.frame_index, rest.num_frames, rest.is_last) == (2, 0, False)
+    assert heard.rest() is None
+
+
+def test_frames_that_were_held_when_a_speech_breaks_off_are_those_of_its_rest():
+    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    assert heard.hear(chunk(0, 1)) is None
+    rest = heard.rest()
+    assert rest and (rest.frame_index, rest.num_frames, len(rest.samples)) == (0, 1, 100)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"speed": 1}, {"volume": 0.0}, {"sample_rate": RATE}, {"speed": None}]
+)
+def test_what_changes_nothing_has_no_chain(options: dict[str, float | None]):
+    assert new_chain(SoundOptions().override(**options), RATE) is None
+
+
+def test_all_steps_together_keep_the_duration_and_the_ceiling():
+    chain = new_chain(SoundOptions(speed=1.5, volume=20, sample_rate=16000), RATE)
+    samples = 0.9 * np.sin(np.arange(RATE) / 20).astype(np.float32)
+    pieces = [chain.push(piece) for piece in np.split(samples, range(1000, RATE, 1000))]
+    heard = np.concatenate([*pieces, chain.finish()])
+    assert chain.sample_rate == 16000
+    assert len(heard) == round(16000 / 1.5)
+    assert 0.9 < np.abs(heard).max() <= LIMITED
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speed": 0}, "speed is 0; it must be in 0.25 .. 4."),
+        ({"speed": float("nan")}, "speed is nan; it must be in 0.25 .. 4."),
+        ({"speed": 1e9}, r"speed is 1e\+09; it must be in 0.25 .. 4."),
+        ({"speed": -1}, "speed is -1; it must be in 0.25 .. 4."),
+        ({"speed": "fast"}, "speed is 'fast'; it must be a number."),
+        ({"volume": 21}, "volume is 21; it must be in -60 .. 20."),
+        ({"volume": float("inf")}, "volume is inf; it must be in -60 .. 20."),
+        ({"leading_silence": -1}, "leading_silence is -1; it must be in 0 .. 60000."),
+        ({"trailing_silence": "all"}, "trailing_silence is 'all'; it must be a number."),
+        ({"sample_rate": "48k"}, "sample_rate is '48k'; it must be a whole number."),
+        ({"sample_rate": 16000.5}, "sample_rate is 16000.5; it must be a whole number."),
+        ({"sample_rate": -8000}, "sample_rate is -8000; it must be in 8000 .. 48000."),
+        ({"sample_rate": 10**9}, r"sample_rate is 1e\+09; it must be in 8000 .. 48000."),
+    ],
+)
+def test_what_can_never_work_is_refused(options: dict[str, object], message: str):
+    with pytest.raises(UsageError, match=message):
+        SoundOptions(**options)
