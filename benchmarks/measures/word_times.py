@@ -78,11 +78,11 @@ def word_times(args: argparse.Namespace) -> int:
                 num_sentences[name] += 1
     rows = [row for name, missing in errors.items() for row in table_rows(name, missing)]
     for row in rows:
-        told = "  ".join(
+        cells = "  ".join(
             f"{method} " + " ".join(f"{rank} {row[method][rank]:4.0f}" for rank in ("p50", "p95"))
             for method in METHODS
         )
-        print(f"{row['speech']:16}{row['position']:12}{row['words']:5} words  {told}")
+        print(f"{row['speech']:16}{row['position']:12}{row['words']:5} words  {cells}")
     facts = {"model": args.model, "sentences": num_sentences, "limits": LIMITS, "rows": rows}
     common.write_json(args.json, common.header() | facts)
     whole = [row for row in rows if row["position"] == EVERYWHERE]
