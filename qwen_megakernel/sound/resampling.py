@@ -1,5 +1,7 @@
 """Another sample rate, by soxr's resampler of streams."""
 
+from typing import Any
+
 import numpy as np
 
 from qwen_megakernel.errors import MissingPackageError
@@ -27,7 +29,7 @@ class Resampler:
             raise MissingPackageError(
                 "Another sample_rate needs soxr.", hint="pip install soxr"
             ) from error
-        self._stream = soxr.ResampleStream(rate, new_rate, 1, dtype="float32", quality=QUALITY)
+        self._stream: Any = soxr.ResampleStream(rate, new_rate, 1, dtype="float32", quality=QUALITY)
         self._rate, self._new_rate = rate, new_rate
         self._num_in = self._num_out = 0
 
@@ -41,6 +43,7 @@ class Resampler:
     def finish(self) -> np.ndarray:
         """See `chain.Step`."""
         rest = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
+        self._stream = None  # its memory is not Python's, and the stream may be kept
         num_samples = round(self._num_in * self._new_rate / self._rate)
         missing = num_samples - self._num_out
         self._num_out = num_samples

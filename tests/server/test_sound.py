@@ -215,11 +215,12 @@ async def test_the_websocket_speaks_as_its_config_says(live: LiveServer):
 
 
 async def test_wyoming_speaks_as_the_server_does():
-    sound = SoundOptions(speed=0.5, sample_rate=16000)
-    async with connected(FakeEngine(), sound=sound) as client:
+    engine, sound = FakeEngine(), SoundOptions(speed=0.5, sample_rate=16000)
+    async with connected(engine, sound=sound) as client:
         await client.write_event(Synthesize(TEXT).event())
         events = await events_until(client, AudioStop)
     assert AudioStart.from_event(events[0]).rate == 16000
+    assert pcm_of(events) == engine.streams[0].sent
     stream_samples = len(pcm_of(events)) // 2
     assert AudioStop.from_event(events[-1]).timestamp == 1000 * stream_samples // 16000
     chunks = [AudioChunk.from_event(each) for each in events if AudioChunk.is_type(each.type)]

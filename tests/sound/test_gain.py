@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import GAIN_STEP, LIMITED, ROUNDING_F32
+from tolerances import GAIN_STEP, LIMITED, ROUNDING_F32, TONE_PEAK
 from waveforms import voice_like
 
 from qwen_megakernel.sound.gain import CEILING, Gain, Limiter
@@ -59,6 +59,12 @@ def test_sound_away_from_a_peak_is_left_as_it_is_and_near_it_turned_down_evenly(
     gains = heard / samples
     assert gains[RATE // 2] == pytest.approx(CEILING / 4, rel=ROUNDING_F32)
     assert np.abs(np.diff(gains)).max() < GAIN_STEP
+
+
+def test_a_loud_tone_is_turned_down_evenly_and_not_within_its_period():
+    tone = (2 * np.sin(2 * np.pi * 60 * np.arange(RATE) / RATE)).astype(np.float32)
+    inner = slice(RATE // 4, -RATE // 4)
+    assert np.abs(limited(tone) - tone * CEILING / 2)[inner].max() < TONE_PEAK
 
 
 def test_a_stream_of_one_loud_sample_is_one_sample():

@@ -83,14 +83,14 @@ def test_a_speech_without_a_sound_has_the_silence_of_its_edges(leading, trailing
     st.sampled_from([None, 0.0, 0.03, 0.2]),
 )
 def test_chunks_make_no_difference_and_no_sound_is_lost(parts, sizes, leading, trailing):
-    samples = np.concatenate([hum(ms) if loud else hiss(ms) for loud, ms in parts])
+    samples = np.concatenate([hum(30 + ms) if loud else hiss(ms) for loud, ms in parts])
     whole = heard(Edges(leading, trailing, RATE), samples)
     assert np.array_equal(heard(Edges(leading, trailing, RATE), samples, sizes), whole)
     filtered = heard(HighPass(20, RATE), samples)
     assert np.array_equal(heard(HighPass(20, RATE), samples, sizes), filtered)
     loud = np.flatnonzero(np.abs(samples) > 0.05)
     if len(loud):
-        sound = samples[loud[0] : loud[-1] + 1]
+        sound = samples[loud[0] + 10 * MS : loud[-1] - 10 * MS]  # but for parts of a block
         assert sound.tobytes() in whole.tobytes()
 
 
@@ -105,6 +105,12 @@ def test_a_tick_is_no_sound_and_a_short_sound_is():
     tick[: 2 * MS] += 0.05
     edges = Edges(0.0, 0.0, RATE)
     assert np.array_equal(heard(edges, np.concatenate([tick, hum(20), hiss(100)])), hum(20))
+
+
+def test_a_sound_that_begins_with_the_last_block_of_a_chunk_is_heard_from_there():
+    sound = hum(100)
+    samples = np.concatenate([hiss(100), sound])
+    assert np.array_equal(heard(Edges(0.0, None, RATE), samples, [110 * MS]), sound)
 
 
 def test_an_offset_is_taken_away_and_a_voice_is_not():
