@@ -23,7 +23,7 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import SetupError
 from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE, WordTimer
-from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.records import MAX_SILENCE, AudioChunk
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
@@ -107,7 +107,8 @@ def speeches(
     """
     said = set(sentence.words.tolist()) - {SILENCE}
     onsets = {word: int(np.argmax(sentence.words == word)) for word in said}
-    with tts.stream(sentence.text, seed=seed) as stream:
+    # With all of its silence, so that a frame of codes is 80 ms of what is heard.
+    with tts.stream(sentence.text, seed=seed, leading_silence=MAX_SILENCE) as stream:
         drawn = np.concatenate([chunk.samples for chunk in stream])
         codes, pieces = stream.codes.astype(np.uint8), stream.spoken_pieces
     decoded = to_int16(tts.decode(sentence.codes.astype(np.int64)))

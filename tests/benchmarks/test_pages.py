@@ -36,20 +36,20 @@ def test_a_page_without_markers_is_written_whole(document):
     assert pages.main(["page.md"]) == 0 and document.read_text() == "| new |\n"
 
 
-def test_word_times_have_a_row_for_each_position_once_they_are_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
+def test_word_times_have_a_row_for_each_position_once_they_are_taken(plant):
     without = pages.speech_control()
     figures = {
         "by_letters_ms": {"p50": 108.4, "p95": 335.0},
         "found_ms": {"p50": 10.2, "p95": 59.6},
     }
     row = {"speech": "drawn", "position": "all", "words": 1377} | figures
-    result = {"commit": "abc1234", "rows": [row, row | {"position": "first"}]}
-    (tmp_path / "word_times_cpu.json").write_text(json.dumps(result))
-    *before, empty, _, _, first, second = pages.speech_control()
-    assert before == without and not empty
-    cells = "| drawn | 1377 | {} | 108 / 335 ms | 10 / 60 ms | abc1234 | `word_times_cpu.json` |"
-    assert (first, second) == (cells.format("all"), cells.format("first"))
+    plant("word_times_cpu.json", rows=[row, row | {"position": "first"}])
+    lines = pages.speech_control()
+    assert lines[: len(without)] == without
+    added = lines[len(without) :]
+    cells = "| drawn | 1377 | {} | 108 / 335 ms | 10 / 60 ms |"
+    assert [line for line in added if "drawn" in line] == [*map(cells.format, ("all", "first"))]
+    assert "`word_times_cpu.json` at commit abc" in " ".join(added)
 
 
 @pytest.mark.parametrize("make", [pages.kernel_ptxas, pages.kernel_mutations])
@@ -413,7 +413,8 @@ def test_the_c_engine_stands_beside_this_one_and_its_published_figures_need_no_f
 
 
 def test_the_readme_names_the_file_of_its_listeners(plant):
-    figures = {"rtf": spread(0.5, 1), "first_chunk_ms": spread(2, 1)}
+    names = {"first_chunk_ms": spread(2, 1), "first_audible_ms": spread(62, 1)}
+    figures = {"rtf": spread(0.5, 1)} | names
     plant("benchmark_x.json", backend="cpu", dtype="float32", command="", summary=figures)
     rows = [
         {"listeners": count, "busy": 0, "underruns_100ms": share}
@@ -421,7 +422,7 @@ def test_the_readme_names_the_file_of_its_listeners(plant):
     ]
     plant("listeners_cpu_m.json", rows=rows, machine=CALM | {"load_before_run": 9})
     lines = pages.speech_table()
-    assert "| this project, `cpu` | m, float32 | 0.500 | 2.00 ms | 16 |" in lines
+    assert "| this project, `cpu` | m, float32 | 0.500 | 2.00 ms | 62.0 ms | 16 |" in lines
     told = " ".join(lines)
     assert "buffered: `listeners_cpu_m.json` at commit abc, AMD EPYC" in told and "bf16 †." in told
     assert lines[-1] == DISTURBED
