@@ -2,11 +2,11 @@
 
 python validate_kernel.py --model tiny-random
 
-The others are the kernel and the CUDA-graph path; without a GPU the kernel runs by emulation and
-the graphs' functions directly. Without the official package a recording of it serves
-(--reference FILE, made by --save-reference), or the kernel alone is compared. Without a GPU it
-takes up to two minutes on two cores; --full compares more. The last line is the verdict. Exit code
-0: all within tolerance; 1: something differs; 77: nothing could be compared on this machine.
+The others are the kernel and the CUDA graphs; without a GPU the native CPU decoder, the kernel's
+emulation, and the graphs' functions called directly. A recording can replace the official package
+(--reference FILE, which --save-reference writes); without both, the plain decoder is not compared.
+Without a GPU the run takes up to two minutes on two cores; --full compares more. The last line is
+the verdict. Exit code 0: all within tolerance; 1: something differs; 77: nothing was compared.
 """
 
 import argparse
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it
 import torch
 
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.choices import BACKENDS, WEIGHTS
+from qwen_megakernel.choices import BACKENDS, DTYPES, WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
@@ -32,11 +32,11 @@ from qwen_megakernel.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
 FULL_STEPS = 200
-EMULATED_STEPS = 30  # the emulation draws some two frames a second
+EMULATED_STEPS = 30  # the emulation draws some two frames per second
 
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
-    """A decoder with one slot."""
+    """Return a decoder with one slot."""
     sizes = DecoderSizes(
         num_slots=1, max_positions=1024, max_text_rows=256, device=backend.device, dtype=dtype
     )
@@ -44,14 +44,14 @@ def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
 
 
 def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Checkpoint:
-    """The checkpoint with 8-bit layers, for all decoders to be compared; None: as it is."""
+    """Return the checkpoint with 8-bit layers for all decoders; `weights` None: as it is stored."""
     if weights is None:
         return loaded
     return replace(loaded, talker=int8.quantize(loaded.talker, weights))
 
 
 def fast_backends(requested: str) -> list[Backend]:
-    """What is compared with the plain decoder; for "auto" all that this machine can run."""
+    """Return what to compare with the plain decoder; for "auto" all that this machine can run."""
     if requested == "torch":
         return []
     if requested != "auto":
@@ -61,10 +61,10 @@ def fast_backends(requested: str) -> list[Backend]:
 
 
 def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: str) -> Report:
-    """The plain decoder in float32 against the official package, or a recording of it.
+    """Compare the plain decoder in float32 with the official package or a recording of it.
 
     Raises:
-        MissingPackageError: there is neither.
+        MissingPackageError: the package is not installed and no recording is given.
     """
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
@@ -85,10 +85,10 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
 def validate_fast(
     loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> Report:
-    """The kernel, its emulation or the graphs against the plain decoder in the same precision.
+    """Compare a backend with the plain decoder in the same precision.
 
     Args:
-        loaded: from `with_weights`; `args.weights` only names it.
+        loaded: from `with_weights`; `args.weights` is for the title alone.
     """
     title = title_of(backend, dtype, args)
     plain = decoder(loaded, Backend("torch", backend.device, ""), dtype)
@@ -97,15 +97,15 @@ def validate_fast(
     if tolerance is None:
         tolerance = compare.tolerance_of(backend.name, exact=exact)
     num_seeds = min(args.steps, compare.MAX_SEEDS)
-    fast = decoder(loaded, backend, dtype)  # which may compile: no part of the estimate
-    # The plain decoder draws the frames and is then led along them.
+    fast = decoder(loaded, backend, dtype)  # may compile, so before the progress bar starts
+    # The plain decoder draws the frames, then decodes with each of them given.
     with progress.bar(f"frames for {title}", 2 * args.steps, quiet=args.quiet) as on_frames:
         drawing = progress.WatchedDecoder(plain, on_frames)
         cases = greedy_cases.plain_cases(loaded, drawing, args.steps)
     with progress.bar(title, 2 * args.steps + num_seeds, quiet=args.quiet) as on_frames:
         fast = progress.WatchedDecoder(fast, on_frames)
         rows = []
-        if backend.name in ("kernel", "emulation"):  # others have no way into their stacks
+        if backend.name in ("kernel", "emulation"):  # the others do not expose their layers
             hidden = tolerance if exact else min(tolerance, compare.BF16_HIDDEN_TOLERANCE)
             rows += compare.compare_layers(fast, plain, cases[0], hidden)
         rows += compare.compare_forced(fast, cases, tolerance)
@@ -115,16 +115,16 @@ def validate_fast(
 
 
 def title_of(backend: Backend, dtype: torch.dtype, args: argparse.Namespace) -> str:
-    """What a table of `validate_fast` compares."""
+    """Return the title of a table of `validate_fast`."""
     name = str(dtype).removeprefix("torch.") + (f", {args.weights}" if args.weights else "")
     return f"{backend.name} against plain decoder, {name}"
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare what can be compared; print each table when it is made, and a verdict at the end."""
+    """Compare what this machine can run; prints each table when it is made, and then a verdict."""
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
-    options.tell_compiling(args)
+    options.report_compiling(args)
     if args.steps is None:
         is_fast = args.full or torch.cuda.is_available() or args.backend == "torch"
         args.steps = FULL_STEPS if is_fast else EMULATED_STEPS
@@ -136,7 +136,7 @@ def main(args: argparse.Namespace) -> int:
         print(report, flush=True)
         reports.append(report)
 
-    # The official package has no int8: there only our decoders are compared with each other.
+    # The official package has no int8 weights to compare with.
     if not args.weights:
         source = f"recording {args.reference}" if args.reference else "official package"
         try:
@@ -147,10 +147,10 @@ def main(args: argparse.Namespace) -> int:
     names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
     for backend in fast_backends(args.backend):
         try:
-            # The CPU decoder computes in float32 whatever it is given.
+            # The CPU decoder computes in float32 whatever the dtype.
             for name in ("float32",) if backend.name == "cpu" else names:
                 add(validate_fast(loaded, backend, getattr(torch, name), args))
-        except SetupError as error:  # no compiler for the emulation, say
+        except SetupError as error:  # such as no compiler for the emulation
             if args.backend != "auto":
                 raise
             print(f"{error}\n", file=sys.stderr)
@@ -162,9 +162,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny-random", help="hub id, folder or built-in name")
+    add = parser.add_argument
+    add("--model", default="tiny-random", help="hub id, folder or built-in name of the model")
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--steps",
@@ -176,16 +177,16 @@ def parse_args() -> argparse.Namespace:
         "--full", action="store_true", help=f"compare {FULL_STEPS} frames, emulated or not"
     )
     backends = [name for name in BACKENDS if name != "coreml"]  # takes no bfloat16
-    parser.add_argument(
-        "--backend", default="auto", choices=backends, help="torch: only the plain one"
+    backend_help = (
+        "decoder to compare with the plain one (default: auto, all); torch: the plain one"
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: both")
-    parser.add_argument("--weights", choices=WEIGHTS, help="8-bit layers in all decoders")
-    parser.add_argument("--tolerance", type=float, help="for logits, instead of the derived ones")
-    parser.add_argument("--reference", metavar="FILE", help="a recording of the official package")
-    parser.add_argument("--save-reference", metavar="FILE", help="keep this run as a recording")
-    parser.add_argument("--quiet", action="store_true", help="errors only")
-    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+    add("--backend", default="auto", choices=backends, help=backend_help)
+    add("--dtype", choices=DTYPES, help="number format to compare in (default: both)")
+    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--tolerance", type=float, help="tolerance for logits (default: derived)")
+    add("--reference", metavar="FILE", help="recording of the official package to compare with")
+    add("--save-reference", metavar="FILE", help="file to record the official package's run in")
+    options.add_verbosity(parser)
     return parser.parse_args()
 
 
