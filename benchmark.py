@@ -1,7 +1,7 @@
-"""All-in-one benchmark: python benchmark.py --runs 5
+"""Measure one engine's latency and speed: python benchmark.py --runs 5
 
-Prints machine, backend and figures; --json and --plot keep them. Exit code 1 when --max-ttfc-ms or
---max-rtf is given and missed.
+Prints machine, backend and figures; --json and --plot keep them. Exits with 1 if --max-ttfc-ms or
+--max-rtf is given and exceeded.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, report, and hold the result against the limits."""
+    """Measure, print, and compare the result with the limits."""
     found = common.measure(args)
     common.print_table(found)
     common.write_json(args.json, found)
@@ -26,14 +26,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
     common.add_result_option(parser)
-    parser.add_argument(
-        "--max-ttfc-ms", type=options.positive, help="limit for first_chunk_ms, p50"
-    )
-    parser.add_argument("--max-rtf", type=options.positive, help="limit for rtf, p50")
+    add = parser.add_argument
+    add("--max-ttfc-ms", type=options.positive, help="highest median of first_chunk_ms to accept")
+    add("--max-rtf", type=options.positive, help="highest median of rtf to accept")
     return parser.parse_args()
 
 

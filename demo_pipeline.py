@@ -1,7 +1,7 @@
 """Speak through a Pipecat pipeline: python demo_pipeline.py --text "Hello." --output out.wav
 
-Text source -> MegakernelTTSService -> file (and loudspeaker with --play). Every chunk is timed as
-it arrives, and the file is whole whenever the demo ends, also by Ctrl-C.
+Text source -> MegakernelTTSService -> file (and loudspeaker with --play). The demo times every
+chunk when it arrives, and leaves a complete file, also after Ctrl-C.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         heard = Heard(engine.sample_rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
-        finally:  # also of what was spoken until Ctrl-C
+        finally:  # Ctrl-C keeps the codes spoken until then
             if args.dump_codes and heard.codes:
                 codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
@@ -85,7 +85,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             if isinstance(frame, TTSAudioRawFrame):
                 heard.take(np.frombuffer(frame.audio, "<i2"))
             elif isinstance(frame, TTSStoppedFrame):
-                # Not before: a pipeline that has its EndFrame no longer listens to Ctrl-C.
+                # Not earlier: a pipeline that has its EndFrame ignores Ctrl-C.
                 await worker.queue_frame(EndFrame())
             await self.push_frame(frame, direction)
 
@@ -130,7 +130,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await asyncio.sleep(1 / WORDS_PER_S)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
-    runner = WorkerRunner(handle_sigint=False)  # ours: it would leave a second Ctrl-C to Python
+    runner = WorkerRunner(handle_sigint=False)  # `deferred_signals` handles a second Ctrl-C, too
     await runner.add_workers(worker)
     loop = asyncio.get_running_loop()
 
@@ -158,18 +158,18 @@ class Heard:
     started: float = 0.0
 
     def start(self) -> None:
-        """The text is about to be sent: time zero."""
+        """Set time zero: the text is about to be sent."""
         self.started = time.perf_counter()
 
     def take(self, samples: np.ndarray) -> None:
-        """A chunk has arrived. Behind an error there is only the silence that stands for speech."""
+        """Take a chunk that has arrived; after an error only silence comes, which is dropped."""
         if self.errors:
             return
         self.times_ms.append(1000 * (time.perf_counter() - self.started))
         self.chunks.append(samples)
         try:
             self.file.write(samples)
-        except OutputError as error:  # a pipeline would log it and go on
+        except OutputError as error:  # the pipeline would log a raised error and go on
             self.errors.append(error)
             return
         self.speaker.play(samples)
@@ -191,7 +191,7 @@ class Heard:
 
 
 def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a run; names as in benchmarks/common.py where they mean the same."""
+    """Return the figures of a run, under the names of benchmarks/common.py where both have them."""
     silence_ms = leading_silence_ms(np.concatenate(heard.chunks), engine.sample_rate)
     times, durations = heard.times_ms, heard.durations_ms
     return {
@@ -222,7 +222,7 @@ def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict
 
 
 def print_summary(facts: dict[str, Any], output: str) -> None:
-    """Print the same for a person, on stderr; --json's facts are what stdout is for."""
+    """Print the figures in words to stderr; stdout is for --json."""
     reasons = ", ".join(dict.fromkeys(facts["finish_reasons"]))
     seeds = ", ".join(map(str, facts["seeds"]))
     print(
@@ -247,7 +247,8 @@ class Speaker:
     """The loudspeaker, fed from a thread of its own. Leaving the block waits for the last sample.
 
     Args:
-        silent: plays nothing.
+        rate: samples per second.
+        silent: play nothing.
     """
 
     def __init__(self, rate: int, *, silent: bool):
@@ -290,7 +291,7 @@ class Speaker:
 
 
 def _need_packages(args: argparse.Namespace) -> None:
-    """Refuse before the model is loaded; quieten Pipecat before it greets."""
+    """Refuse missing packages before the model is loaded; set Pipecat's log level first."""
     try:
         from loguru import logger
 
@@ -309,7 +310,7 @@ def _need_packages(args: argparse.Namespace) -> None:
             raise MissingPackageError(
                 f"--play needs sounddevice ({error}).", hint='pip install "qwen_megakernel[play]"'
             ) from error
-        except OSError as error:  # the package is there, the library that it loads is not
+        except OSError as error:  # the package is installed, the library that it loads is not
             raise MissingPackageError(
                 f"--play needs the system's PortAudio library ({error}).",
                 hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
@@ -317,14 +318,15 @@ def _need_packages(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", required=True, help="what to say; - reads standard input")
-    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
-    parser.add_argument("--token", action="store_true", help="feed word by word, as an LLM would")
-    parser.add_argument("--play", action="store_true", help="on the loudspeaker, too")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, one row a frame")
+    add = parser.add_argument
+    add("--text", required=True, help="text to speak; - reads standard input")
+    add("-o", "--output", default="out.wav", help="audio file to write (default: %(default)s)")
+    add("--token", action="store_true", help="feed the text word by word, as an LLM would")
+    add("--play", action="store_true", help="play the speech on the loudspeaker, too")
+    add("--json", action="store_true", help="print the figures as JSON")
+    add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

@@ -1,6 +1,6 @@
-"""Say one sentence and write it to a file: python demo_tts.py "Hello." --output out.wav
+"""Speak a text to a file: python demo_tts.py "Hello." --output out.wav
 
-The whole utterance is made before the file is written; `demo_pipeline.py` streams.
+The demo writes the file when all speech is made; `demo_pipeline.py` streams.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from qwen_megakernel.cli import options
 
 
 def main(args: argparse.Namespace) -> int:
-    """Synthesize and save; prints a summary line to stderr, unless --quiet."""
+    """Synthesize and save the speech; prints a summary to stderr unless --quiet."""
     text = options.read_speech(args.text, args.output)
     with options.engine_from_args(args) as tts:
         speech = tts.synthesize(text, **options.speech_options(args, tts))
@@ -28,10 +28,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", help="what to say; - reads standard input")
-    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    add = parser.add_argument
+    add("text", help="text to speak; - reads standard input")
+    add("-o", "--output", default="out.wav", help="audio file to write (default: %(default)s)")
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""The server as an application of Ray Serve's own tools; arguments are the options of `serve`.
+"""Builds the server for Ray Serve's own tools; arguments are the options of `serve`.
 
     serve run deploy.ray_serve:build model=demo-voice replicas=2 slots=4
 
@@ -9,8 +9,7 @@ or in a Serve config file:
         import_path: deploy.ray_serve:build
         args: {model: Qwen/Qwen3-TTS-12Hz-0.6B-Base, replicas: 2, max-replicas: 8, slots: 16}
 
-Where nothing but Python is at hand, `python -m qwen_megakernel serve --ray --replicas 2` does the
-same.
+Without Ray's tools, `python -m qwen_megakernel serve --ray --replicas 2` does the same.
 """
 
 import os
@@ -25,7 +24,7 @@ from qwen_megakernel.server import ray_serve
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application for options of `serve`, without their dashes; true stands for a switch."""
+    """Return the application for options of `serve` without their dashes; a switch is true."""
     words = ["serve", "--ray"]
     for name, value in args.items():
         if value is True or value == "true":

@@ -1,9 +1,9 @@
-"""A voice agent to talk to in the browser: python examples/voice_agent.py
+"""Talk to a voice agent in the browser: python examples/voice_agent.py
 
-Microphone and loudspeaker are the browser's (WebRTC, http://localhost:7860), speech is recognised
-by Whisper in this process, answered by any LLM with an OpenAI-compatible server, and spoken in this
-process: by demo-voice, the small voice in the box, unless --model names another one. Interrupt it
-whenever you like.
+Microphone and loudspeaker are the browser's (WebRTC, http://localhost:7860). Whisper recognises
+speech in this process, an LLM behind any OpenAI-compatible server answers, and this package speaks
+in this process, with demo-voice, which it brings along, unless --model names another model. The
+user can interrupt the agent at any time.
 
     pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
     export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
@@ -79,7 +79,7 @@ def preload(_: argparse.Namespace) -> int:
 
 
 def make_stt() -> FrameProcessor:
-    """Speech recognition in this process."""
+    """Return the service that recognises speech, in this process."""
     from pipecat.services.whisper.stt import WhisperSTTService
 
     model = os.environ.get("STT_MODEL", "small")
@@ -87,7 +87,7 @@ def make_stt() -> FrameProcessor:
 
 
 def make_llm() -> FrameProcessor:
-    """Any server that speaks OpenAI's chat completions."""
+    """Return the service that answers, by any server with OpenAI's chat completions."""
     settings = OpenAILLMService.Settings(system_instruction=INSTRUCTION)
     if "LLM_MODEL" in os.environ:
         settings.model = os.environ["LLM_MODEL"]
@@ -113,7 +113,7 @@ def make_tts(engine: SpeechEngine) -> MegakernelTTSService:
 def make_worker(
     transport: BaseTransport, stt: FrameProcessor, llm: FrameProcessor, tts: MegakernelTTSService
 ) -> PipelineWorker:
-    """The pipeline of one call."""
+    """Return the pipeline of one call."""
     context = LLMContext()
     aggregators = LLMContextAggregatorPair(
         context, user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())

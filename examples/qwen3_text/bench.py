@@ -1,7 +1,7 @@
-"""Tokens a second of greedy text decoding: python bench.py --model Qwen/Qwen3-0.6B
+"""Measure tokens per second of greedy text decoding: python bench.py --model Qwen/Qwen3-0.6B
 
-`--random` takes the dimensions of Qwen3-0.6B and random weights: the speed is the same, the text is
-not text, and nothing is downloaded.
+`--random` takes random weights of the dimensions of Qwen3-0.6B: the speed is the same, and nothing
+is downloaded.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from model import Decoder  # the file beside this one
 
 from benchmarks import common
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli.options import at_least
 from qwen_megakernel.decoders.kernel.text_model import text_config
 
@@ -42,7 +43,7 @@ PROMPT_TOKENS = 16
 
 
 def random_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Finite weights of the right shapes, bf16."""
+    """Return finite random weights of the model's shapes, bf16."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -59,18 +60,20 @@ def random_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def main() -> int:
-    """Measure, print, keep."""
+    """Measure, print, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="folder or hub id")
-    parser.add_argument("--random", action="store_true", help="random weights, 0.6B dimensions")
-    parser.add_argument("--tokens", type=at_least(1), default=128)
-    parser.add_argument("--runs", type=at_least(1), default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add = parser.add_argument
+    add("--model", help="folder or hub id of a Qwen3 text model")
+    add("--random", action="store_true", help="use random weights of Qwen3-0.6B's dimensions")
+    add("--tokens", type=at_least(1), default=128, help="tokens per run (default: %(default)s)")
+    add("--runs", type=at_least(1), default=5, help="measured runs (default: %(default)s)")
+    add("--device", default=device, help="device to run on (default: %(default)s)")
+    add("--dtype", default="bfloat16", choices=DTYPES, help="number format (default: %(default)s)")
     common.add_result_option(parser)
     args = parser.parse_args()
     if (args.model is None) != args.random:
-        parser.error("give --model or --random")
+        parser.error("give either --model or --random")
     if args.json:
         common.observe(args.idle)
     options = {"device": args.device, "dtype": getattr(torch, args.dtype), "end_ids": {-1}}
