@@ -1,8 +1,8 @@
-"""Samples to bytes, piece by piece: what a client that reads while we speak can play.
+"""Encoders of samples, piece by piece, for clients that play while the engine speaks.
 
-Encoders are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so
-what a format writes into its head at the end (lengths, checksums) stays open: players take that for
-a live stream.
+They are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so the
+fields that a format completes at the end (lengths, checksums) stay unknown: players take the file
+for a live stream.
 """
 
 import io
@@ -14,33 +14,33 @@ import numpy as np
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
-# Rates of speech: one voice of 24 kHz, without music.
+# Bit rates for one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
-_MIN_MP3_KBITS, _MAX_MP3_KBITS = 8, 160  # of MPEG-2, which rates up to 24 kHz use
+_MIN_MP3_KBITS, _MAX_MP3_KBITS = 8, 160  # MPEG-2's, which has the sample rates up to 24 kHz
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 
 
 class Encoder(Protocol):
     """Turns samples into a stream of bytes."""
 
-    blocks: bool  # encoding takes milliseconds: not on the event loop
+    blocks: bool  # encoding takes milliseconds, too long for the event loop
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """Bytes that are ready after these samples, [num_samples] int16; may be empty."""
+        """Return the bytes that are ready, if any, after these samples, [num_samples] int16."""
 
     def finish(self) -> bytes:
-        """The last bytes."""
+        """Return the last bytes."""
 
 
 def new_encoder(response_format: str, rate: int, opus_kbits: int = OPUS_KBITS) -> Encoder:
-    """An encoder for one stream.
+    """Return an encoder for one stream.
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
-        rate: samples a second.
-        opus_kbits: thousands of bits a second, for opus.
+        rate: samples per second.
+        opus_kbits: the bit rate of opus in kbit/s.
     Raises:
-        MissingPackageError: AAC without PyAV.
+        MissingPackageError: the format is AAC, and PyAV is not installed.
     """
     assert response_format in MEDIA_TYPES
     if response_format == "pcm":
@@ -53,11 +53,11 @@ def new_encoder(response_format: str, rate: int, opus_kbits: int = OPUS_KBITS) -
 
 
 def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
-    """The 44 bytes before mono 16-bit samples.
+    """Return the 44 bytes before mono 16-bit samples.
 
     Args:
-        rate: samples a second.
-        num_bytes: of the samples; left out when they are still being made.
+        rate: samples per second.
+        num_bytes: length of the samples; left out while they are still being made.
     """
     total = min(num_bytes + 36, _UNKNOWN_BYTES)
     layout = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)  # PCM, mono, bytes/s, align, bits
@@ -72,7 +72,7 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES) -> bytes:
 def encode_whole(
     response_format: str, samples: np.ndarray, rate: int, opus_kbits: int = OPUS_KBITS
 ) -> bytes:
-    """A complete file, with its lengths: [num_samples] int16 at `rate`."""
+    """Return a complete file, with its lengths, of [num_samples] int16 at `rate`."""
     if response_format == "wav":
         pcm = samples.astype("<i2", copy=False).tobytes()
         return wav_header(rate, len(pcm)) + pcm
@@ -88,10 +88,10 @@ def encode_whole(
 
 
 def _sndfile_options(response_format: str, opus_kbits: int) -> dict[str, Any]:
-    """libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
+    """Return libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
 
-    MP3 has a constant bit rate: a player can then tell the length from the size, where a variable
-    rate would need the table that is written at the end.
+    MP3 has a constant bit rate, so that players compute its length from the size; with a variable
+    rate they would need the table that is written at the end.
     """
     if response_format == "flac":
         return {"format": "FLAC", "subtype": "PCM_16"}
@@ -109,11 +109,9 @@ class PcmEncoder:
     blocks = False
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         return samples.astype("<i2", copy=False).tobytes()
 
     def finish(self) -> bytes:
-        """Nothing."""
         return b""
 
 
@@ -124,32 +122,31 @@ class WavEncoder(PcmEncoder):
         self._header = wav_header(rate)
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         header, self._header = self._header, b""
         return header + super().encode(samples)
 
     def finish(self) -> bytes:
-        """The header, if there were no samples at all."""
+        """Return the header if there were no samples at all."""
         return self._header
 
 
 class _Growing(io.RawIOBase):
-    """A file that only grows: what an encoder would write over again has left already."""
+    """A file that only grows: it ignores what an encoder writes over bytes that were sent."""
 
     def __init__(self) -> None:
         self._position = self._end = 0
         self._fresh = bytearray()
 
     def take(self) -> bytes:
-        """Bytes written since the last call."""
+        """Return the bytes written since the last call."""
         fresh, self._fresh = bytes(self._fresh), bytearray()
         return fresh
 
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:
-        old = min(self._end - self._position, len(data))  # bytes that are on their way already
+    def write(self, data: Any) -> int:
+        old = min(self._end - self._position, len(data))  # bytes that were sent already
         self._fresh += data[old:]
         self._position += len(data)
         self._end = max(self._end, self._position)
@@ -163,8 +160,8 @@ class _Growing(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: bytearray) -> int:
-        return 0  # libsndfile looks for a file to go on with; there is none
+    def readinto(self, buffer: Any) -> int:
+        return 0  # libsndfile looks for an old file to append to; there is none
 
 
 class SndfileEncoder:
@@ -183,12 +180,10 @@ class SndfileEncoder:
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         self._file.write(samples)
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See `Encoder`."""
         self._file.close()
         return self._sink.take()
 
@@ -203,7 +198,8 @@ class AacEncoder:
             import av
         except ImportError as error:
             raise MissingPackageError(
-                "response_format aac needs PyAV.", hint='pip install "qwen_megakernel[aac]"'
+                "response_format aac needs the package av (PyAV).",
+                hint='pip install "qwen_megakernel[aac]"',
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()
@@ -215,7 +211,6 @@ class AacEncoder:
         self._rate, self._num_samples = rate, 0
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         if not len(samples):
             return b""
         frame = self._frame(samples.reshape(1, -1), format="s16", layout="mono")
@@ -225,7 +220,6 @@ class AacEncoder:
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See `Encoder`."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.take()
