@@ -1,8 +1,7 @@
-"""When each word of a text is heard, estimated; and how far a listener has got.
+"""Estimates when each word of a text is heard, and how far a listener has got.
 
-The model says nothing about word boundaries. What is known is the text, how much audio it became
-(exactly, once its last chunk has left), and when that audio was sent. Words share the audio by
-their length.
+The model gives no word boundaries. Known are the text, how much audio it became (exactly, once its
+last chunk has left), and when that audio was sent. Words share the audio by their length.
 """
 
 import re
@@ -10,20 +9,19 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
+# Seconds that a Latin letter takes in read speech; other characters are counted in such letters.
 DEFAULT_PACE = 1 / 15
 _WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # "7" is spoken "seven"
+_DIGIT_LETTERS = 4  # "7" is read "seven"
 _PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
 
-# Words this far ahead of the listener are told while their text is still being spoken; later ones
-# wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
+# Words up to so far ahead of the listener are pushed while their text is being spoken; later words
+# wait for a better estimate. An engine faster than speech sends the next chunk within this time.
 LOOKAHEAD_S = 0.3
 
-# A text of less than a second says nothing about the pace of a voice.
-_LEARNABLE_LETTERS = 15
+_LEARNABLE_LETTERS = 15  # a text of less than a second does not show the pace of a voice
 
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
+# Han and kana, those of the model's scripts that have no spaces between words.
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
@@ -32,7 +30,7 @@ _LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
 
 @dataclass(frozen=True, slots=True)
 class WordTime:
-    """A word and when it begins. `unspaced` words are joined without a space between them."""
+    """A word and when it begins; `unspaced` words are joined without spaces."""
 
     word: str
     seconds: float
@@ -40,10 +38,10 @@ class WordTime:
 
 
 def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Cut a text into words, each with whether it is `unspaced`.
+    """Yield the words of a text, each with whether it is `unspaced`.
 
-    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
-    a number) stays in one piece, with its own spaces.
+    A text with Han or kana is cut at each of them; the text between two of them (a Latin name, a
+    number) stays in one piece, with its own spaces.
     """
     if not _UNSPACED_LETTER.search(text):
         yield from ((word, False) for word in text.split())
@@ -54,16 +52,16 @@ def split_words(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def whole_words(text: str) -> int:
-    """How many characters of a text that goes on are certain to be whole words.
+    """Return how many characters of an unfinished text are certain to be whole words.
 
-    Punctuation that comes next would belong to the last word, so that one is not.
+    The last word is not: punctuation that follows would belong to it.
     """
     end = _LAST_WORD_END.match(text)
     return end.end() if end else 0
 
 
 def count_letters(text: str) -> int:
-    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
+    """Return how long a text takes to speak, in Latin letters; punctuation counts as pauses."""
     return sum(map(_letters, text))
 
 
@@ -77,18 +75,19 @@ def _letters(char: str) -> int:
 
 @dataclass(slots=True)
 class WordTimer:
-    """Times for the words of one text while its audio is being made.
+    """Times the words of one text while its audio is being made.
 
     Args:
-        pace: seconds per letter, the estimate until the end of the audio is known.
-        start_s: where in the audio the text begins.
+        pace: seconds per letter, an estimate until the end of the audio is known.
+        start_s: the time in the audio at which the text begins.
     """
 
     pace: float
     start_s: float = 0.0
-    _words: list[tuple[str, bool, int]] = field(default_factory=list)  # with the letters before it
+    # Each word, whether it is unspaced, and the number of letters before it.
+    _words: list[tuple[str, bool, int]] = field(default_factory=list)
     _num_letters: int = 0
-    _next: int = 0  # first word not told yet
+    _next: int = 0  # index of the first word that was not returned yet
     _last_s: float = 0.0
 
     def add(self, text: str) -> None:
@@ -98,7 +97,7 @@ class WordTimer:
             self._num_letters += count_letters(word)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
-        """Words to tell now: within the audio made so far, and soon to be heard.
+        """Return the next words that are within the audio made so far and soon to be heard.
 
         Args:
             made_s: end of the audio so far, on the scale of `start_s`.
@@ -107,16 +106,16 @@ class WordTimer:
         limit = min(made_s, heard_s + LOOKAHEAD_S)
         words = []
         while self._next < len(self._words) and self._time(self.pace) < limit:
-            words.append(self._tell(self.pace))
+            words.append(self._take(self.pace))
         return words
 
     def finish(self, made_s: float) -> list[WordTime]:
-        """All words not told yet, now that the audio is known to end at `made_s`."""
+        """Return all remaining words, now that the audio is known to end at `made_s`."""
         pace = (made_s - self.start_s) / max(1, self._num_letters)
-        return [self._tell(pace) for _ in range(self._next, len(self._words))]
+        return [self._take(pace) for _ in range(self._next, len(self._words))]
 
     def learned_pace(self, made_s: float) -> float:
-        """What to expect of the voice's next text, after all audio of this one."""
+        """Return the pace to expect of the voice's next text, after all audio of this one."""
         if self._num_letters < _LEARNABLE_LETTERS:
             return self.pace
         return (self.pace + (made_s - self.start_s) / self._num_letters) / 2
@@ -124,7 +123,7 @@ class WordTimer:
     def _time(self, pace: float) -> float:
         return self.start_s + pace * self._words[self._next][2]
 
-    def _tell(self, pace: float) -> WordTime:
+    def _take(self, pace: float) -> WordTime:
         self._last_s = max(self._last_s, self._time(pace))  # a better estimate never goes back
         word, unspaced, _ = self._words[self._next]
         self._next += 1
@@ -133,37 +132,37 @@ class WordTimer:
 
 @dataclass(slots=True)
 class PlayoutClock:
-    """Where a listener is, judged by what audio was sent and when. All times in seconds.
+    """Estimates what a listener has heard from what audio was sent and when. Times in seconds.
 
-    Audio plays at once, or behind what was sent before. An engine slower than speech, or a pause
-    between sentences, leaves holes in it.
+    Audio plays at once, or after the audio sent before. An engine slower than speech, or a pause
+    between sentences, leaves gaps.
     """
 
-    delay_s: float = 0.0  # how much later the next sample is heard than its words were set for
-    _context_id: str | None = None  # whose audio was sent last
-    _began_s: float = 0.0  # when its first sample is heard, moved up by the holes since
-    _end_s: float = 0.0  # when all that was sent will have been heard
-    _kept_end_s: float = 0.0  # the same for what an interruption does not drop
+    delay_s: float = 0.0  # how much later the next sample is heard than its words are timed
+    _context_id: str | None = None  # the context whose audio was sent last
+    _began_s: float = 0.0  # when its first sample is heard, plus the gaps since
+    _end_s: float = 0.0  # when all audio that was sent will have been heard
+    _kept_end_s: float = 0.0  # the same for audio that an interruption does not drop
 
     def begin(self, context_id: str | None, now_s: float, words_from_s: float) -> None:
-        """A context's first audio comes next; its word times count from `words_from_s`."""
+        """Begin a context before its first audio; its words are timed from `words_from_s`."""
         self._context_id = context_id
         self._began_s = self._end_s = max(now_s, self._end_s)
         self.delay_s = self._began_s - words_from_s
 
     def send(self, now_s: float, duration_s: float, *, interruptible: bool = True) -> None:
-        """Audio was sent."""
-        hole_s = max(0.0, now_s - self._end_s)
-        self._began_s += hole_s
-        self.delay_s += hole_s
-        self._end_s += hole_s + duration_s
+        """Record audio that was sent."""
+        gap_s = max(0.0, now_s - self._end_s)
+        self._began_s += gap_s
+        self.delay_s += gap_s
+        self._end_s += gap_s + duration_s
         if not interruptible:
             self._kept_end_s = self._end_s
 
     def cut(self, now_s: float) -> None:
-        """An interruption: what was sent and not heard yet is dropped."""
+        """Record an interruption, which drops audio that was sent and not heard yet."""
         self._end_s = max(now_s, self._kept_end_s)
 
     def heard_s(self, context_id: str, now_s: float) -> float:
-        """How much of a context's audio the listener has heard; 0 before it is sent."""
+        """Return how much of a context's audio the listener has heard; 0 before it is sent."""
         return max(0.0, now_s - self._began_s) if context_id == self._context_id else 0.0
