@@ -6,7 +6,7 @@ in this process, with demo-voice, which it brings along, unless --model names an
 user can interrupt the agent at any time.
 
     pip install "qwen_megakernel[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
-    export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
+    export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # for example Ollama
     python examples/voice_agent.py --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice
 
 Environment:
@@ -59,7 +59,7 @@ transport_params = {
 
 
 def model_parser() -> argparse.ArgumentParser:
-    """The command line's own options; Pipecat's runner adds its own to them."""
+    """Return a parser with the options of the engine, to which Pipecat's runner adds its own."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_model_options(parser, default="demo-voice")
     return parser
@@ -67,7 +67,7 @@ def model_parser() -> argparse.ArgumentParser:
 
 @functools.cache
 def load_engine() -> SpeechEngine:
-    """The engine that the command line names, loaded once and shared by all calls."""
+    """Load the engine that the command line names once; all calls share it."""
     args, _ = model_parser().parse_known_args()
     return options.engine_from_args(args, num_slots=4)
 
@@ -99,7 +99,7 @@ def make_llm() -> FrameProcessor:
 
 
 def make_tts(engine: SpeechEngine) -> MegakernelTTSService:
-    """The voice. One service a call, one engine a process."""
+    """Return the service that speaks: one for each call, on the engine of the process."""
     voice = os.environ.get("TTS_VOICE", "aiden" if "aiden" in engine.voices else None)
     return MegakernelTTSService(
         engine=engine,
@@ -146,7 +146,7 @@ def make_worker(
 
 
 async def bot(runner_args: RunnerArguments) -> None:
-    """One call; Pipecat's runner calls this."""
+    """Serve one call, as Pipecat's runner asks."""
     transport = await create_transport(runner_args, transport_params)
     worker = make_worker(transport, make_stt(), make_llm(), make_tts(load_engine()))
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint)

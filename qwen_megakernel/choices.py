@@ -20,7 +20,7 @@ HEADS = ("", "-heads")
 # What `weights=` accepts beside None, with which weights are as the checkpoint stores them.
 WEIGHTS = tuple(map("".join, product(INT8_STACKS, SCALES, HEADS)))
 WEIGHTS_HELP = (
-    "store weights in 8 bits, smaller, faster and slightly different speech: int8 for both models, "
+    "store weights in 8 bits (smaller, faster, slightly different speech): int8 for both models, "
     "int8-talker for the large one alone; append -rows or -groups for what shares a scale, -heads "
     "to include the output heads, as in int8-groups-heads (docs/precision.md)"
 )

@@ -86,7 +86,7 @@ def _tool(find: Callable[[], str]) -> str | None:
 
 
 def _chosen(choose: Callable[[], str]) -> str:
-    """The instruction set that the CPU decoder is compiled for, or why there is none."""
+    """Return the instruction set that the CPU decoder is compiled for, or why it has none."""
     try:
         return choose()
     except SetupError as error:

@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
         "--wyoming-port",
         type=int,
         metavar="PORT",
-        help="port for Wyoming clients such as Home Assistant, usually 10200; needs no API key",
+        help="port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
     )
     add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
     positive = options.at_least(1)

@@ -207,7 +207,7 @@ def _add_train(sheen: Any) -> None:
     add = command.add_argument
     _add_training_options(command)
     add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
-    add("--save-steps", type=int, default=500, help="steps after which to save (default: 500)")
+    add("--save-steps", type=int, default=500, help="steps between saves (default: 500)")
     add("--resume", action="store_true", help="go on from the state in --output")
 
 

@@ -127,6 +127,8 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         message, param = _validation_message(error)
     elif isinstance(error, HTTPException):
         status, message = error.status_code, f"{error.detail}."
+        if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI names no cause
+            message = f"The body is not UTF-8 text: {error.__cause__}."
         code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
         headers = dict(error.headers or {})
     else:

@@ -35,7 +35,7 @@ _SPARE_REQUESTS = 64
 # set before Ray starts; Ray Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
-# How the threads of a replica wait for each other; the commands' own is `options.wait_passively`.
+# How the threads of a replica wait for each other; `options.wait_passively` sets it for commands.
 WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -113,7 +113,7 @@ def application(
         ray_actor_options={
             "num_cpus": scale.num_cpus,
             "num_gpus": scale.num_gpus,
-            # Of the process in which a replica imports torch, on any machine of the cluster.
+            # For the process in which a replica imports torch, on any machine of the cluster.
             "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
         },
     )

@@ -235,7 +235,7 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
                 )
             if rate > _MAX_RATE:
                 raise RecordingError(
-                    f"The recording has {rate} samples a second; the limit is {_MAX_RATE}."
+                    f"The recording has {rate} samples per second; the limit is {_MAX_RATE}."
                 )
             seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
             samples = [recordings.to_mono(each) for each in seconds]

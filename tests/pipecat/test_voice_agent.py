@@ -68,7 +68,8 @@ async def test_the_agent_greets_every_client(example, offline, mode, monkeypatch
 
 def test_help_loads_no_model_and_lists_the_runners_options_as_well(run_here):
     said = " ".join(run_here(EXAMPLES / "voice_agent.py", "--help").stdout.split())
-    assert "--model MODEL model to speak with: hub id, folder, demo-voice" in said and "(default: demo-voice)" in said
+    assert "--model MODEL model to speak with: hub id, folder" in said
+    assert "(default: demo-voice)" in said
     assert "--backend" in said and "--transport" in said
 
 

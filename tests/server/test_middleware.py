@@ -127,6 +127,7 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
     [
         (b"[]", "The body must be a JSON object."),
         (b"null", "The body must be a JSON object."),
+        (b'{"input": "\xff"}', "The body is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
         (b'{"input": "a", "voice": 5}', "voice is 5; it must be a voice's id, or an object with"),
         (b'{"text": "a"}', "input is missing. Did you mean `input` by `text`?"),
         (b'{"input": ["a"]}', "input is a list; it must be a string."),

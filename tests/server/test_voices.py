@@ -171,7 +171,7 @@ def test_a_small_file_is_no_gigabyte_in_memory():
     tracemalloc.stop()
     assert (len(samples), rate) == (60 * 384_000, 384_000)
     assert peak < 250e6
-    with pytest.raises(RecordingError, match="768000 samples a second"):
+    with pytest.raises(RecordingError, match="768000 samples per second"):
         _decode(recording(1.0, 768_000))
 
 
