@@ -26,7 +26,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
     common.add_result_option(parser)

@@ -318,7 +318,6 @@ def _need_packages(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--text", required=True, help="text to speak; - reads standard input")

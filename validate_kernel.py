@@ -162,7 +162,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="tiny-random", help="hub id, folder or built-in name of the model")

@@ -323,7 +323,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("-o", "--output", default="agent.wav", help="audio file to write (default: %(default)s)")
