@@ -1,9 +1,9 @@
-"""End to end on real hardware and weights: python test_e2e.py --model Qwen/Qwen3-TTS-12Hz-0.6B-Base
+"""Test real hardware and weights: python test_e2e.py --model Qwen/Qwen3-TTS-12Hz-0.6B-Base
 
-Speaks several texts and checks what must hold for each: it ends by itself, at a plausible length,
-not silent, in order, and the same seed gives the same codes in another chunking. Reports every
-figure of the benchmarks. Exit code 0: all hold; 1: one does not; 77: no GPU (unless --device says
-where to run) or no weights here.
+Speaks several texts and checks each speech: it ends with an end token, at a plausible length, is
+not silent, its chunks are in order, and the same seed gives the same codes in another chunking.
+Prints every figure of the benchmarks. Exit code 0: all checks pass; 1: a check fails; 77: this
+machine has no GPU (and --device is not given) or no weights.
 """
 
 import argparse
@@ -28,17 +28,17 @@ TEXTS = (
     "It will be cold and cloudy tomorrow.",
 )
 
-# Speech runs at some 15 characters a second; a third to three times that is still speech.
+# Speech has some 15 characters per second; a third to three times that is still plausible.
 CHARS_PER_S = (5, 45)
 QUIET = 10 ** (-45 / 20)  # the loudest 80 ms of speech are above -45 dBFS
 
 
 def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
-    """What is wrong with one utterance; `speech` is given by `speak`."""
+    """Return what is wrong with one utterance; `speech` comes from `speak`."""
     found = []
     seconds = len(speech["samples"]) / tts.sample_rate
     if speech["finish_reason"] != "eos":
-        found.append(f"ended with {speech['finish_reason']}, not by itself")
+        found.append(f"ended with {speech['finish_reason']}, not with an end token")
     if not CHARS_PER_S[0] <= len(text) / seconds <= CHARS_PER_S[1]:
         found.append(f"{seconds:.1f} s for {len(text)} characters")
     frames = speech["samples"].reshape(len(speech["codes"]), -1) / 32768
@@ -65,7 +65,7 @@ def speak(tts: "TTSEngine", text: str, seed: int) -> dict:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, measure, report."""
+    """Check, measure, and print the results."""
     import torch
 
     if args.device is None and not torch.cuda.is_available():
@@ -93,7 +93,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser, runs=3)
     common.add_result_option(parser)

@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
     """Compare what can be compared; print each table when it is made, and a verdict at the end."""
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
-    options.tell_compiling(args)
+    options.report_compiling(args)
     if args.steps is None:
         is_fast = args.full or torch.cuda.is_available() or args.backend == "torch"
         args.steps = FULL_STEPS if is_fast else EMULATED_STEPS

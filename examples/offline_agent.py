@@ -1,10 +1,10 @@
-"""A voice agent that needs no network, no key and no microphone: python examples/offline_agent.py
+"""Run a voice agent without network, key or microphone: python examples/offline_agent.py
 
-A user who asks, listens, and then talks over the answer; with a scripted recogniser and a scripted
-LLM, so that everything between them is real: voice activity detection, turns, barge-in, context,
-Qwen3-TTS, and a loudspeaker that plays in real time. What the loudspeaker played goes to a file.
+A scripted user asks, listens, and then talks over the answer. The recogniser and the LLM are
+scripted, too; voice activity detection, turns, barge-in, context, Qwen3-TTS and a loudspeaker that
+plays in real time are real. The example writes what the loudspeaker played to a file.
 
-demo-voice speaks, the small voice in the box, unless --model names another one.
+It speaks with demo-voice, which the package brings along, unless --model names another model.
 
     python examples/offline_agent.py --output agent.wav
     python examples/offline_agent.py --token --vad silero --user question.wav
@@ -66,7 +66,7 @@ with options.needed("pipecat", by="offline_agent.py"):
 IN_RATE = 16000
 OUT_RATE = 24000
 FRAME_S = 0.02
-WORDS_PER_S = 50  # of the LLM
+WORDS_PER_S = 50  # pace of the scripted LLM
 
 QUESTIONS = ("Tell me a story.", "Stop. What time is it?")
 ANSWERS = (
@@ -77,24 +77,24 @@ ANSWERS = (
 
 
 class EnergyVAD(VADAnalyzer):
-    """Takes any sound for speech. Silero, which hears words, needs a recording of some."""
+    """Takes any sound for speech; Silero, which detects voices, needs a recording of one."""
 
     def num_frames_required(self) -> int:
-        """Samples that are judged at a time."""
+        """Return how many samples are judged at a time."""
         return int(self.sample_rate * FRAME_S)
 
     def voice_confidence(self, buffer: bytes) -> float:
-        """1 for sound, 0 for silence."""
+        """Return 1 for sound, 0 for silence."""
         return float(np.abs(np.frombuffer(buffer, np.int16).astype(int)).mean() > 500)
 
 
 class User(BaseInputTransport):
-    """Asks; listens to the answer for a while; asks the next thing into it.
+    """The user: asks, listens to the answer for a while, and interrupts it with the next question.
 
     Args:
-        speech: [num_samples] int16 at 16 kHz, what a question sounds like.
-        num_questions: how many there are.
-        patience_s: how long an answer is listened to.
+        speech: [num_samples] int16 at 16 kHz, the sound of every question.
+        num_questions: how many to ask.
+        patience_s: seconds to listen before interrupting.
     """
 
     def __init__(self, speech: np.ndarray, num_questions: int, patience_s: float):
@@ -105,19 +105,16 @@ class User(BaseInputTransport):
         self._talking: asyncio.Task | None = None
 
     async def start(self, frame: StartFrame) -> None:
-        """Start to talk."""
         await super().start(frame)
         await self.set_transport_ready(frame)
         self._talking = self.create_task(self._talk())
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Hear when the bot begins."""
         if isinstance(frame, BotStartedSpeakingFrame):
             self._answered.set()
         await super().process_frame(frame, direction)
 
     async def cleanup(self) -> None:
-        """Fall silent for good."""
         if self._talking:
             await self.cancel_task(self._talking)
         await super().cleanup()
@@ -143,7 +140,7 @@ class User(BaseInputTransport):
 
 
 class ScriptedSTT(SegmentedSTTService):
-    """Understands the script's next question, whatever it hears."""
+    """Returns the script's next question for any speech."""
 
     def __init__(self, questions: Sequence[str]):
         super().__init__(
@@ -154,12 +151,11 @@ class ScriptedSTT(SegmentedSTTService):
         self._questions = iter(questions)
 
     async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
-        """Transcribe a segment."""
         yield TranscriptionFrame(next(self._questions), "user", time_now_iso8601())
 
 
 class ScriptedLLM(LLMService):
-    """Answers with the script's next answer, a word at a time."""
+    """Sends the script's next answer, word by word."""
 
     def __init__(self, answers: Sequence[str]):
         settings = {name: None for name in LLMSettings.__dataclass_fields__ if name[0] != "_"}
@@ -167,7 +163,7 @@ class ScriptedLLM(LLMService):
         self._answers = iter(answers)
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Answer a context; pass everything else on."""
+        """Answer a context; pass all other frames on."""
         await super().process_frame(frame, direction)
         if not isinstance(frame, LLMContextFrame):
             await self.push_frame(frame, direction)
@@ -180,7 +176,7 @@ class ScriptedLLM(LLMService):
 
 
 class Loudspeaker(BaseOutputTransport):
-    """Plays each chunk in the time it lasts, and keeps what was played and when."""
+    """Plays each chunk in real time, and keeps the samples and their times."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -192,12 +188,11 @@ class Loudspeaker(BaseOutputTransport):
         self._free_at = 0.0
 
     async def start(self, frame: StartFrame) -> None:
-        """Get ready to play."""
         await super().start(frame)
         await self.set_transport_ready(frame)
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
-        """Play a chunk."""
+        """Play a chunk: wait until it would have been heard."""
         now = time.monotonic()
         begin = max(now, self._free_at)
         self.played.append((begin, np.frombuffer(frame.audio, np.int16)))
@@ -208,25 +203,25 @@ class Loudspeaker(BaseOutputTransport):
 
 @dataclass
 class Conversation:
-    """What was said, and when; times in seconds of one clock."""
+    """The messages of a conversation and the times of its audio, in seconds of one clock."""
 
     messages: list[dict[str, str]] = field(default_factory=list)
     spoken: list[tuple[float, float]] = field(default_factory=list)  # each question: from, until
     played: list[tuple[float, np.ndarray]] = field(default_factory=list)  # each chunk of answers
 
     def answer_after_s(self, question: int) -> float:
-        """From the end of a question to the first chunk of its answer."""
+        """Return the time from the end of a question to the first chunk of its answer."""
         until = self.spoken[question][1]
         return min(begin for begin, _ in self.played if begin > until) - until
 
     def talked_over_s(self, question: int) -> float:
-        """How long the bot went on into a question."""
+        """Return how long the bot went on speaking into a question."""
         begin, until = self.spoken[question]
         ends = [at + len(pcm) / OUT_RATE for at, pcm in self.played if begin < at < until]
         return max(ends, default=begin) - begin
 
     def timeline(self) -> np.ndarray:
-        """[num_samples] int16: what the loudspeaker played, with its silences."""
+        """Return [num_samples] int16, what the loudspeaker played, pauses included."""
         start = self.spoken[0][0]
         end = max(at + len(pcm) / OUT_RATE for at, pcm in self.played)
         samples = np.zeros(int((end - start) * OUT_RATE) + 1, np.int16)
@@ -243,13 +238,13 @@ async def converse(
     speech: np.ndarray | None = None,
     patience_s: float = 1.5,
 ) -> Conversation:
-    """Let the script's user and the agent talk.
+    """Run the conversation of the scripted user and the agent.
 
     Args:
-        tts: the agent's voice.
-        vad: hears the user; default: by energy.
-        speech: [num_samples] int16 at 16 kHz, what the user's questions sound like; default: a hum.
-        patience_s: when the user talks over the first answer.
+        tts: the service that speaks for the agent.
+        vad: detects the user's speech; default: by energy.
+        speech: [num_samples] int16 at 16 kHz, the sound of the user's questions; default: a hum.
+        patience_s: seconds after which the user talks over the first answer.
     """
     if speech is None:
         t = np.arange(int(0.7 * IN_RATE)) / IN_RATE
@@ -296,10 +291,11 @@ async def converse(
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the conversation, report, write what was heard."""
+    """Run the conversation, write what was played, and print the delays."""
     logger.remove()
     logger.add(sys.stderr, level="DEBUG" if args.debug else "ERROR")
-    audio.check_path(args.output)  # before a model is loaded, as the seed is and the recording
+    # Refuse wrong arguments before a model is loaded.
+    audio.check_path(args.output)
     SpeechRequest("", seed=args.seed or 0)
     speech, vad = None, None
     if args.user:
@@ -327,19 +323,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
     parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", default="agent.wav", help="what the loudspeaker played")
-    parser.add_argument("--token", action="store_true", help="one request a turn, fed by the word")
-    parser.add_argument(
+    add = parser.add_argument
+    add("-o", "--output", default="agent.wav", help="audio file to write (default: %(default)s)")
+    add("--token", action="store_true", help="speak each turn as one request, fed word by word")
+    add(
         "--vad",
         default="energy",
         choices=("energy", "silero"),
-        help="what hears the user (default: energy)",
+        help="detector of the user's speech (default: %(default)s)",
     )
-    parser.add_argument("--user", metavar="WAV", help="a recording to ask with (default: a hum)")
-    parser.add_argument("--voice", help="a speaker of the model")
-    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn)")
+    add("--user", metavar="WAV", help="recording of the user's speech (default: a hum)")
+    add("--voice", help="speaker of the model, or name of a file in --voices")
+    add("--seed", type=int, help="number that makes speech repeatable (default: drawn)")
     options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""python -m qwen_megakernel"""
+"""Runs the command line: python -m qwen_megakernel"""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Compile the kernel for a Qwen3 text model: python build.py Qwen/Qwen3-0.6B [--arch sm_90a]
 
-Only config.json is read. Without --arch the emulation is built.
+The script reads config.json alone. Without --arch it compiles the emulation.
 """
 
 import argparse
@@ -16,16 +16,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it
 
 from model import find  # the file beside this one
 
+from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.text_model import text_sizes
 
 
 def main() -> int:
-    """Build and print the library's path."""
+    """Compile the kernel and print the library's path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="folder or hub id")
-    parser.add_argument("--arch", help="sm_90a, ... (default: the emulation)")
-    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    add = parser.add_argument
+    add("model", help="folder or hub id of a Qwen3 text model")
+    add("--arch", help="GPU architecture such as sm_90a (default: the emulation on this CPU)")
+    add("--dtype", default="bfloat16", choices=DTYPES, help="number format (default: %(default)s)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     values = json.loads((find(args.model) / "config.json").read_text())

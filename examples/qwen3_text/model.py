@@ -1,4 +1,4 @@
-"""Qwen3 text decoding on the kernel that decodes speech (decoders.kernel.text_model)."""
+"""Decodes Qwen3 text on the kernel that decodes speech (decoders.kernel.text_model)."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetenso
 
 
 def find(model: str) -> Path:
-    """The folder of a checkpoint: itself, or the one a hub id is downloaded to.
+    """Return the folder of a checkpoint; downloads a hub id.
 
     Raises:
-        ModelFilesError: it has no config.json.
+        ModelFilesError: the folder has no config.json.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -27,12 +27,12 @@ def find(model: str) -> Path:
 
         folder = Path(snapshot_download(model, allow_patterns=list(FILES)))
     if not (folder / "config.json").is_file():
-        raise ModelFilesError(f"{folder} has no config.json.")
+        raise ModelFilesError(f"{folder} has no config.json.", hint="Pass a Qwen3 checkpoint.")
     return folder
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, in one file or several."""
+    """Return all tensors of a checkpoint, from one file or several."""
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         weights |= load_file(path)
@@ -43,12 +43,12 @@ class Decoder:
     """Greedy text decoding of one sequence.
 
     Args:
-        values: config.json.
+        values: the contents of config.json.
         weights: tensors by their official names; `lm_head.weight` is absent where it is tied.
-        tokenizer: for `generate`; token ids need none.
-        device: a GPU runs the kernel, the CPU its emulation.
-        dtype: bfloat16, or float32.
-        max_positions: of prompt and answer.
+        tokenizer: needed by `generate` alone.
+        device: a GPU runs the kernel, a CPU its emulation.
+        dtype: bfloat16 or float32.
+        max_positions: most tokens of prompt and answer together.
         end_ids: tokens that end an answer; None: those of config.json.
     """
 
@@ -75,7 +75,7 @@ class Decoder:
 
     @classmethod
     def from_pretrained(cls, model: str, **options: Any) -> "Decoder":
-        """Load a folder or a hub id, as "Qwen/Qwen3-0.6B"."""
+        """Load a folder or a hub id such as "Qwen/Qwen3-0.6B"."""
         folder = find(model)
         values = json.loads((folder / "config.json").read_text())
         generation = folder / "generation_config.json"
@@ -87,7 +87,7 @@ class Decoder:
         return cls(values, load_weights(folder), tokenizer, **options)
 
     def generate(self, prompt: str, max_tokens: int = 128) -> str:
-        """The continuation of a text, best token by best token."""
+        """Return the continuation of a text by the likeliest tokens."""
         if self.tokenizer is None:
             raise UsageError("This checkpoint has no tokenizer.json; use generate_ids.")
         return self.tokenizer.decode(
@@ -96,10 +96,10 @@ class Decoder:
 
     @torch.inference_mode()
     def generate_ids(self, ids: list[int], max_tokens: int = 128) -> list[int]:
-        """The same on token ids; the end token is not among them.
+        """Return the token ids that follow `ids`, without the end token.
 
         Raises:
-            UsageError: prompt and answer do not fit, or there is no prompt.
+            UsageError: the prompt is empty, or prompt and answer do not fit.
         """
         if not ids or len(ids) + max_tokens > self.max_positions:
             raise UsageError(
@@ -116,6 +116,6 @@ class Decoder:
         return answer
 
     def forward(self, ids: list[int], first_position: int) -> Tensor:
-        """[len(ids), hidden_size] float32 after the final norm; one launch of the kernel."""
+        """Return [len(ids), hidden_size] float32 after the final norm, by one launch."""
         rows = self._embedding[torch.tensor(ids, device=self._embedding.device)]
         return self._layers.forward(0, rows, first_position)

@@ -1,4 +1,4 @@
-"""The command `build`: native code compiled ahead of its first use."""
+"""The command `build`: compiles native code ahead of its first use."""
 
 import argparse
 from typing import Any
@@ -7,18 +7,19 @@ from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, Int8Fo
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import UsageError
 
-EMULATION = "emulation"  # as an architecture: the kernel's sources for this CPU
-CPU = "cpu"  # as an architecture: the CPU decoder, for each instruction set
+# Values of --arch that are no GPU's.
+EMULATION = "emulation"  # the kernel's sources for this CPU
+CPU = "cpu"  # the CPU decoder, for each instruction set
 
 
 def build(args: argparse.Namespace) -> int:
-    """Compile the kernel for a model's dimensions, or the CPU decoder; needs no weights, no GPU."""
+    """Compile the kernel for a model's dimensions, or the CPU decoder, without weights or a GPU."""
     from qwen_megakernel.checkpoint import config, hub, loading, random_configs
     from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
     from qwen_megakernel.native import cpu_library
 
-    options.tell_compiling(args)
+    options.report_compiling(args)
     archs = _archs(args.arch)
     if CPU in archs:
         for name in cpu_library.sets_of_machine():
@@ -28,8 +29,7 @@ def build(args: argparse.Namespace) -> int:
         return 0
     check_weights(args.weights, "kernel")
     stacks = Int8Format.parse(args.weights).stacks if args.weights else ()
-    # Released models have dimensions we know: nothing is downloaded, and nothing written for the
-    # random ones.
+    # The dimensions of released models are known without their files: nothing is downloaded.
     name = hub.RELEASED.get(args.model, args.model)
     if name in random_configs.RECIPES:
         model = config.parse_model_config(random_configs.model_config(name))
@@ -48,32 +48,36 @@ def build(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `build` to the subparsers `commands`."""
-    command = commands.add_parser(
-        "build", help="compile native code ahead of its first use", description=build.__doc__
+    command = options.new_command(
+        commands, "build", build, "compile native code ahead of its first use"
     )
-    command.add_argument("--model", default=DEFAULT_MODEL, help="hub id, folder or built-in name")
-    command.add_argument(
+    add = command.add_argument
+    add(
+        "--model",
+        default=DEFAULT_MODEL,
+        help="hub id, folder or built-in name of the model to compile for (default: %(default)s)",
+    )
+    add(
         "--arch",
         metavar="LIST",
-        help="what to compile for: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every "
-        "instruction set of such machines), emulation (default: this machine's GPU, else cpu)",
+        help="targets: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every instruction set "
+        "of such machines), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
     )
-    command.add_argument(
+    add(
         "--dtype",
         choices=("float32", "bfloat16"),
-        help="of the weights (default: bfloat16 for a GPU, float32 for emulation)",
+        help="number format of the weights (default: bfloat16 for a GPU, float32 for emulation)",
     )
-    command.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    command.add_argument("--local-files-only", action="store_true", help="never use the network")
+    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--local-files-only", action="store_true", help="download nothing")
     options.add_verbosity(command)
-    command.set_defaults(run=build)
 
 
 def _archs(names: str | None) -> list[str | None]:
-    """Architectures to build for; None stands for the emulation.
+    """Return the architectures to build for; None stands for the emulation.
 
     Raises:
-        UsageError: a name that the kernel has no limits for.
+        UsageError: a name is no architecture that the kernel supports.
     """
     import torch
 

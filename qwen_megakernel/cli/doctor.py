@@ -1,4 +1,4 @@
-"""What this machine has of what the package wants, as facts a bug report needs."""
+"""The command `doctor`: what a bug report needs to know about this machine."""
 
 import importlib.metadata
 import os
@@ -36,7 +36,7 @@ PACKAGES = (
 
 
 def report() -> dict[str, Any]:
-    """Versions, processor, GPU, driver, compilers, caches and the backend `auto` would pick."""
+    """Return versions, processor, GPU, driver, compilers, caches and the backend `auto` picks."""
     import torch
     from huggingface_hub import constants
 
@@ -79,7 +79,7 @@ def _version(name: str) -> str | None:
 
 
 def _tool(find: Callable[[], str]) -> str | None:
-    """Where the kernel's build finds a tool, NVIDIA's Python packages included."""
+    """Return where the build finds a tool, NVIDIA's Python packages included; None: nowhere."""
     try:
         return find()
     except BuildError:
@@ -87,7 +87,7 @@ def _tool(find: Callable[[], str]) -> str | None:
 
 
 def _chosen(choose: Callable[[], str]) -> str:
-    """The instruction set that the CPU decoder is compiled for, or why there is none."""
+    """Return the instruction set that the CPU decoder is compiled for, or why it has none."""
     try:
         return choose()
     except SetupError as error:
@@ -95,16 +95,16 @@ def _chosen(choose: Callable[[], str]) -> str:
 
 
 def processor(root: Path = Path("/")) -> str:
-    """The CPU's name, and its numbers: a virtual machine may hide which of a family it is.
+    """Return the CPU's name and model numbers: a virtual machine's name may hide the model.
 
     Args:
         root: folder that has `proc`.
     """
     try:
         lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
-    # Of the first core; ARM has no name there, only the numbers of its designer.
+    # The lines of the first core. ARM has no name there, only its designer's numbers.
     found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in reversed(lines))}
     name = found.get("model name") or platform.processor() or platform.machine()
     keys = ("cpu family", "model") if "model" in found else ("CPU implementer", "CPU part")
@@ -126,7 +126,7 @@ def _gpu(torch: Any) -> dict[str, Any] | None:
 
 
 def _driver() -> str | None:
-    """NVIDIA's driver, and the CUDA version it supports."""
+    """Return the version of NVIDIA's driver and the CUDA version it supports; None: no driver."""
     supported = driver.cuda_of_driver()
     if supported is None:
         return None

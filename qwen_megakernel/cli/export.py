@@ -8,11 +8,11 @@ from typing import Any
 from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import options
 
-PRECISIONS = ("float16", "float32")  # coreml.export's, which imports torch
+PRECISIONS = ("float16", "float32")  # those of coreml.export, which imports torch
 
 
 def export_coreml(args: argparse.Namespace) -> int:
-    """Write a model's six Core ML models; works on any machine, and needs a Mac to run them."""
+    """Convert a model to six Core ML models, on any machine; running them takes a Mac."""
     from qwen_megakernel.checkpoint import loading
     from qwen_megakernel.decoders.coreml.export import ExportOptions, export
 
@@ -35,39 +35,41 @@ def export_coreml(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `export` to the subparsers `commands`."""
-    targets = commands.add_parser("export", help="a model for other runtimes").add_subparsers(
-        required=True
+    targets = commands.add_parser("export", help="convert a model for other runtimes")
+    command = options.new_command(
+        targets.add_subparsers(required=True),
+        "coreml",
+        export_coreml,
+        "convert for Apple's Neural Engine",
     )
-    command = targets.add_parser(
-        "coreml", help="for Apple's Neural Engine", description=export_coreml.__doc__
-    )
-    command.add_argument("model", metavar="MODEL", help="hub id, folder or built-in name")
-    command.add_argument("--to", metavar="DIR", required=True, help="where the models go")
-    command.add_argument(
+    add = command.add_argument
+    add("model", metavar="MODEL", help="hub id, folder or built-in name")
+    add("--to", metavar="DIR", required=True, help="folder to write the models to")
+    add(
         "--positions",
         type=options.at_least(1),
         default=1024,
-        help="that the talker remembers: prompt and frames, 12.5 of them a second (default: 1024)",
+        help="length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "
+        "1024, about 80 s)",
     )
-    command.add_argument(
+    add(
         "--precision",
         choices=PRECISIONS,
         default="float16",
-        help="of all models but the speech decoder (default: float16)",
+        help="number format of all models but the speech decoder (default: float16)",
     )
-    command.add_argument(
+    add(
         "--speech-precision",
         choices=PRECISIONS,
         default="float32",
-        help="of the speech decoder: float32; why not float16, docs/coreml.md tells",
+        help="number format of the speech decoder (default: float32; see docs/coreml.md)",
     )
-    command.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    command.add_argument(
+    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add(
         "--chunk-frames",
         type=options.at_least(1),
         default=4,
-        help="that the speech decoder takes at once (default: 4)",
+        help="frames that the speech decoder takes in one call (default: 4)",
     )
-    command.add_argument("--local-files-only", action="store_true", help="never use the network")
+    add("--local-files-only", action="store_true", help="download nothing")
     options.add_verbosity(command)
-    command.set_defaults(run=export_coreml)

@@ -11,7 +11,7 @@ from qwen_megakernel.errors import UsageError
 
 
 def download(args: argparse.Namespace) -> int:
-    """Fetch a model's files, or say where they are already."""
+    """Download a model's files unless they are here already, and print their folder."""
     import shutil
 
     from qwen_megakernel.checkpoint import loading
@@ -24,7 +24,7 @@ def download(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Say what this machine has."""
+    """Print what this machine has: versions, processor, GPU, compilers, caches, backend."""
     from qwen_megakernel.cli.doctor import report
 
     facts = report()
@@ -42,7 +42,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def compare_codes(args: argparse.Namespace) -> int:
-    """Compare dumps of codes: each figure with what is usual, and the overlap of each pair."""
+    """Compare files of codes: each figure with its usual range, and the overlap of each pair."""
     from itertools import combinations
 
     from qwen_megakernel.engine import codes_file
@@ -50,7 +50,9 @@ def compare_codes(args: argparse.Namespace) -> int:
     dumps = {path: codes_file.read(Path(path)) for path in args.files}
     widths = {codes.shape[1] for codes in dumps.values()}
     if len(widths) > 1:
-        raise UsageError(f"The dumps have {sorted(widths)} groups; they are of different codecs.")
+        raise UsageError(
+            f"The files have {sorted(widths)} codes for each frame; they are of different codecs."
+        )
     figures = {path: codes_file.describe(codes) for path, codes in dumps.items()}
     overlaps = {
         f"{a} ~ {b}": codes_file.overlap(dumps[a], dumps[b]) for a, b in combinations(dumps, 2)
@@ -78,7 +80,7 @@ def compare_codes(args: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return the parser of all commands and their options."""
     root = options.Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
@@ -88,37 +90,35 @@ def parser() -> argparse.ArgumentParser:
     sheen_cli.add_commands(commands)
     voices.add_commands(commands)
 
-    command = commands.add_parser("download", help="fetch a model", description=download.__doc__)
-    command.add_argument(
-        "model_id", metavar="MODEL", help="hub id, as Qwen/Qwen3-TTS-12Hz-0.6B-Base"
-    )
-    command.add_argument("--to", metavar="DIR", help="copy the files there as well")
+    command = options.new_command(commands, "download", download, "download a model")
+    add = command.add_argument
+    add("model_id", metavar="MODEL", help="hub id, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
+    add("--to", metavar="DIR", help="folder to copy the files to as well")
     options.add_verbosity(command)
-    command.set_defaults(run=download)
 
-    command = commands.add_parser(
-        "doctor", help="describe this machine", description=doctor.__doc__
-    )
-    command.add_argument("--json", action="store_true", help="for a program")
+    command = options.new_command(commands, "doctor", doctor, "describe this machine")
+    command.add_argument("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
-    command.set_defaults(run=doctor)
 
     build.add_command(commands)
     export.add_command(commands)
 
-    codes = commands.add_parser("codes", help="look at dumped codes").add_subparsers(required=True)
-    command = codes.add_parser(
-        "compare", help="entropy, repeats, overlap", description=compare_codes.__doc__
+    codes = commands.add_parser("codes", help="inspect files of codec codes")
+    command = options.new_command(
+        codes.add_subparsers(required=True),
+        "compare",
+        compare_codes,
+        "print entropy, repeats and overlap of files of codes",
     )
-    command.add_argument("files", nargs="+", metavar="TSV", help="from --dump-codes")
-    command.add_argument("--strict", action="store_true", help="exit 1 if a figure is suspicious")
-    command.add_argument("--json", action="store_true", help="for a program")
+    add = command.add_argument
+    add("files", nargs="+", metavar="TSV", help="file that --dump-codes wrote")
+    add("--strict", action="store_true", help="exit 1 if a figure is suspicious")
+    add("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
-    command.set_defaults(run=compare_codes)
     return root
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `qwen-megakernel` and `python -m qwen_megakernel`; returns the exit code."""
+    """Run `qwen-megakernel` or `python -m qwen_megakernel`; returns the exit code."""
     args = parser().parse_args(argv)
     return options.run(args.run, args)

@@ -1,4 +1,4 @@
-"""Command-line options that the command line, the demos and the benchmarks have in common."""
+"""What the commands, the demos and the benchmarks share: options, errors and exit codes."""
 
 import argparse
 import contextlib
@@ -30,26 +30,25 @@ if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
-BACKEND_HELP = "what decodes (default: the kernel on a GPU that runs it, native code on a CPU)"
-DTYPE_HELP = "float32 or bfloat16, to compute in (default: bfloat16 on a GPU, float32 on a CPU)"
-
 KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
 SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence")
+
+DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
 STANDARD_OUTPUT = "standard output"
 
 logger = logging.getLogger(__name__)
 
-# Ends of a speech that are not its own.
+# How a warning about a speech that ended without an end token begins, by finish reason.
 _ENDS = {
     "length": "Stopped",
-    "silence": "It fell silent: stopped",
-    "repeat": "It repeated itself: stopped",
+    "silence": "The speech fell silent: stopped",
+    "repeat": "The speech repeated itself: stopped",
 }
 
 
 def whole_number(text: str) -> int:
-    """An argparse type: a whole number."""
+    """Parse a whole number, as an argparse type."""
     try:
         return int(text)
     except ValueError:
@@ -57,7 +56,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """An argparse type: a number."""
+    """Parse a number, as an argparse type."""
     try:
         return float(text)
     except ValueError:
@@ -65,7 +64,7 @@ def number(text: str) -> float:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers from `minimum` on."""
+    """Return an argparse type: whole numbers from `minimum` on."""
 
     def bounded(text: str) -> int:
         if (value := whole_number(text)) < minimum:
@@ -76,37 +75,38 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """An argparse type: finite numbers above zero."""
+    """Parse a finite number above zero, as an argparse type."""
     if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 
 def temperature(text: str) -> float:
-    """An argparse type: what logits can be divided by."""
+    """Parse a temperature, by which logits can be divided, as an argparse type."""
     from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
 
     if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
         raise argparse.ArgumentTypeError(
             f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
-            "For greedy decoding say --greedy."
+            "For greedy decoding use --greedy."
         )
     return value
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in two lines, and says which option may be meant by one that it does not know."""
+    """A parser whose errors take two lines and suggest the nearest option for an unknown one."""
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
-        # What `type=int` and `type=float` mean, whose refusals would name the type.
+        # argparse's own errors of `type=int` and `type=float` would name the Python type.
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2; argparse would print the usage of all options before."""
+        """Print the error and exit with 2; argparse would print the usage of all options before."""
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
 
+    # argparse's stub has overloads, one for each type of `namespace`.
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -120,47 +120,65 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
 
+def new_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+) -> Any:
+    """Add a command, `run` with its docstring as description, to the subparsers `commands`."""
+    command = commands.add_parser(name, help=summary, description=run.__doc__)
+    command.set_defaults(run=run)
+    return command
+
+
 def plot_file(text: str) -> str:
-    """An argparse type: where to draw, refused before anything is measured if nothing can draw."""
+    """Refuse a plot's file where matplotlib is missing, before anything is measured (argparse)."""
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
     return text
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """--model, --voices, --backend, --device, --threads, --dtype, --weights, --local-files-only,
-    --normalize, --lexicon, verbosity."""
-    parser.add_argument(
+    """Add the options that describe an engine, and those of verbosity."""
+    add = parser.add_argument
+    add(
         "--model",
         default=default,
-        help="hub id, folder, demo-voice, or random weights: tiny-random, tiny-random-base, ... "
-        f"(default: {default or DEFAULT_MODEL})",
+        help="model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
+        f"tiny-random-base, ... (default: {default or DEFAULT_MODEL})",
     )
-    parser.add_argument("--voices", metavar="DIR", help="folder of voice files, found by name")
-    parser.add_argument("--backend", default="auto", choices=BACKENDS, help=BACKEND_HELP)
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    parser.add_argument(
+    add("--voices", metavar="DIR", help="folder of voice files to find by name")
+    add(
+        "--backend",
+        default="auto",
+        choices=BACKENDS,
+        help="decoder: kernel (CUDA), graph (CUDA graphs), cpu (native code), torch (PyTorch), "
+        "emulation (the kernel on a CPU, slow), coreml (Apple) (default: auto, the kernel on a GPU "
+        "that can run it, native code on a CPU)",
+    )
+    add("--device", help=DEVICE_HELP)
+    add(
         "--threads",
         type=at_least(1),
         help="threads that compute on the CPU (default: by the model's size and the cores; "
         "1 for demo-voice)",
     )
-    parser.add_argument(
+    add(
         "--dtype",
         choices=DTYPES + DTYPES_BY_PART,
         metavar="DTYPE",
-        help=f"{DTYPE_HELP}; by part on backends torch and graph: {' or '.join(DTYPES_BY_PART)}",
+        help="number format to compute in: float32 or bfloat16 (default: bfloat16 on a GPU, "
+        "float32 on a CPU); on backends torch and graph one for each model: "
+        f"{' or '.join(DTYPES_BY_PART)}",
     )
-    parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    parser.add_argument("--local-files-only", action="store_true", help="never use the network")
-    parser.add_argument(
+    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--local-files-only", action="store_true", help="download nothing")
+    add(
         "--normalize",
         default="auto",
         choices=NORMALIZE,
         help="read numbers, dates, abbreviations and Markdown as words (default: what the model "
         "needs: on for demo-voice, off for Qwen's)",
     )
-    parser.add_argument(
+    add(
         "--lexicon",
         metavar="FILE",
         help="how words are said: rows of word<TAB>respelling, or a W3C pronunciation lexicon",
@@ -169,24 +187,28 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
-    """--quiet, --debug."""
-    parser.add_argument("--quiet", action="store_true", help="errors only, no progress")
-    parser.add_argument("--debug", action="store_true", help="log everything, show tracebacks")
+    """Add --quiet and --debug."""
+    add = parser.add_argument
+    add("--quiet", action="store_true", help="print errors alone, no progress")
+    add("--debug", action="store_true", help="log everything, show tracebacks")
 
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
-    """How to speak: voice, language, instruct, seed, limits and the sampling knobs."""
-    parser.add_argument("--voice", help="a speaker of the model, a name from --voices, or a file")
-    parser.add_argument("--voice-sample", metavar="FILE", help="recording whose voice to clone")
-    parser.add_argument("--ref-text", help="exactly what the recording says: clone in context")
-    parser.add_argument("--xvector", action="store_true", help="clone without the transcript")
-    parser.add_argument("--language", default="auto", help='a name, a code like "en", or auto')
-    parser.add_argument("--instruct", help="how to speak, for models that take it")
-    parser.add_argument(
+    """Add voice, language, instruction, text feed, and the options of sampling."""
+    add = parser.add_argument
+    add("--voice", help="speaker of the model, name of a file in --voices, or path of a voice file")
+    add("--voice-sample", metavar="FILE", help="recording whose voice to clone")
+    add("--ref-text", help="exact transcript of --voice-sample, to clone in context")
+    add("--xvector", action="store_true", help="clone without the transcript")
+    add("--language", default="auto", help='language to speak: a name, a code like "en", or auto')
+    add("--instruct", help="how to speak, in words, for models that follow it")
+    add(
         "--text-feed",
         default="auto",
         choices=("auto", "stepwise", "full"),
-        help="text a token a frame, or all of it in the prompt (default: the official choice)",
+        help='how the model reads the text: "stepwise" a token for each frame (speech can start '
+        'before the text is complete), "full" all of it before speaking (default: auto, as the '
+        "official package does for this model)",
     )
     add_sampling_options(parser)
     add_sound_options(parser)
@@ -202,17 +224,24 @@ def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """--seed, --max-frames and the sampling knobs, which every family of models has."""
-    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn, printed)")
-    parser.add_argument(
+    """Add --seed, --max-frames and the sampling options that every family of models has."""
+    add = parser.add_argument
+    add("--seed", type=int, help="number that makes speech repeatable (default: drawn, printed)")
+    add(
         "--max-frames",
         type=int,
-        help="stop after this many frames (80 ms each, of a trained voice 85)",
+        help="stop after so many frames; a frame is 80 ms of audio (85 ms with a voice of `sheen "
+        "train`), so 125 are 10 s (default: no limit but that of each part of the text)",
     )
-    parser.add_argument("--greedy", action="store_true", help="argmax instead of sampling")
-    kinds = {"temperature": temperature, "top-k": int, "top-p": float, "repetition-penalty": float}
-    for name, kind in kinds.items():
-        parser.add_argument(f"--{name}", type=kind, help="default: the checkpoint's own")
+    add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
+    knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
+        ("temperature", temperature, "divisor of the logits: below 1 less varied"),
+        ("top-k", int, "number of likeliest codes to draw from; 0: all"),
+        ("top-p", float, "share of the probability to draw from; 1: all"),
+        ("repetition-penalty", float, "factor against codes drawn before; 1: none"),
+    )
+    for name, kind, meaning in knobs:
+        add(f"--{name}", type=kind, help=f"{meaning} (default: the checkpoint's own)")
 
 
 def add_sound_options(parser: argparse.ArgumentParser) -> None:
@@ -246,9 +275,9 @@ def add_loudness_option(parser: argparse.ArgumentParser) -> None:
 
 
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
-    """Keyword arguments for `TTSEngine.stream` from `add_speech_options`.
+    """Return keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
-    A voice to clone is cloned here, by `tts`, which remembers it: asking again costs nothing.
+    A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
     names = ("language", "instruct", "text_feed")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
@@ -256,10 +285,10 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for `stream` from `add_sampling_options`."""
+    """Return keyword arguments for `stream` from `add_sampling_options`."""
     options = {name: getattr(args, name) for name in ("seed", "max_frames", *KNOBS)}
     if args.greedy:
-        for name in ("temperature", "top_k", "top_p"):  # the penalty moves an argmax, too
+        for name in ("temperature", "top_k", "top_p"):  # the penalty changes an argmax, too
             if options[name] is not None:
                 logger.warning("--greedy: --%s has no effect.", name.replace("_", "-"))
         options |= {"do_sample": False, "subtalker_do_sample": False}
@@ -285,20 +314,20 @@ def require_cloning(tts: "SpeechEngine", words: str) -> None:
     """Refuse to clone with a model that cannot.
 
     Args:
-        words: what the user has said that asks for it.
+        words: the option or command that asks for it.
     Raises:
         UsageError: the model has no speaker encoder.
     """
     if not tts.can_clone:
         raise UsageError(
-            f"{words} and the model {tts.files.name} cannot go together: it cannot clone.",
-            "Its voices are its own; a Base model speaks with that of a recording.",
-            f"Say --model {DEFAULT_MODEL} for example.",
+            f"{words} needs a model that clones voices; {tts.files.name} cannot.",
+            "It has voices of its own; a Base model speaks with the voice of a recording.",
+            f"Use --model {DEFAULT_MODEL} for example.",
         )
 
 
 def check_speech(args: argparse.Namespace) -> None:
-    """Refuse what `add_speech_options` can never mean, before a model is loaded.
+    """Refuse values of `add_speech_options` that can never work, before a model is loaded.
 
     Raises:
         UsageError: names the options, or the value and what it must be.
@@ -307,7 +336,7 @@ def check_speech(args: argparse.Namespace) -> None:
 
     check_sampling(args)
     if args.voice_sample is None and (args.ref_text is not None or args.xvector):
-        raise UsageError("--ref-text and --xvector describe a --voice-sample; none is given.")
+        raise UsageError("--ref-text and --xvector need a --voice-sample; none is given.")
     if args.voice is None:
         return
     if args.voice_sample is not None:
@@ -315,7 +344,7 @@ def check_speech(args: argparse.Namespace) -> None:
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(
-            f"--voice {path} is a recording, no voice.", hint=f"Say --voice-sample {path}"
+            f"--voice {path} is a recording, not a voice.", hint=f"Use --voice-sample {path}"
         )
 
 
@@ -337,7 +366,7 @@ def check_sampling(args: argparse.Namespace) -> None:
 
 
 def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
-    """Make the engine that `add_model_options` describes; says on stderr what it is."""
+    """Make the engine that `add_model_options` describes, and report it on stderr."""
     if "voice_sample" in args:
         check_speech(args)
     import torch
@@ -347,8 +376,8 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
-    tell_compiling(args)
-    # Of threads beside the engine's own, which read recordings, for example.
+    report_compiling(args)
+    # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)
     engine = families.load_engine(
@@ -365,12 +394,12 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         progress=not args.quiet,
         **options,
     )
-    tell_engine(args, engine)
+    report_engine(args, engine)
     return engine
 
 
-def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
-    """Say on stderr what an engine runs on, unless --quiet."""
+def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
+    """Print to stderr what an engine runs on, unless --quiet."""
     if not args.quiet:
         from qwen_megakernel.native.cpu_threads import available_cores
 
@@ -380,8 +409,8 @@ def tell_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
         print(facts, file=sys.stderr)
 
 
-def tell_compiling(args: argparse.Namespace) -> None:
-    """Say on stderr what is compiled and how long it took; --quiet and --debug decide otherwise."""
+def report_compiling(args: argparse.Namespace) -> None:
+    """Log what is compiled and how long it takes, unless --quiet or --debug sets the level."""
     from qwen_megakernel.native import compiling
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
@@ -389,7 +418,7 @@ def tell_compiling(args: argparse.Namespace) -> None:
 
 
 def read_text(text: str) -> str:
-    """The text itself, or standard input for "-"."""
+    """Return the text itself, or standard input for "-"."""
     if text != "-":
         return text
     if sys.stdin is None:
@@ -407,16 +436,16 @@ def read_speech(
     subtitles: str | None = None,
     encoding: str = "pcm",
 ) -> str:
-    """The clean text to say, once it can be said and written: a model may take minutes to load.
+    """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
 
     Args:
-        text: itself, or "-" for standard input.
-        output: the audio file it will go to; None: no file.
-        dump_codes: the file its codes will go to; None: none.
-        subtitles: the file the times of its words will go to; None: none.
-        encoding: of the audio file.
+        text: the text, or "-" for standard input.
+        output: the audio file to be written; None: no file.
+        dump_codes: the file of codes to be written; None: none.
+        subtitles: the file of the words' times to be written; None: none.
+        encoding: encoding of the audio file.
     Raises:
-        UsageError: nothing to say, or too much; no such format of audio or subtitles.
+        UsageError: the text is empty or too long, or a format of audio or subtitles is unknown.
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
@@ -434,8 +463,8 @@ def read_speech(
 
 
 def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
-    """Say that a speech did not end by itself; what was spoken until then is kept all the same."""
-    how = _ENDS.get(finish_reason)
+    """Warn that a speech ended without an end token; what was spoken until then is kept."""
+    how = _ENDS.get(finish_reason or "")
     if how:
         logger.warning(
             "%s at %d frame%s (%.1f s) without an end token (seed %d).",
@@ -447,11 +476,11 @@ def write_output(data: bytes) -> None:
     """Write all of `data` to standard output, at once.
 
     Raises:
-        OSError: it takes no more; `filename` says that it was this, which `run` tells.
+        OSError: the write failed; `filename` names standard output, which `run` reports.
     """
     left = memoryview(data)
     try:
-        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take a part
+        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take only a part
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
     except OSError as error:
@@ -461,11 +490,11 @@ def write_output(data: bytes) -> None:
 
 @contextlib.contextmanager
 def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
-    """End a script with what to install where the block cannot import a package.
+    """Exit with the packages to install if the block cannot import one.
 
     Args:
-        extras: those of this package that bring what the block imports.
-        by: the script, as its user knows it.
+        extras: this package's extras that bring the packages that the block imports.
+        by: the script's name.
         also: requirements of other packages.
     """
     try:
@@ -477,17 +506,17 @@ def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
 
 
 def wait_passively() -> None:
-    """Let PyTorch's threads sleep where they wait for each other, if the user says nothing else.
+    """Let PyTorch's threads sleep while they wait for each other, unless the user set a policy.
 
-    By default they wait in a loop that keeps the core busy: where another program has the core of
-    the thread that is waited for, all of them wait for the operating system's next turn. OpenMP
-    reads the variable when it is loaded, so a command must call this before it imports torch.
+    By default they wait in a loop that keeps their cores busy: if another program has the core of
+    the thread they wait for, all of them wait until that program gives it up. OpenMP reads the
+    variable when it is loaded, so a command must call this before it imports torch.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; turn our errors into their message and exit code.
+    """Run a command; turn its errors into a message and an exit code.
 
     Returns:
         `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources, such as
@@ -504,8 +533,8 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
             import numpy  # noqa: F401
 
             code = main(args)
-            if sys.stdout:  # nobody has closed it
-                sys.stdout.flush()  # here, where what fails can still be told
+            if sys.stdout:  # None where the caller closed it
+                sys.stdout.flush()  # here, where an error can still be reported
             return code
     except QwenTTSError as error:
         if args.debug:
@@ -515,10 +544,10 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return end.exit_code
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # a full disk, a folder without permission to write
         is_output = _has_output_failed() or error.filename == STANDARD_OUTPUT
         if is_output and isinstance(error, BrokenPipeError):
-            return 0  # whoever read it has gone (`... | head`)
+            return 0  # the program that read it has ended (`... | head`)
         if args.debug:
             raise
         where = error.filename or (STANDARD_OUTPUT if is_output else None)
@@ -528,8 +557,8 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
 
 
 def _has_output_failed() -> bool:
-    """Whether standard output takes nothing; what it has not taken is dropped, or Python's exit
-    would complain of it."""
+    """Return whether standard output fails; drops what it has not taken, which Python would report
+    at exit."""
     try:
         if sys.stdout:
             sys.stdout.flush()

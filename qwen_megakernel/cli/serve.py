@@ -18,92 +18,77 @@ if TYPE_CHECKING:
     from qwen_megakernel.server.settings import ServerSettings
 
 API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"
-MAX_SLOTS = 1024  # a cache of 230 MB each (0.6B, 1000 frames): 240 GB, and nobody means more
+MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, surely a mistake
 
 
 def add_command(commands: Any) -> None:
     """Add `serve` to the subparsers `commands`."""
-    command = commands.add_parser(
-        "serve", help="speak for others, over HTTP", description=serve.__doc__
-    )
-    command.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
-    command.add_argument("--port", type=int, default=8090, help="default 8090; 0: any free one")
-    command.add_argument(
+    command = options.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
+    add = command.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8090, help="port; 0 takes a free one (default: %(default)s)")
+    add(
         "--wyoming-port",
         type=int,
         metavar="PORT",
-        help="speak Wyoming there too, for Home Assistant (10200 is usual); it asks for no key",
+        help="port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
     )
-    command.add_argument(
-        "--api-key", metavar="K", help=f"ask clients for it (default: ${API_KEY_VARIABLE})"
+    add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
+    positive = options.at_least(1)
+    add("--slots", type=positive, default=1, help="streams spoken at a time (default: %(default)s)")
+    add(
+        "--max-frames",
+        type=positive,
+        help="most frames of 80 ms for each part (some sentences) of a text (default: 1000)",
     )
-    command.add_argument(
-        "--slots",
-        type=options.at_least(1),
-        default=1,
-        help="streams spoken at the same time (default: %(default)s)",
-    )
-    command.add_argument(
-        "--max-frames", type=options.at_least(1), help="for each part of a text (default: 1000)"
-    )
-    command.add_argument(
-        "--max-queue", type=int, default=8, help="requests that may wait (default: %(default)s)"
-    )
-    command.add_argument(
+    add("--max-queue", type=int, default=8, help="requests that may wait (default: %(default)s)")
+    add(
         "--max-chars",
         type=int,
         default=4096,
-        help="of a request's text (default: %(default)s, at most 20000)",
+        help="most characters of a request's text, up to 20000 (default: %(default)s)",
     )
-    command.add_argument(
+    add(
         "--default-format",
         default="wav",
-        help="when a request names none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
+        help="format for requests that name none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
         "(default: %(default)s)",
     )
     options.add_sound_options(command)
-    command.add_argument(
+    add(
         "--opus-bitrate",
         type=int,
         default=32,
         metavar="KBITS",
-        help="thousands of bits a second of opus, 6 to 256 (default: %(default)s)",
+        help="bit rate of opus in kbit/s, 6 to 256 (default: %(default)s)",
     )
-    command.add_argument(
-        "--voice-fallback", metavar="NAME", help='who speaks for OpenAI\'s voices ("alloy", ...)'
+    add("--voice-fallback", metavar="NAME", help='voice for OpenAI\'s names ("alloy", ...)')
+    add("--allow-upload", action="store_true", help="let clients add voices to --voices DIR")
+    add(
+        "--allow-origin",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="origin of web pages that may call this server (may be repeated)",
     )
-    command.add_argument(
-        "--allow-upload", action="store_true", help="let clients add voices to --voices DIR"
+    add("--access-log", action="store_true", help="log a line to stderr when an answer ends")
+    add(
+        "--deadline",
+        type=float,
+        default=600.0,
+        help="most seconds that a request may take (default: %(default)g)",
     )
-    command.add_argument(
-        "--allow-origin", metavar="URL", action="append", default=[], help="web pages that may call"
-    )
-    command.add_argument(
-        "--access-log",
-        action="store_true",
-        help="a line on stderr for each answer, when it is over",
-    )
-    command.add_argument(
-        "--deadline", type=float, default=600.0, help="seconds for a request (default: %(default)g)"
-    )
-    command.add_argument(
+    add(
         "--drain",
         type=float,
         default=120.0,
-        help="seconds running streams get after SIGTERM (default: %(default)g)",
+        help="most seconds that running streams get after SIGTERM (default: %(default)g)",
     )
-    command.add_argument(
-        "--ray", action="store_true", help="several engines behind one address, on Ray Serve"
-    )
-    command.add_argument("--replicas", type=int, help="engines, with --ray (default: 1)")
-    command.add_argument(
-        "--max-replicas", type=int, help="with --ray: more of them when requests wait, up to this"
-    )
-    command.add_argument(
-        "--replica-gpus", type=float, help="with --ray: GPUs for each (default: 1 if there are any)"
-    )
+    add("--ray", action="store_true", help="run several engines behind one address on Ray Serve")
+    add("--replicas", type=int, help="with --ray: number of engines (default: 1)")
+    add("--max-replicas", type=int, help="with --ray: most engines when requests wait")
+    add("--replica-gpus", type=float, help="with --ray: GPUs per engine (default: 1 if any)")
     options.add_model_options(command)
-    command.set_defaults(run=serve)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -111,7 +96,9 @@ def serve(args: argparse.Namespace) -> int:
     with _packages_of("server"):
         from qwen_megakernel.server import serving
     if args.wyoming_port is not None and find_spec("wyoming") is None:
-        raise MissingPackageError("--wyoming-port needs wyoming.", hint=install_command("wyoming"))
+        raise MissingPackageError(
+            "--wyoming-port needs the package wyoming.", hint=install_command("wyoming")
+        )
 
     def say(line: str) -> None:
         if not args.quiet:
@@ -124,7 +111,7 @@ def serve(args: argparse.Namespace) -> int:
         return 128 + number
     for name in ("replicas", "max_replicas", "replica_gpus"):
         if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} needs --ray: this is one engine.")
+            raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
     settings = _settings(args)
     if args.access_log:
         _log_accesses()
@@ -138,29 +125,29 @@ def serve(args: argparse.Namespace) -> int:
     )
     code = 0 if end.signal is None else 128 + end.signal
     if end.is_loading:
-        # Python's own end would take the thread down inside PyTorch, which aborts the process.
+        # Python's exit would stop the thread inside PyTorch, which then aborts the process.
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def ray_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `server_ray.application` for the options of `serve`.
+    """Return the arguments of `ray_serve.application` for the options of `serve`.
 
     Raises:
-        UsageError: options that do not go together.
+        UsageError: options exclude each other.
         MissingPackageError: Ray is not installed.
     """
     with _packages_of("ray"):
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
-            "--wyoming-port and --ray exclude each other: Serve's proxy speaks HTTP alone.",
-            hint="Run a server without --ray beside it.",
+            "--wyoming-port and --ray exclude each other: Ray Serve's proxy has HTTP alone.",
+            hint="Run a server without --ray for Wyoming.",
         )
     if args.access_log:
         raise UsageError(
-            "--access-log and --ray exclude each other: Serve has a log of its own.",
+            "--access-log and --ray exclude each other: Ray Serve has a log of its own.",
             hint="Look under logs/serve of Ray's session.",
         )
     for name in ("model", "voices"):  # replicas have working folders of their own
@@ -184,7 +171,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _has_gpu() -> bool:
-    """Of this machine; on a cluster of other ones say --replica-gpus."""
+    """Return whether this machine has a GPU; for a cluster --replica-gpus overrides it."""
     import torch
 
     return torch.cuda.is_available()
@@ -192,7 +179,7 @@ def _has_gpu() -> bool:
 
 @contextlib.contextmanager
 def _packages_of(extra: str) -> Iterator[None]:
-    """Name the extra of this package that brings what the block cannot import."""
+    """Turn an import error of the block into one that names the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -208,11 +195,11 @@ def _log_accesses() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     access_logger.addHandler(handler)
     access_logger.setLevel(logging.INFO)
-    access_logger.propagate = False  # to the handler of everything else
+    access_logger.propagate = False  # the root handler would print each line again
 
 
 def _api_key(args: argparse.Namespace) -> str | None:
-    """The key; a variable that is empty is not set, an option that is empty is a mistake."""
+    """Return the API key; an empty variable counts as unset, an empty option is refused later."""
     if args.api_key is not None:
         return args.api_key
     return os.environ.get(API_KEY_VARIABLE) or None
@@ -228,8 +215,8 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
     if args.slots > MAX_SLOTS:
         raise UsageError(
             f"--slots is {args.slots}; {MAX_SLOTS} at most.",
-            "Each holds the memory of a whole stream from the start.",
-            "Requests beyond the slots wait: --max-queue says how many may.",
+            "Each slot reserves the memory of a whole stream at the start.",
+            "Requests beyond the slots wait; --max-queue limits how many.",
         )
     return ServerSettings(
         api_key=_api_key(args),

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, speak
 
 if TYPE_CHECKING:
@@ -15,19 +16,20 @@ if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions
     from qwen_megakernel.sheen.training.verify import Check
 
-# As sheen.codec and sheen.model_folder have them, without importing torch.
+# The defaults of sheen.codec and sheen.model_folder, which import torch.
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
 DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
 
 BACKENDS = ("auto", "kernel", "torch", "emulation")
 FAILED = 1  # the exit code of a check that failed
 
+_DATA_HELP = "dataset that `sheen prepare` wrote"
+
 
 def add_commands(commands: Any) -> None:
     """Add `sheen prepare | train | infer | verify` to the subparsers `commands`."""
-    sheen = commands.add_parser("sheen", help="train a voice, speak with it").add_subparsers(
-        required=True
-    )
+    command = commands.add_parser("sheen", help="train a voice and speak with it")
+    sheen = command.add_subparsers(required=True)
     _add_prepare(sheen)
     _add_train(sheen)
     _add_infer(sheen)
@@ -35,7 +37,7 @@ def add_commands(commands: Any) -> None:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Turn recordings into codes: metadata.csv and wav/ in, a JSONL file out."""
+    """Encode recordings: read metadata.csv and wav/, write their codes to a JSONL file."""
     from tqdm import tqdm
 
     from qwen_megakernel.gpu.driver import find_device
@@ -45,7 +47,7 @@ def prepare(args: argparse.Namespace) -> int:
     def bar(rows: "list[Row]") -> "Iterator[Row]":
         yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
 
-    # It is there, or nothing is downloaded.
+    # Checks the dataset before anything is downloaded.
     read_metadata(Path(args.dataset) / METADATA, is_text=args.espeak is not None)
     device = find_device(args.device)
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
@@ -69,7 +71,7 @@ def train(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.sheen.training.job import train_voice
 
-    bars: list[tqdm] = []  # none before the models are there: it would stand before an error
+    bars: list[tqdm] = []  # empty until the models are loaded, whose errors a bar would disturb
 
     with ExitStack() as stack:
 
@@ -94,7 +96,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def infer(args: argparse.Namespace) -> int:
-    """Say something with a trained voice."""
+    """Speak a text with a trained voice."""
     from qwen_megakernel.sheen.engine import SheenEngine
 
     text = speak.read_text(args)
@@ -109,7 +111,7 @@ def infer(args: argparse.Namespace) -> int:
         warmup=False,
     )
     with engine as tts:
-        options.tell_engine(args, tts)
+        options.report_engine(args, tts)
         how = options.sampling_options(args) | options.sound_options(args)
         stream = tts.stream(text, **how)
         speak.write_speech(args, tts, stream, text)
@@ -117,10 +119,10 @@ def infer(args: argparse.Namespace) -> int:
 
 
 def verify_dataset(args: argparse.Namespace) -> int:
-    """Check a dataset: every line, and the whole."""
+    """Check a dataset: every line, and all lines together."""
     from qwen_megakernel.sheen.training.verify import check_dataset
 
-    return _tell(check_dataset(Path(args.data), args.codebook_size, args.max_length))
+    return _print_checks(check_dataset(Path(args.data), args.codebook_size, args.max_length))
 
 
 def verify_tokenizer(args: argparse.Namespace) -> int:
@@ -128,27 +130,27 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen import model_folder
     from qwen_megakernel.sheen.training.verify import check_tokenizer
 
-    return _tell(check_tokenizer(model_folder.find(args.model).folder))
+    return _print_checks(check_tokenizer(model_folder.find(args.model).folder))
 
 
 def verify_snac(args: argparse.Namespace) -> int:
-    """Check a SNAC: it hears, speaks, and streams."""
+    """Check that a SNAC codec encodes, decodes and streams."""
     from qwen_megakernel.sheen.codec import find_snac
     from qwen_megakernel.sheen.training.verify import check_snac
 
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
-    return _tell(check_snac(folder))
+    return _print_checks(check_snac(folder))
 
 
 def verify_training(args: argparse.Namespace) -> int:
-    """Check training on two samples; nothing is kept."""
+    """Check training on two samples of a dataset, without keeping the result."""
     from qwen_megakernel.sheen.training.verify import check_training
 
-    return _tell(check_training(_job(args), _train_options(args)))
+    return _print_checks(check_training(_job(args), _train_options(args)))
 
 
-def _tell(checks: "Iterable[Check]") -> int:
-    """Print each check as it is done; the exit code."""
+def _print_checks(checks: "Iterable[Check]") -> int:
+    """Print each check when it is done; returns the exit code."""
     failed = 0
     for check in checks:
         print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}", flush=True)
@@ -183,121 +185,130 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 
 
 def _add_prepare(sheen: Any) -> None:
-    command = sheen.add_parser(
-        "prepare", help="turn recordings into codes", description=prepare.__doc__
+    command = options.new_command(sheen, "prepare", prepare, "encode recordings for training")
+    add = command.add_argument
+    add("dataset", metavar="DIR", help="folder with metadata.csv (id|phonemes) and wav/")
+    add(
+        "-o",
+        "--output",
+        default="dataset.jsonl",
+        help="JSONL file to write; its rows are kept, so an interrupted run goes on "
+        "(default: %(default)s)",
     )
-    command.add_argument("dataset", metavar="DIR", help="metadata.csv (id|phonemes) and wav/")
-    command.add_argument(
-        "-o", "--output", default="dataset.jsonl", help="what is there already stays"
-    )
-    command.add_argument(
+    add(
         "--espeak",
         metavar="VOICE",
-        help="metadata.csv is id|text; phonemise it with this espeak-ng voice, as en-us",
+        help="espeak-ng voice to phonemise with, such as en-us; metadata.csv is then id|text",
     )
     _add_snac_options(command)
-    command.set_defaults(run=prepare)
 
 
 def _add_train(sheen: Any) -> None:
-    command = sheen.add_parser("train", help="train a voice on them", description=train.__doc__)
+    command = options.new_command(sheen, "train", train, "train a voice")
+    add = command.add_argument
     _add_training_options(command)
-    command.add_argument("-o", "--output", required=True, metavar="DIR", help="the voice's folder")
-    command.add_argument(
-        "--save-steps", type=int, default=500, help="write the voice after so many (default 500)"
-    )
-    command.add_argument("--resume", action="store_true", help="go on where --output stopped")
-    command.set_defaults(run=train)
+    add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
+    add("--save-steps", type=int, default=500, help="steps between saves (default: 500)")
+    add("--resume", action="store_true", help="go on from the state in --output")
 
 
 def _add_infer(sheen: Any) -> None:
-    command = sheen.add_parser("infer", help="say something with it", description=infer.__doc__)
-    command.add_argument("text", help="what to say; - reads standard input")
-    command.add_argument("--model", required=True, metavar="DIR", help="a trained voice")
-    command.add_argument(
-        "--phonemes", action="store_true", help="the text is phonemes, espeak-ng is not asked"
-    )
-    command.add_argument(
+    command = options.new_command(sheen, "infer", infer, "speak with a voice")
+    add = command.add_argument
+    add("text", help="text to speak; - reads standard input")
+    add("--model", required=True, metavar="DIR", help="folder of the trained voice")
+    add("--phonemes", action="store_true", help="take the text as phonemes, without espeak-ng")
+    add(
         "--order",
         default="repair",
         choices=("repair", "refuse"),
-        help="offer the model only tokens in their place, or fail at one out of place",
+        help="repair: draw only from tokens that may come next (default); refuse: draw from all "
+        "and stop with an error at the first wrong one, to test how well a voice is trained",
     )
-    command.add_argument("--backend", default="auto", choices=BACKENDS, help=options.BACKEND_HELP)
-    command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), help=options.DTYPE_HELP)
+    add(
+        "--backend",
+        default="auto",
+        choices=BACKENDS,
+        help="decoder: kernel (CUDA), torch (transformers), emulation (the kernel on a CPU, slow) "
+        "(default: auto, the kernel on a GPU that can run it, else torch)",
+    )
+    add("--device", help=options.DEVICE_HELP)
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
+    )
     speak.add_output_options(command)
     options.add_sampling_options(command)
     options.add_sound_options(command)
     options.add_verbosity(command)
-    command.set_defaults(run=infer)
 
 
 def _add_verify(sheen: Any) -> None:
-    verify = sheen.add_parser("verify", help="check each stage by itself").add_subparsers(
-        required=True
+    command = sheen.add_parser("verify", help="check a dataset, a voice, a codec or training")
+    verify = command.add_subparsers(required=True)
+    command = options.new_command(
+        verify, "dataset", verify_dataset, "check every line of a dataset"
     )
-    command = verify.add_parser(
-        "dataset", help="every line of a dataset, and the whole", description=verify_dataset.__doc__
-    )
-    command.add_argument("data", metavar="JSONL", help="from sheen prepare")
-    command.add_argument("--codebook-size", type=int, default=4096, help="of the SNAC")
-    command.add_argument("--max-length", type=int, default=1024, help="tokens of a sequence")
+    add = command.add_argument
+    add("data", metavar="JSONL", help=_DATA_HELP)
+    add("--codebook-size", type=int, default=4096, help="codes per codebook (default: 4096)")
+    add("--max-length", type=int, default=1024, help="tokens per sequence (default: 1024)")
     options.add_verbosity(command)
-    command.set_defaults(run=verify_dataset)
 
-    command = verify.add_parser(
+    command = options.new_command(
+        verify,
         "tokenizer",
-        help="of a trained voice, with its embeddings",
-        description=verify_tokenizer.__doc__,
+        verify_tokenizer,
+        "check the tokenizer and embeddings of a trained voice",
     )
-    command.add_argument("model", metavar="DIR", help="a trained voice")
+    command.add_argument("model", metavar="DIR", help="folder of the trained voice")
     options.add_verbosity(command)
-    command.set_defaults(run=verify_tokenizer)
 
-    command = verify.add_parser(
-        "snac", help="it hears, speaks, and streams", description=verify_snac.__doc__
+    command = options.new_command(
+        verify, "snac", verify_snac, "check that the SNAC codec encodes, decodes and streams"
     )
     _add_snac_options(command)
-    command.set_defaults(run=verify_snac)
 
-    command = verify.add_parser(
-        "training", help="on two samples; nothing is kept", description=verify_training.__doc__
+    command = options.new_command(
+        verify, "training", verify_training, "check training on two samples"
     )
     _add_training_options(command)
-    command.set_defaults(run=verify_training, output="", save_steps=1, resume=False)
+    command.set_defaults(output="", save_steps=1, resume=False)
 
 
 def _add_snac_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    add = command.add_argument
+    add(
         "--snac",
         default=DEFAULT_SNAC,
-        help="codec: hub id, folder, or tiny-random-snac, which needs no download "
+        help="SNAC codec: hub id, folder, or tiny-random-snac, which needs no download "
         f"(default: {DEFAULT_SNAC})",
     )
-    command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    command.add_argument("--local-files-only", action="store_true", help="never use the network")
+    add("--device", help=options.DEVICE_HELP)
+    add("--local-files-only", action="store_true", help="download nothing")
     options.add_verbosity(command)
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:
-    """Options of `train` and `verify training`; None is the default of `TrainOptions`."""
-    command.add_argument("data", metavar="JSONL", help="from sheen prepare")
-    command.add_argument(
+    """Add the options of training; None takes the default of `TrainOptions`."""
+    add = command.add_argument
+    add("data", metavar="JSONL", help=_DATA_HELP)
+    add(
         "--model",
         default=DEFAULT_BASE_MODEL,
-        help="language model to begin with: hub id or folder of a Qwen2.5, or "
+        help="language model to train: hub id or folder of a Qwen2.5, or "
         f"tiny-random-qwen2.5, which needs no download (default: {DEFAULT_BASE_MODEL})",
     )
-    command.add_argument("--learning-rate", type=float, help="default 2e-5")
-    command.add_argument("--batch-size", type=int, help="rows of a pass (default 4)")
-    command.add_argument("--gradient-accumulation", type=int, help="passes of a step (default 4)")
-    command.add_argument("--max-length", type=int, help="tokens of a row (default 1024)")
-    command.add_argument("--precision", choices=("fp16", "bf16", "fp32"), help="default fp16")
-    command.add_argument("--epochs", type=int, help="default 20")
-    command.add_argument("--max-steps", type=int, help="stop here, whatever the epochs")
-    command.add_argument("--warmup-steps", type=int, help="default 100")
-    command.add_argument("--weight-decay", type=float, help="default 0.01")
-    command.add_argument("--max-grad-norm", type=float, help="default 1.0")
-    command.add_argument("--seed", type=int, help="of new embeddings and the order (default 0)")
+    add("--learning-rate", type=float, help="highest learning rate (default: 2e-5)")
+    add("--batch-size", type=int, help="rows in a forward pass (default: 4)")
+    add("--gradient-accumulation", type=int, help="passes before an optimizer step (default: 4)")
+    add("--max-length", type=int, help="tokens in a row (default: 1024)")
+    add("--precision", choices=("fp16", "bf16", "fp32"), help="number format (default: fp16)")
+    add("--epochs", type=int, help="passes over the dataset (default: 20)")
+    add("--max-steps", type=int, help="steps after which to stop, whatever the epochs")
+    add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
+    add("--weight-decay", type=float, help="weight decay of AdamW (default: 0.01)")
+    add("--max-grad-norm", type=float, help="norm to clip gradients to (default: 1.0)")
+    add("--seed", type=int, help="seed of new embeddings and of the rows' order (default: 0)")
     _add_snac_options(command)

@@ -1,4 +1,4 @@
-"""Speech to a file or to standard output, as `speak` and `sheen infer` write it."""
+"""The command `speak`, and how it and `sheen infer` write speech."""
 
 import argparse
 import sys
@@ -17,36 +17,39 @@ if TYPE_CHECKING:
     from qwen_megakernel.records import AudioChunk
 
 DEFAULT_OUTPUT = "out.wav"
-CHARS_PER_SECOND = 14  # of read English, for the progress bar
+CHARS_PER_SECOND = 14  # the pace of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--output, --encoding, --loudness, --stream, --stdout, --subtitles, --dump-codes."""
-    parser.add_argument("-o", "--output", help="wav, flac, ogg or mp3 file (default: out.wav)")
-    parser.add_argument(
+    """Add the options of the output: its file, format, loudness, subtitles and codes."""
+    add = parser.add_argument
+    add("-o", "--output", help="wav, flac, ogg or mp3 file to write (default: out.wav)")
+    add(
         "--encoding",
         default="pcm",
         choices=ENCODINGS,
-        help="of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
+        help="encoding of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
     )
     options.add_loudness_option(parser)
-    parser.add_argument("--stream", action="store_true", help="tell each chunk as it leaves")
-    parser.add_argument("--stdout", action="store_true", help="raw 16-bit samples, no file")
+    add("--stream", action="store_true", help="print a line for each chunk")
+    add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
     options.add_subtitles_option(parser)
-    parser.add_argument("--dump-codes", metavar="FILE", help="write the codes, a row a frame")
+    add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
 
 
 def read_text(args: argparse.Namespace) -> str:
-    """What to say, once it and the place it goes to can serve: before a model is loaded.
+    """Return the text to speak; checks it and the output before a model is loaded.
 
     Raises:
-        UsageError: options exclude each other, or there is nothing to say, or too much.
+        UsageError: options exclude each other, or the text is empty or too long.
         OutputError: the file cannot be written.
     """
     if args.stdout and args.output:
         raise UsageError("--stdout and --output exclude each other.")
     if args.output == "-":
-        raise UsageError("--output - is no file.", hint="--stdout writes raw samples there.")
+        raise UsageError(
+            "--output - is not a file.", hint="Write to standard output with --stdout."
+        )
     if args.stdout and args.loudness is not None:
         raise UsageError(
             "--stdout and --loudness exclude each other.",
@@ -62,7 +65,7 @@ def read_text(args: argparse.Namespace) -> str:
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Send a stream where `add_output_options` says; `text` is for the progress bar."""
+    """Write a stream where the options say; `text` estimates its length for the progress bar."""
     import numpy as np
 
     from qwen_megakernel import audio
@@ -74,7 +77,7 @@ def write_speech(
     if args.stdout:
         for chunk in stream:
             options.write_output(chunk.pcm16)
-            _tell_chunk(args, chunk)
+            _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
         writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
@@ -86,7 +89,7 @@ def write_speech(
                 else:
                     whole.append(chunk.samples)
                 bar.update(chunk.num_frames * tts.seconds_per_frame)
-                _tell_chunk(args, chunk)
+                _print_chunk(args, chunk)
                 seconds = chunk.end_s
             if whole:
                 samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
@@ -108,7 +111,7 @@ def write_speech(
 
 
 def speak(args: argparse.Namespace) -> int:
-    """Say something: to a file, or as raw samples to standard output."""
+    """Speak a text: to a file, or as raw samples to standard output."""
     text = read_text(args)
     with options.engine_from_args(args) as tts:
         write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
@@ -117,23 +120,22 @@ def speak(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `speak` to the subparsers `commands`."""
-    command = commands.add_parser("speak", help="say something", description=speak.__doc__)
-    command.add_argument("text", help="what to say; - reads standard input")
+    command = options.new_command(commands, "speak", speak, "speak a text")
+    command.add_argument("text", help="text to speak; - reads standard input")
     add_output_options(command)
     options.add_model_options(command)
     options.add_speech_options(command)
-    command.set_defaults(run=speak)
 
 
-def _tell_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
-    """--stream: a line for each chunk that has left."""
+def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
+    """Print a line about a chunk that was written, with --stream."""
     if args.stream and chunk.num_frames:
         last = chunk.frame_index + chunk.num_frames - 1
         print(f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}..{last}", file=sys.stderr)
 
 
 def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
-    """Seconds of speech made, on a terminal; its end is an estimate from the text's length."""
+    """Return a bar of the seconds of speech made; its end is estimated from the text's length."""
     from tqdm import tqdm
 
     return tqdm(

@@ -1,4 +1,4 @@
-"""The command `voices`: make voice files from recordings, look at them, delete them."""
+"""The command `voices`: make voice files from recordings, list, show and delete them."""
 
 import argparse
 import json
@@ -10,69 +10,63 @@ from qwen_megakernel.cli import options
 from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
 
 if TYPE_CHECKING:
-    from qwen_megakernel.tts_engine import TTSEngine
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
+
+
+_FOLDER_HELP = "folder of voice files (default: .)"
 
 
 def add_commands(commands: Any) -> None:
     """Add `voices create | list | show | delete` to the subparsers `commands`."""
-    voices = commands.add_parser("voices", help="make and manage voices").add_subparsers(
-        required=True
-    )
-    command = voices.add_parser(
-        "create", help="make them from recordings", description=create.__doc__
-    )
-    command.add_argument(
+    voices = commands.add_parser("voices", help="make and manage voices")
+    voices = voices.add_subparsers(required=True)
+    command = options.new_command(voices, "create", create, "make voices from recordings")
+    add = command.add_argument
+    add(
         "source",
         metavar="DIR|FILE",
-        help="a recording, or a folder of them; NAME.txt beside NAME.wav is its transcript",
+        help="recording, or folder of recordings; NAME.txt beside NAME.wav is its transcript",
     )
-    command.add_argument(
+    add(
         "-o",
         "--output",
-        help="file ending in .voice.safetensors, or folder, which is made (default: here)",
+        help="file to write (.voice.safetensors), or folder, which is made (default: .)",
     )
-    command.add_argument("--force", action="store_true", help="replace voices that are there")
-    command.add_argument("--ref-text", help="exactly what is said, for one recording")
-    command.add_argument("--xvector", action="store_true", help="leave transcripts out")
-    command.add_argument("--legacy-bin", action="store_true", help="one voice_presets.bin")
+    add("--force", action="store_true", help="replace voices that exist already")
+    add("--ref-text", help="exact transcript of the one recording")
+    add("--xvector", action="store_true", help="ignore transcripts")
+    add("--legacy-bin", action="store_true", help="write all voices to one voice_presets.bin")
     options.add_model_options(command)
-    command.set_defaults(run=create)
 
-    command = voices.add_parser(
-        "list", help="list those of a folder", description=list_voices.__doc__
-    )
-    command.add_argument("folder", nargs="?", default=".", metavar="DIR|FILE", help="default: here")
-    command.add_argument("--json", action="store_true", help="for a program")
+    command = options.new_command(voices, "list", list_voices, "list the voices of a folder")
+    add = command.add_argument
+    add("folder", nargs="?", default=".", metavar="DIR|FILE", help="file, or " + _FOLDER_HELP)
+    add("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
-    command.set_defaults(run=list_voices)
 
-    command = voices.add_parser("show", help="show one", description=show.__doc__)
-    command.add_argument("voice", metavar="NAME|FILE", help="a name in --voices, or a file")
-    command.add_argument(
-        "--voices", default=".", metavar="DIR", help="where names are looked up (default: here)"
-    )
-    command.add_argument("--json", action="store_true", help="for a program")
+    command = options.new_command(voices, "show", show, "show a voice")
+    add = command.add_argument
+    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
+    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+    add("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
-    command.set_defaults(run=show)
 
-    command = voices.add_parser("delete", help="delete one", description=delete.__doc__)
-    command.add_argument("voice", metavar="NAME", help="a name in --voices")
-    command.add_argument(
-        "--voices", default=".", metavar="DIR", help="the folder it is in (default: here)"
-    )
+    command = options.new_command(voices, "delete", delete, "delete a voice")
+    add = command.add_argument
+    add("voice", metavar="NAME", help="name in --voices")
+    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
     options.add_verbosity(command)
-    command.set_defaults(run=delete)
 
 
 def create(args: argparse.Namespace) -> int:
-    """Make a voice file of a recording, or one for each recording of a folder."""
+    """Make a voice file from a recording, or one from each recording of a folder."""
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, save_presets
 
     recordings = _recordings(Path(args.source))
     if args.ref_text is not None and len(recordings) > 1:
         raise UsageError(
-            "--ref-text is of one recording.",
+            f"--ref-text is the transcript of one recording; {args.source} has {len(recordings)}.",
             hint="For a folder, put each transcript into NAME.txt beside NAME.wav.",
         )
     ending = PRESETS_FILE if args.legacy_bin else VOICE_SUFFIX
@@ -82,12 +76,12 @@ def create(args: argparse.Namespace) -> int:
     if not (is_file or is_folder) and output.suffix:
         raise UsageError(
             f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
-            hint=f"Say -o {output.with_suffix('')}{VOICE_SUFFIX}",
+            hint=f"Use -o {output.with_suffix('')}{VOICE_SUFFIX}",
         )
     if is_file and (
         output.suffix != Path(ending).suffix or (len(recordings) > 1 and not args.legacy_bin)
     ):
-        raise UsageError(f"-o {output} does not fit: what is written are {ending} files.")
+        raise UsageError(f"-o {output} does not fit: this command writes {ending} files.")
     names = [PRESETS_FILE] if args.legacy_bin else [f"{each.stem}{ending}" for each in recordings]
     _check_free([output] if is_file else [output / name for name in names], force=args.force)
     made, failed = [], 0
@@ -124,7 +118,7 @@ def list_voices(args: argparse.Namespace) -> int:
         facts = [_facts(voice) | {"name": name} for name, voice in found.items()]
         print(json.dumps(facts, indent=2))
         return failed
-    for name, voice in found.items():  # by which --voice finds it: that of its file
+    for name, voice in found.items():  # the file's name, by which --voice finds it
         print(f"{name:24} {_describe(voice)}")
     if not found and not args.quiet:
         print(f"no voices in {args.folder}", file=sys.stderr)
@@ -132,7 +126,7 @@ def list_voices(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Show one voice."""
+    """Show a voice: its mode, size, transcript and fingerprint."""
     from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
     if args.voice.endswith(VOICE_SUFFIX):
@@ -155,7 +149,7 @@ def delete(args: argparse.Namespace) -> int:
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, save_presets
 
     folder = Path(args.voices)
-    path = folder / f"{Voice(args.voice).name}{VOICE_SUFFIX}"  # a name, so no path to elsewhere
+    path = folder / f"{Voice(args.voice).name}{VOICE_SUFFIX}"  # `Voice` refuses a path as a name
     if path.is_file():
         path.unlink()
     else:
@@ -180,7 +174,7 @@ def _recordings(source: Path) -> list[Path]:
     found = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
     if not found:
         raise UsageError(f"{source} has no recording.", hint=f"Looked for: {', '.join(SUFFIXES)}.")
-    first: dict[str, Path] = {}  # of each name
+    first: dict[str, Path] = {}  # the first recording of each name
     for path in found:
         if (other := first.setdefault(path.stem, path)) != path:
             raise UsageError(
@@ -191,23 +185,23 @@ def _recordings(source: Path) -> list[Path]:
 
 
 def _check_free(paths: list[Path], *, force: bool) -> None:
-    """Refuse to replace voices that are there, before a model is loaded."""
-    there = [str(path) for path in paths if path.exists()]
-    if there and not force:
+    """Refuse to replace voices without --force, before a model is loaded."""
+    present = [str(path) for path in paths if path.exists()]
+    if present and not force:
         raise UsageError(
-            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already.",
+            f"{', '.join(present)} {'exists' if len(present) == 1 else 'exist'} already.",
             hint="Replace with --force, or write elsewhere with -o.",
         )
 
 
 def _replaced(path: Path) -> str:
-    """What to say of a file that is about to be written."""
+    """Return what to append to the line about a file that is to be written."""
     return " (replaced)" if path.exists() else ""
 
 
-def _clone(tts: "TTSEngine", recording: Path, args: argparse.Namespace) -> "Voice":
+def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
-    without_text = args.xvector or args.legacy_bin  # which holds x-vectors alone
+    without_text = args.xvector or args.legacy_bin  # that file holds x-vectors alone
     if text is None and beside.is_file() and not without_text:
         try:
             text = beside.read_text(encoding="utf-8").strip()
@@ -217,7 +211,7 @@ def _clone(tts: "TTSEngine", recording: Path, args: argparse.Namespace) -> "Voic
 
 
 def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
-    """The readable voices by name, and the exit code: damaged files are reported, not fatal."""
+    """Return the readable voices by name, and the exit code; prints the damaged files' errors."""
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice
 
     if folder.is_file():
@@ -242,15 +236,15 @@ def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
 
 
 def _no_voice_file(path: Path) -> UsageError:
-    """What to say of a file that is given where voices are expected."""
+    """Return the error for a file that is given where voices are expected."""
     from qwen_megakernel.cloning.recordings import SUFFIXES
     from qwen_megakernel.voice import VOICE_SUFFIX
 
     if path.suffix.lower() in SUFFIXES:
         make = f"qwen-megakernel voices create {path}"
-        return UsageError(f"{path} is a recording, no voice.", hint=f"Make a voice of it: {make}")
+        return UsageError(f"{path} is a recording, not a voice.", hint=f"Make a voice: {make}")
     return UsageError(
-        f"{path} is no file of voices.",
+        f"{path} is not a file of voices.",
         hint=f"Give a folder, a file that ends in {VOICE_SUFFIX}, or a voice_presets.bin.",
     )
 
@@ -263,17 +257,18 @@ def _named(name: str, found: dict[str, "Voice"]) -> "Voice":
 
 
 def _facts(voice: "Voice") -> dict[str, Any]:
+    assert voice.x_vector is not None  # every voice of a file has one
     return {
         "name": voice.name,
         "dim": len(voice.x_vector),
         "mode": "in context" if voice.in_context else "x-vector",
-        "frames": len(voice.codes) if voice.in_context else None,
+        "frames": None if voice.codes is None else len(voice.codes),
         "transcript": voice.transcript,
         "fingerprint": voice.fingerprint,
     }
 
 
 def _describe(voice: "Voice") -> str:
-    if not voice.in_context:
-        return f"x-vector, {len(voice.x_vector)}-dim"
-    return f'in context, {len(voice.x_vector)}-dim, {len(voice.codes)} frames, "{voice.transcript}"'
+    facts = _facts(voice)
+    size = f"{facts['mode']}, {facts['dim']}-dim"
+    return f'{size}, {facts["frames"]} frames, "{voice.transcript}"' if voice.in_context else size

@@ -1,4 +1,4 @@
-"""The Pipecat service: text frames in, 24 kHz 16-bit PCM frames out, of an engine in this process.
+"""The Pipecat service: turns text frames into 24 kHz 16-bit PCM frames with an engine in-process.
 
 Read `service` first, then `contexts` (one context of Pipecat is one stream), `base` (what an
 in-process service needs that Pipecat's network services do not), `settings`, and `word_timestamps`.

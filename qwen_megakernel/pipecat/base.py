@@ -1,7 +1,7 @@
-"""Pipecat's TTS base class, made fit for a service that makes its audio in this process.
+"""Pipecat's TTS base class, corrected for a service that makes its audio in this process.
 
-It is right about words and ends where the base class of pipecat-ai 1.14 is not. That takes private
-members of it, so the release is pinned.
+It corrects the timing of words and the end of speech in pipecat-ai 1.14. That takes private members
+of Pipecat's class, so its release is pinned.
 """
 
 import asyncio
@@ -23,33 +23,22 @@ from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.pipecat.word_timestamps import PlayoutClock
 
-# Some sentences: an LLM's are shorter, and go on as they are.
-LONG_TEXT_CHARS = 400
+LONG_TEXT_CHARS = 400  # some sentences; longer texts are cut, which the sentences of LLMs are not
 
 
 class InProcessTTSService(TTSService):
-    """A `TTSService` whose words keep to their audio and whose end always comes."""
+    """A `TTSService` whose words are timed by their audio, and which always ends."""
 
     def __init__(self, **kwargs: Any):
-        """Initialize the service.
-
-        Args:
-            **kwargs: For the base class.
-        """
         super().__init__(**kwargs)
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out = asyncio.Event()
         self._words_in_order = asyncio.Lock()
 
-    async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Become part of a pipeline, perhaps not the first one.
-
-        Its clock begins at 0, so nothing is left of the times of the one before.
-
-        Args:
-            setup: The pipeline's clock, tasks and sample rates.
-        """
+    # FrameProcessor changes the type of its base's argument, too.
+    async def setup(self, setup: FrameProcessorSetup) -> None:  # type: ignore[override]
+        """Join a pipeline; forgets the times of an earlier one, which had another clock."""
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out.clear()
@@ -62,10 +51,10 @@ class InProcessTTSService(TTSService):
     async def _handle_aggregated_text(
         self, src_frame: AggregatedTextFrame, context_id: str | None = None
     ) -> None:
-        """Speak text; a long one, as a `TTSSpeakFrame` may bring, sentence by sentence.
+        """Speak a text; a long one, such as a `TTSSpeakFrame` may have, sentence by sentence.
 
-        The base class follows the words of a text in a time that grows with the square of its
-        length: 10,000 characters would keep the event loop for most of a second.
+        The base class takes a time that grows with the square of a text's length: 10,000 characters
+        would block the event loop for most of a second.
         """
         text = src_frame.text
         if len(text) <= LONG_TEXT_CHARS or src_frame.raw_text not in (None, text):
@@ -76,23 +65,20 @@ class InProcessTTSService(TTSService):
             frame = AggregatedTextFrame(sentence, src_frame.text_type, raw_text=sentence)
             frame.interruptible = src_frame.interruptible
             await super()._handle_aggregated_text(frame, context_id)
-            await asyncio.sleep(0)  # nothing above need ever have waited
+            await asyncio.sleep(0)  # the calls above may never have waited
 
     # ---- ends ------------------------------------------------------------------------------------
 
     async def stop(self, frame: EndFrame) -> None:
-        """Let what is being spoken play out.
+        """Let the current speech play out.
 
         The base class awaits its playback task here. An interruption either cancels that task, or
-        drops the mark that would end it, and then the pipeline never ends. This waits for whichever
-        playback task gets to the mark, and an interruption renews the mark.
-
-        Args:
-            frame: The end frame.
+        drops the mark that would end it, and then the pipeline never ends. This method waits for
+        any playback task to reach the mark, and an interruption sets the mark again.
         """
         self._stopping = True
         for context_id in self.get_audio_contexts():
-            await self.flush_audio(context_id)  # of a turn that the LLM never finished
+            await self.flush_audio(context_id)  # for a turn that the LLM never finished
         if self._audio_context_task:
             await self._audio_context_manager.end_playback()
             await self._played_out.wait()
@@ -101,7 +87,7 @@ class InProcessTTSService(TTSService):
 
     async def _audio_context_task_handler(self) -> None:
         await super()._audio_context_task_handler()
-        self._played_out.set()  # not reached by a task that is cancelled
+        self._played_out.set()  # a cancelled task does not get here
 
     async def _handle_interruption(
         self, frame: InterruptionFrame, direction: FrameDirection
@@ -112,7 +98,7 @@ class InProcessTTSService(TTSService):
             await self._audio_context_manager.end_playback()
 
     async def stop_all_metrics(self) -> None:
-        """End the measurements that an interruption ends.
+        """End all measurements at an interruption.
 
         The base class would report the time to the interruption as the time to the first byte.
         """
@@ -122,10 +108,10 @@ class InProcessTTSService(TTSService):
     # ---- words -----------------------------------------------------------------------------------
 
     async def start_word_timestamps(self) -> None:
-        """Let the words of a context begin: its first audio is about to be pushed.
+        """Begin to time the words of a context, whose first audio is about to be pushed.
 
-        The base class counts from the last word of the context before; the words are heard behind
-        the end of its audio.
+        The base class counts from the last word of the context before, but the words are heard
+        after the end of that context's audio.
         """
         await super().start_word_timestamps()
         now_s = self._now_s()
@@ -138,16 +124,16 @@ class InProcessTTSService(TTSService):
         context_id: str | None = None,
         includes_inter_frame_spaces: bool = False,
     ) -> None:
-        """Time words by when their audio is heard, not by how much audio goes before it."""
+        """Time words by when their audio is heard, not by how much audio precedes it."""
         delayed = [(word, seconds + self._playout.delay_s) for word, seconds in word_times]
         async with self._words_in_order:
             await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
 
     async def _push_sequencer_frames(self, frames: list[Frame], context_id: str | None) -> None:
-        """Push a sentence that is complete, with its words that were heard before it was.
+        """Push a complete sentence, with its words that were heard before it was complete.
 
-        The base class puts these words behind all that waits in the context's queue; a later word
-        of the same sentence that waits there would come first.
+        The base class appends these words to the context's queue, where a later word of the same
+        sentence may wait and would come first.
         """
         if any(isinstance(frame, TTSTextFrame) for frame in frames):
             async with self._words_in_order:
@@ -158,19 +144,14 @@ class InProcessTTSService(TTSService):
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
-        """Push a frame.
-
-        Args:
-            frame: The frame.
-            direction: Where to.
-        """
+        """Push a frame, and record the time of audio."""
         await super().push_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
             duration_s = frame.num_frames / frame.sample_rate
             self._playout.send(self._now_s(), duration_s, interruptible=frame.interruptible)
 
     def _heard_s(self, context_id: str) -> float:
-        """How much of a context's audio the listener has heard."""
+        """Return how much of a context's audio the listener has heard."""
         return self._playout.heard_s(context_id, self._now_s())
 
     def _now_s(self) -> float:
@@ -189,9 +170,9 @@ async def _sentences(text: str, language: str) -> AsyncIterator[str]:
 
 
 def base_arguments() -> set[str]:
-    """Names of the arguments that Pipecat's base classes do something with.
+    """Return the names of the arguments that Pipecat's base classes use.
 
-    They take any other name, too, without a word.
+    The classes accept any other name, too, and ignore it.
     """
     bases = (base for base in TTSService.__mro__ if "__init__" in vars(base))
     parameters = (p for base in bases for p in inspect.signature(base).parameters.values())

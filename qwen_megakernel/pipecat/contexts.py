@@ -1,6 +1,6 @@
-"""How a Pipecat service speaks its audio contexts: requests to the engine, words, ends.
+"""The speech of Pipecat's audio contexts: requests to the engine, their words, their ends.
 
-With which voice and settings is a matter of `service`. Needs pipecat-ai 1.14.
+`service` chooses voice and settings. Needs pipecat-ai 1.14.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.engine.stream import SpeechStream
 
-# What stands for text without sound, and for speech that failed before its first sample. The base
-# class writes a service off after three contexts without any audio.
+# Silence in place of text without sound, and of speech that failed before its first sample. The
+# base class gives a service up after three contexts without audio.
 SILENCE_S = 0.08
 
 
@@ -37,52 +37,53 @@ class ContextSpeech:
     """The speech of a turn, or of a `TTSSpeakFrame`: one request to the engine, or several.
 
     Args:
-        timeout_s: how long the engine may leave a request without audio.
+        timeout_s: seconds without audio after which a request has failed.
     """
 
     timeout_s: float
     audio_s: float = 0.0  # audio made so far
     stream: SpeechStream | None = None  # the latest request
     is_cancelled: bool = False
-    # Of a turn whose text is still arriving (TOKEN mode):
-    task: asyncio.Task | None = None  # brings its audio to the context, from the first word on
+    # For a turn whose text is still arriving (TOKEN mode):
+    task: asyncio.Task | None = None  # moves its audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
     timer: WordTimer | None = None
-    sentences: SimpleTextAggregator | None = None  # set where a turn takes several requests
+    sentences: SimpleTextAggregator | None = None  # set if a turn takes several requests
     requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)  # their texts
     text_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _deadline: asyncio.Timeout | None = None  # for the next chunk
 
-    async def next_chunk(self) -> AudioChunk | None:
-        """The next audio of the latest request; None at its end.
+    async def next_chunk(self, stream: SpeechStream) -> AudioChunk | None:
+        """Return the next audio of the latest request; None at its end.
 
         Raises:
-            GenerationError: there was neither audio nor text for `timeout_s`.
+            GenerationError: neither audio nor text came for `timeout_s`.
             QwenTTSError: the request failed.
         """
         try:
             async with asyncio.timeout(self.timeout_s) as self._deadline:
-                return await anext(self.stream, None)
+                return await anext(stream, None)
         except TimeoutError as error:
             raise GenerationError(
                 f"No audio from the engine for {self.timeout_s:g} s.",
-                "It hangs, other requests keep it busy, or the LLM does not go on with its turn.",
+                "It hangs, other requests keep it busy, or the LLM has stopped within its turn.",
             ) from error
         finally:
             self._deadline = None
 
     async def feed(self, words: str) -> None:
-        """Whole words of a turn whose text is still arriving."""
+        """Take whole words of a turn whose text is still arriving."""
         if self.sentences:
             async for sentence in self.sentences.aggregate(words):
                 self.requests.put_nowait(sentence.text)
             return
+        assert self.stream is not None and self.timer is not None  # the first word opens them
         self.stream.feed(words)
         self.timer.add(words)
         self._extend_deadline()
 
     async def end_text(self) -> None:
-        """No more words come: the engine finishes with what it has."""
+        """End the text; the engine speaks the rest."""
         self.text_ended.set()
         if self.sentences and (rest := await self.sentences.flush()):
             self.requests.put_nowait(rest.text)
@@ -92,7 +93,7 @@ class ContextSpeech:
         self._extend_deadline()
 
     def cancel(self) -> None:
-        """Stop the engine after its current frame. Does not wait; harmless when over."""
+        """Stop the engine after its current frame, without waiting; may be called at any time."""
         self.is_cancelled = True
         if self.stream:
             self.stream.close()
@@ -100,25 +101,23 @@ class ContextSpeech:
             self.task.cancel()
 
     def _extend_deadline(self) -> None:
-        """Text has come: until now the engine may have waited for it."""
+        """Restart the time limit: text has arrived, for which the engine may have waited."""
         if self._deadline:
             self._deadline.reschedule(asyncio.get_running_loop().time() + self.timeout_s)
 
 
 class ContextTTSService(InProcessTTSService):
-    """Speaks contexts with an engine: a sentence is a request, or in TOKEN mode a whole turn is."""
+    """Speaks contexts with an engine: a sentence is a request, or in TOKEN mode a whole turn is.
+
+    Args:
+        engine: The engine.
+        engine_timeout_s: Seconds without audio after which a request has failed.
+        **kwargs: For the base class.
+    """
 
     def __init__(
         self, *, engine: SpeechEngine, sample_rate: int, engine_timeout_s: float, **kwargs: Any
     ):
-        """Initialize the service.
-
-        Args:
-            engine: Speaks.
-            sample_rate: Of its audio, in Hz.
-            engine_timeout_s: A request that it leaves without audio for so long has failed.
-            **kwargs: For the base class.
-        """
         self._engine = engine
         self._sound_rate = sample_rate
         self._engine_timeout_s = engine_timeout_s
@@ -137,7 +136,7 @@ class ContextTTSService(InProcessTTSService):
 
     @abstractmethod
     def _open_stream(self, text: str | None) -> SpeechStream:
-        """A request with the settings of now; None: its text comes through `feed`."""
+        """Start a request with the current settings; text None: `feed` brings it."""
 
     @property
     @abstractmethod
@@ -158,7 +157,7 @@ class ContextTTSService(InProcessTTSService):
             Audio and error frames. In TOKEN mode audio comes through the context instead.
         """
         if self._stopping:
-            return  # leftover text that comes behind the EndFrame: nobody would hear it
+            return  # text after the EndFrame, which no listener would hear
         speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
         await self.start_tts_usage_metrics(text)
         if self._is_streaming_tokens:
@@ -175,7 +174,7 @@ class ContextTTSService(InProcessTTSService):
             timer = WordTimer(self._pace, speech.audio_s)
             timer.add(text)
             yield self._silence(context_id, speech)
-            await self._tell_words(context_id, timer.finish(speech.audio_s))
+            await self._push_words(context_id, timer.finish(speech.audio_s))
             return
         try:
             speech.stream = self._open_stream(text)
@@ -185,13 +184,13 @@ class ContextTTSService(InProcessTTSService):
             return
         timer = self._timer(speech.stream, speech.audio_s)
         timer.add(text)
-        async for frame in self._say_stream(context_id, speech, timer):
+        async for frame in self._say_stream(context_id, speech, speech.stream, timer):
             yield frame
 
     async def _take_words(
         self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame | None, None]:
-        """Give words to the request of their turn; the first one opens it."""
+        """Feed words to the request of their turn; the first word opens it."""
         if speech.text_ended.is_set():
             return  # the turn has failed
         try:
@@ -202,7 +201,7 @@ class ContextTTSService(InProcessTTSService):
                 text = speech.unspoken
                 self._begin_turn(context_id, speech)
             await speech.feed(text)
-        except Exception as error:  # run_tts must not raise, see above
+        except Exception as error:  # run_tts must not raise: that would leave the context open
             await speech.end_text()
             for frame in await self._failure(context_id, speech, error):
                 yield frame
@@ -220,7 +219,7 @@ class ContextTTSService(InProcessTTSService):
         else:
             speech.stream = self._open_stream(None)
             speech.timer = self._timer(speech.stream)
-            frames = self._say_stream(context_id, speech, speech.timer)
+            frames = self._say_stream(context_id, speech, speech.stream, speech.timer)
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 
     async def _speak_turn(
@@ -228,8 +227,8 @@ class ContextTTSService(InProcessTTSService):
     ) -> None:
         async for frame in frames:
             await self.append_to_audio_context(context_id, frame)
-        # Speech may end before its text does (a limit, an error). Text in a closed context would
-        # open it again.
+        # Speech may end before its text does (a limit, an error), and text would open a closed
+        # context again.
         await speech.text_ended.wait()
         await self.remove_audio_context(context_id)
 
@@ -241,33 +240,33 @@ class ContextTTSService(InProcessTTSService):
                 yield frame
 
     async def _say_stream(
-        self, context_id: str, speech: ContextSpeech, timer: WordTimer
+        self, context_id: str, speech: ContextSpeech, stream: SpeechStream, timer: WordTimer
     ) -> AsyncGenerator[Frame, None]:
-        """Frames of the speech's request, while it runs; tells the context its words."""
-        stream, is_silent = speech.stream, True
+        """Yield the frames of a request while it runs, and add its words to the context."""
+        is_silent = True
         try:
-            while (chunk := await speech.next_chunk()) is not None:
+            while (chunk := await speech.next_chunk(stream)) is not None:
                 if not len(chunk.samples):
-                    continue  # a last chunk may carry only the reason
+                    continue  # a last chunk may have the finish reason alone
                 await self.stop_ttfb_metrics()
                 duration_s = len(chunk.samples) / chunk.sample_rate
-                if is_silent:  # the first word begins where something can be heard
+                if is_silent:  # the first word begins with the first audible sample
                     silence_s = leading_silence_ms(chunk.samples, chunk.sample_rate) / 1000
                     timer.start_s = speech.audio_s + silence_s
                     is_silent = silence_s >= duration_s
                 speech.audio_s += duration_s
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
                 due = timer.due(speech.audio_s, self._heard_s(context_id))
-                await self._tell_words(context_id, due)
+                await self._push_words(context_id, due)
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
-        except Exception as error:  # run_tts must not raise, see above
+        except Exception as error:  # run_tts must not raise: that would leave the context open
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
         finally:
             stream.close()
-        await self._tell_words(context_id, timer.finish(speech.audio_s))
+        await self._push_words(context_id, timer.finish(speech.audio_s))
         self._pace = timer.learned_pace(speech.audio_s)
         if stream.finish_reason != "eos":
             logger.warning(
@@ -279,7 +278,7 @@ class ContextTTSService(InProcessTTSService):
     async def _failure(
         self, context_id: str, speech: ContextSpeech, error: Exception
     ) -> Sequence[Frame]:
-        """What a context holds instead of audio that could not be made."""
+        """Return the frames that replace audio which could not be made."""
         frames: list[Frame] = []
         if isinstance(error, EngineClosed):
             await self.push_error(str(error), error, force_treat_as_permanent=True)
@@ -295,7 +294,7 @@ class ContextTTSService(InProcessTTSService):
         speech.audio_s += SILENCE_S
         return TTSAudioRawFrame(bytes(2 * int(rate * SILENCE_S)), rate, 1, context_id=context_id)
 
-    async def _tell_words(self, context_id: str, words: Sequence[WordTime]) -> None:
+    async def _push_words(self, context_id: str, words: Sequence[WordTime]) -> None:
         for word in words:
             await self.add_word_timestamps(
                 [(word.word, word.seconds)], context_id, includes_inter_frame_spaces=word.unspaced
@@ -304,15 +303,15 @@ class ContextTTSService(InProcessTTSService):
     # ---- ends ------------------------------------------------------------------------------------
 
     async def flush_audio(self, context_id: str | None = None) -> None:
-        """No more text comes in this context: let it end.
+        """End the text of a context, so that the context can end.
 
-        The base class ends a context itself only where the last sentence had audio of its own.
+        The base class ends a context itself only if its last sentence had audio.
 
         Args:
             context_id: The context; default: the one that plays, or the turn's.
         """
         context_id = context_id or self.get_active_audio_context_id()
-        speech = self._speeches.get(context_id)
+        speech = self._speeches.get(context_id) if context_id else None
         if speech and speech.task:
             await speech.end_text()
         elif context_id and self.audio_context_available(context_id):
@@ -323,14 +322,14 @@ class ContextTTSService(InProcessTTSService):
     async def on_audio_context_interrupted(self, context_id: str) -> None:
         """Stop the engine's work for an interrupted context.
 
-        A cancelled `run_tts` has done so already; but there is none where it has returned (TOKEN
-        mode), or while a frame is processed that cannot be interrupted.
+        A cancelled `run_tts` has done so already, but `run_tts` may have returned (TOKEN mode), or
+        a frame that cannot be interrupted is being processed.
         """
         await self._drop_speech(context_id)
         await super().on_audio_context_interrupted(context_id)
 
     async def on_audio_context_completed(self, context_id: str) -> None:
-        """Forget a context that has played out, or was given up after `stop_frame_timeout_s`."""
+        """Forget a context that has played out, or timed out after `stop_frame_timeout_s`."""
         await self._drop_speech(context_id)
         await super().on_audio_context_completed(context_id)
 
@@ -342,17 +341,13 @@ class ContextTTSService(InProcessTTSService):
                 await self.cancel_task(speech.task)
 
     async def cancel(self, frame: CancelFrame) -> None:
-        """Stop at once.
-
-        Args:
-            frame: The cancel frame.
-        """
+        """Stop all speech at once."""
         for speech in self._speeches.values():
             speech.cancel()
         await super().cancel(frame)
 
     async def cleanup(self) -> None:
-        """Release everything."""
+        """Release all speech."""
         for context_id in list(self._speeches):
             await self._drop_speech(context_id)
         await super().cleanup()

@@ -1,8 +1,7 @@
-"""Pipecat's TTS service: a `TTSEngine` at the end of a voice agent's pipeline.
+"""The TTS service for Pipecat: a `TTSEngine` in a voice agent's pipeline.
 
-Needs pipecat-ai 1.14, which the extra `pipecat` brings. This is the service that callers
-make and set: its engine, voice and settings. How it speaks is in `contexts`, what its base
-class needs to be told in `base`.
+Needs pipecat-ai 1.14, which the extra `pipecat` brings. This module has the service that callers
+make and configure; `contexts` makes the speech, `base` corrects Pipecat's base class.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import check_normalize
 from qwen_megakernel.voice import Voice
 
-# Arguments of other services, and of the base class, that callers try.
+# Hints for arguments of other services and of the base class that this service refuses.
 HINTS = {
     "model": "Name it with model_path=.",
     "voice_id": "Give settings=MegakernelTTSService.Settings(voice=...).",
     **dict.fromkeys(
         ("push_text_frames", "push_start_frame", "push_stop_frames"),
-        "Leave it out: the service tells words, beginnings and ends itself.",
+        "Leave it out: the service itself pushes words, starts and stops.",
     ),
 }
 
@@ -55,12 +54,12 @@ class MegakernelTTSService(ContextTTSService):
     """Speaks the text of a pipeline with Qwen3-TTS, in this process.
 
     Audio leaves while the rest is still being generated. Frames are 16-bit mono at the model's
-    24 kHz, or at `sample_rate`, whatever the transport plays: transports resample, and flush their
-    resampler at the end of speech.
+    24 kHz, or at `sample_rate`; transports resample them, and flush their resampler at the end of
+    speech.
 
     Event handlers:
-        on_speech_ended: Called with the context id and the `SpeechStream` of a request that has
-            ended by itself; the stream tells `finish_reason`, `seed`, `codes` and `timings`.
+        on_speech_ended: Called with the context id and the `SpeechStream` of a request that was
+            not cancelled; the stream has `finish_reason`, `seed`, `codes` and `timings`.
 
     Example::
 
@@ -90,26 +89,26 @@ class MegakernelTTSService(ContextTTSService):
     ):
         """Initialize the service; without `engine` this loads a model, which takes seconds.
 
-        Make the service before the pipeline runs: setting up a pipeline is limited to 20 s.
+        Make the service before the pipeline runs: Pipecat allows 20 s to set up a pipeline.
 
         Args:
             model_path: Hub id, folder or built-in name of the model to load. The service closes
                 an engine that it made. Default: the 0.6B Base model.
             engine: The engine to use instead. It may be shared and is left open.
-            voices: Voices by names that `settings.voice` may have, besides those of the engine.
+            voices: Voices by name for `settings.voice`, besides the engine's own.
             first_chunk_frames: Frames of 80 ms in the first chunk of a request.
             chunk_frames: Frames in later chunks; chunks double from the first to this.
-            sample_rate: Of the frames, 8000 to 48000 Hz. Default: the model's.
-            engine_timeout_s: A request that the engine leaves without audio for so long has failed.
-            stop_frame_timeout_s: A turn left without text and audio for so long is over. Longer
-                than `engine_timeout_s`, or audio could follow the end of its turn.
-            settings: Voice, language and whatever else may change later.
+            sample_rate: Samples per second of the frames, 8000 to 48000. Default: the model's.
+            engine_timeout_s: Seconds without audio after which a request has failed.
+            stop_frame_timeout_s: Seconds without text and audio after which a turn is over. Must
+                be longer than `engine_timeout_s`, or audio could follow the end of its turn.
+            settings: Voice, language and the other settings that may change later.
             **kwargs: For `TTSService`. `text_aggregation_mode` makes each sentence a request
-                (SENTENCE, the default) or each turn one that speaks while its text still arrives
-                (TOKEN; turns of an in-context voice are spoken by the sentence all the same).
+                (SENTENCE, the default) or each turn, spoken while its text still arrives (TOKEN;
+                an in-context voice speaks each sentence by itself in both modes).
 
         Raises:
-            UsageError: An argument or a setting can never work.
+            UsageError: An argument or a setting is wrong.
             ModelFilesError: The model cannot be loaded.
         """
         self._check_arguments(model_path, engine, settings, kwargs)
@@ -125,8 +124,11 @@ class MegakernelTTSService(ContextTTSService):
 
             engine = self._owned_engine = families.load_engine(model_path)
         self._voices = dict(voices or {})
-        self._unspoken: set[Language] = set()  # that a warning has named
-        self._chunking = {"first_chunk_frames": first_chunk_frames, "chunk_frames": chunk_frames}
+        self._unspoken: set[Language] = set()  # languages that a warning has named
+        self._chunking: dict[str, Any] = {
+            "first_chunk_frames": first_chunk_frames,
+            "chunk_frames": chunk_frames,
+        }
 
         store = self.Settings.defaults(engine.files.name)
         if settings is not None:
@@ -141,7 +143,10 @@ class MegakernelTTSService(ContextTTSService):
             **kwargs,
         )
         if self._is_streaming_tokens:
-            self._text_aggregator = WordAggregator(language=self.text_aggregation_language)
+            # Pipecat uses the methods of BaseTextAggregator alone.
+            self._text_aggregator = WordAggregator(  # type: ignore[assignment]
+                language=self.text_aggregation_language
+            )
         try:
             self._voice = self._check(self._settings)
         except QwenTTSError:
@@ -157,7 +162,7 @@ class MegakernelTTSService(ContextTTSService):
         settings: MegakernelTTSSettings | None,
         others: dict[str, Any],
     ) -> None:
-        """Refuse what other services take and this one does not, before a model is loaded."""
+        """Refuse arguments that only other services take, before a model is loaded."""
         if model_path is not None and engine is not None:
             raise UsageError("Give model_path or engine, not both.")
         if engine is not None and not hasattr(engine, "stream"):
@@ -178,36 +183,36 @@ class MegakernelTTSService(ContextTTSService):
             raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
 
     def can_generate_metrics(self) -> bool:
-        """Whether the service reports metrics: it does."""
+        """Return True: the service reports metrics."""
         return True
 
     # ---- settings --------------------------------------------------------------------------------
 
     def language_to_service_language(self, language: Language) -> str:
-        """The model's name of a language; "auto" for one that it does not speak."""
+        """Return the model's name of a language; "auto" for a language that it does not speak."""
         try:
             return resolve_language(language.value, self._engine.languages)
         except UnknownLanguage:
-            if language not in self._unspoken:  # asked for each change, and by the base class
+            if language not in self._unspoken:  # this method runs for every change of settings
                 self._unspoken.add(language)
                 logger.warning(f"{self}: the model does not speak {language.value}, using {AUTO!r}")
             return AUTO
 
-    async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Apply new settings, all of them or none; returns what they were before.
+    # TTSService changes the type of its base's argument, too.
+    async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:  # type: ignore[override]
+        """Apply new settings, all of them or none; returns the old values of those that changed.
 
-        In TOKEN mode a turn is one request, so what follows in the turn is spoken in a context of
-        its own.
+        In TOKEN mode a turn is one request, so the rest of the turn is spoken in a new context.
         """
         if is_given(delta.language):
             delta.language = as_language(delta.language)
         wanted = self._settings.copy()
-        wanted.apply_update(delta)
-        wanted.language = self._service_language(wanted.language)
+        TTSSettings.apply_update(wanted, delta)
+        wanted.language = self._service_language(as_language(wanted.language))
         try:
             voice = await asyncio.to_thread(self._check, wanted)  # may read a voice file
         except QwenTTSError as error:
-            # The service works on with its old settings, so this costs it nothing.
+            # The service goes on with its old settings, so the error must not count against it.
             await self.push_error(
                 f"Settings not changed: {error}", error, category=ErrorCategory.APPLICATION
             )
@@ -222,15 +227,17 @@ class MegakernelTTSService(ContextTTSService):
         return changed
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
-        """Make sure that requests can be made of these settings; finds their voice."""
-        voice = self._engine.find_voice(self._voices.get(settings.voice, settings.voice))
-        resolve_language(settings.language, self._engine.languages)
+        """Return the voice of these settings; raises an error if a request of them would fail."""
+        options = settings.stream_options
+        name = options["voice"]
+        voice = self._engine.find_voice(self._voices.get(name, name))
+        resolve_language(options["language"], self._engine.languages)
         SpeechRequest(
             text=None,
             sampling=Sampling().override(**settings.sampling_knobs),
-            seed=settings.seed or 0,
-            max_frames=settings.max_frames,
-            text_feed=settings.text_feed or "auto",
+            seed=options["seed"] or 0,
+            max_frames=options["max_frames"],
+            text_feed=options["text_feed"],
             sound=SoundOptions().override(**settings.sound),
             **self._chunking,
         )
@@ -244,7 +251,7 @@ class MegakernelTTSService(ContextTTSService):
         return voice
 
     async def _rotate_turn(self) -> None:
-        """End the current turn's request; more text of the turn goes to a new context."""
+        """End the current turn's request; the rest of the turn goes to a new context."""
         context_id = self._turn_context_id
         if context_id is None or not self.audio_context_available(context_id):
             return
@@ -259,22 +266,15 @@ class MegakernelTTSService(ContextTTSService):
     # ---- requests --------------------------------------------------------------------------------
 
     def _open_stream(self, text: str | None) -> SpeechStream:
-        settings = self._settings
+        options = self._settings.stream_options | {"voice": self._voice} | self._chunking
         return self._engine.stream(
             text,
             text_open=text is None,
-            voice=self._voice,
-            language=settings.language,
-            instruct=settings.instruct,
-            seed=settings.seed,
-            max_frames=settings.max_frames,
-            text_feed=settings.text_feed or "auto",
-            normalize=settings.normalize or AUTO,
+            normalize=self._settings.normalize or AUTO,
             lexicon=self._lexicon,
             sample_rate=self._sound_rate,
-            **settings.sound,
-            **self._chunking,
-            **settings.sampling_knobs,
+            **self._settings.sound,
+            **options,
         )
 
     @property
@@ -288,11 +288,11 @@ class MegakernelTTSService(ContextTTSService):
         return isinstance(self._voice, Voice) and self._voice.in_context
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
-        """What an error says about the next request; INVALID_REQUEST is permanent."""
+        """Return the category of an error; INVALID_REQUEST is permanent."""
         if isinstance(exception, (EmptyText, TextTooLong)):
             return ErrorCategory.APPLICATION  # other texts work
         if isinstance(exception, UsageError):
-            return ErrorCategory.INVALID_REQUEST  # only other settings help
+            return ErrorCategory.INVALID_REQUEST  # fails until the settings change
         if isinstance(exception, EngineBusy):
             return ErrorCategory.RATE_LIMIT
         if isinstance(exception, QwenTTSError):
@@ -302,7 +302,7 @@ class MegakernelTTSService(ContextTTSService):
     # ---- ends ------------------------------------------------------------------------------------
 
     async def cleanup(self) -> None:
-        """Release everything; an engine that the service made is closed."""
+        """Release all resources; closes an engine that the service made."""
         await super().cleanup()
         if self._owned_engine:
             await asyncio.to_thread(self._owned_engine.close)  # waits for its thread

@@ -1,4 +1,4 @@
-"""What a caller may set on the Pipecat service, and how it cuts the text of a turn."""
+"""The settings of the Pipecat service, and how it cuts streamed text into words."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
@@ -17,34 +17,34 @@ from qwen_megakernel.timing.words import whole_words
 
 @dataclass
 class MegakernelTTSSettings(TTSSettings):
-    """What may change while the pipeline runs; it holds from the next sentence on.
+    """Settings that may change while the pipeline runs; a change applies from the next sentence.
 
     `voice` is a name from the engine's or the service's `voices`, or the path of a voice file;
     `language` a `Language`, a code, or the model's name for it. None is the model's default.
 
     Parameters:
-        instruct: How to speak, in words, for models that take it.
-        seed: The same seed and text give the same codes; None draws one per request.
+        instruct: How to speak, in words, for models that follow it.
+        seed: The same seed and text give the same codes; None draws a seed for each request.
         max_frames: Longest speech of one request (a sentence; in TOKEN mode a turn), in frames
             of 80 ms.
-        text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the prompt
-            (not in TOKEN mode); None or "auto" is the official choice for the model.
+        text_feed: "stepwise" reads a token of text for each frame, "full" all of it before
+            speaking (not in TOKEN mode); None or "auto" does as the official package.
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
             None or "auto" is the engine's choice (docs/speech-control.md).
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
-        speed: 0.25 to 4; 2 is heard in half the time, at the same pitch.
-        volume: In dB, -60 to 20; what is made louder does not clip.
-        leading_silence: At most so many ms before a request's first sound; None is the model's.
-        trailing_silence: At most so many ms after a request's last sound; None is the model's.
-        do_sample: Whether code 0 of a frame is drawn, or always the most probable one.
-        temperature: Of code 0.
-        top_k: Of code 0; 0 is off.
-        top_p: Of code 0.
-        repetition_penalty: Of code 0.
-        subtalker_do_sample: As `do_sample`, of a frame's other codes.
-        subtalker_temperature: Of the other codes.
-        subtalker_top_k: Of the other codes.
-        subtalker_top_p: Of the other codes.
+        speed: 0.25 to 4; at 2 the speech takes half the time, at the same pitch.
+        volume: Decibels, -60 to 20; a louder voice does not clip.
+        leading_silence: Most ms of silence before a request's first sound; None: the model's.
+        trailing_silence: Most ms of silence after a request's last sound; None: the model's.
+        do_sample: True draws code 0 of each frame, False takes the most probable one.
+        temperature: Temperature of code 0.
+        top_k: Number of most probable codes to draw code 0 from; 0 is all.
+        top_p: Share of the probability to draw code 0 from.
+        repetition_penalty: Factor against values of code 0 that were drawn before.
+        subtalker_do_sample: `do_sample` for a frame's other codes.
+        subtalker_temperature: `temperature` for the other codes.
+        subtalker_top_k: `top_k` for the other codes.
+        subtalker_top_p: `top_p` for the other codes.
     """
 
     instruct: str | NotGiven | None = NOT_GIVEN
@@ -69,34 +69,37 @@ class MegakernelTTSSettings(TTSSettings):
 
     @classmethod
     def defaults(cls, model: str) -> "MegakernelTTSSettings":
-        """Settings in which every field has a value, as a service keeps them."""
-        unset = {setting.name: None for setting in fields(cls) if setting.name != "extra"}
-        return cls(**unset | {"model": model})
+        """Return settings in which every field has a value, as a service keeps them."""
+        names = (setting.name for setting in fields(cls) if setting.name != "extra")
+        values: dict[str, Any] = dict.fromkeys(names) | {"model": model}
+        return cls(**values)
 
     @property
     def sampling_knobs(self) -> dict[str, Any]:
-        """What `records.Sampling` can override."""
+        """Keyword arguments for `Sampling.override`."""
         return {knob.name: getattr(self, knob.name) for knob in fields(Sampling)}
 
     @property
     def sound(self) -> dict[str, Any]:
-        """What `records.SoundOptions` can override, but for the sample rate."""
+        """Keyword arguments for `SoundOptions.override`, without the sample rate."""
         names = [option.name for option in fields(SoundOptions)]
         return {name: getattr(self, name) for name in names if name != "sample_rate"}
+
+    @property
+    def stream_options(self) -> dict[str, Any]:
+        """Keyword arguments for `TTSEngine.stream`; every field must have a value."""
+        names = ("voice", "language", "instruct", "seed", "max_frames")
+        options = {name: getattr(self, name) for name in names}
+        return options | {"text_feed": self.text_feed or "auto"} | self.sampling_knobs
 
 
 class WordAggregator(BaseTextAggregator):
     """Passes streamed text on in whole words.
 
-    What an LLM sends need not be words ("50", "+"), and text transforms see one piece at a time.
+    LLMs also send parts of words ("50", "+"), and text transforms take one piece at a time.
     """
 
     def __init__(self, **kwargs: Any):
-        """Initialize the aggregator.
-
-        Args:
-            **kwargs: For the base class.
-        """
         super().__init__(aggregation_type=TextType.TOKEN, **kwargs)
         self._held = ""
 
@@ -106,7 +109,7 @@ class WordAggregator(BaseTextAggregator):
         return Aggregation(self._held, TextType.TOKEN)
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
-        """Take a piece of text; yields what is whole words now, with their white space."""
+        """Take a piece of text; yields the words that are complete now, with their white space."""
         self._held += text
         end = whole_words(self._held)
         if end:
@@ -114,7 +117,7 @@ class WordAggregator(BaseTextAggregator):
             yield Aggregation(words, TextType.TOKEN)
 
     async def flush(self) -> Aggregation | None:
-        """The last word, if there is one."""
+        """Return the last word, if there is one."""
         held, self._held = self._held, ""
         return Aggregation(held, TextType.TOKEN) if held else None
 
@@ -127,9 +130,9 @@ class WordAggregator(BaseTextAggregator):
         self._held = ""
 
 
-def as_language(language: Language | str | None) -> Language | str:
-    """The form in which the base class takes a language; its sentence splitter needs a code."""
-    if language is None:
+def as_language(language: Language | str | NotGiven | None) -> Language | str:
+    """Return a language as the base class takes it: a `Language` if known, for its splitter."""
+    if not isinstance(language, str):
         return AUTO
     code = code_of_language(language)
     return Language(code) if code else language

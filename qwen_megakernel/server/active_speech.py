@@ -1,16 +1,17 @@
 """One request being spoken, read from the engine ahead of its client.
 
-A client that reads slowly costs memory up to a limit, and then the pace of its own stream; it costs
-others the engine's slot no longer than that.
+For a client that reads slowly, audio is kept up to a limit; then its own stream waits in its slot.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Collection
 from typing import Any, Self
 
 import numpy as np
 
+from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
@@ -22,16 +23,16 @@ from qwen_megakernel.server.settings import OPUS_KBITS
 class ActiveSpeech:
     """One admitted request, being spoken; its chunks wait here for the client.
 
-    Whoever sends them does so in a `with` block, whose end stops the speech; a server that drains
-    waits for it.
+    The sender uses it as a `with` block, whose end stops the speech; a server that drains waits for
+    that end.
 
     Args:
-        stream: the engine's.
-        ticket: given back when the engine is done with the stream.
+        stream: the engine's stream.
+        ticket: released when the engine is done with the stream.
         record: times and counts.
-        request_id: as in X-Request-Id.
-        finished: is told how it ended.
-        buffer_s: seconds of audio to hold before the engine has to wait.
+        request_id: the value of X-Request-Id.
+        finished: records how the request ended.
+        buffer_s: seconds of audio to keep before the engine has to wait.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class ActiveSpeech:
         self._task = asyncio.create_task(self._read())
 
     async def chunks(self) -> AsyncIterator[AudioChunk]:
-        """Every chunk of the speech, in order.
+        """Yield every chunk of the speech, in order.
 
         Raises:
-            Whatever ended the stream, after the last chunk before it.
+            Exception: the error that ended the stream, after the chunks before it.
         """
         while True:
             while self._chunks:
@@ -75,7 +76,7 @@ class ActiveSpeech:
             await self._news.wait()
 
     def close(self) -> None:
-        """Stop speaking; does not wait for it. Harmless when it is over."""
+        """Stop speaking, without waiting for the engine; may be called after the end."""
         self._closed = True
         self._space.set()
         self.stream.close()
@@ -87,6 +88,17 @@ class ActiveSpeech:
     def __exit__(self, *_: object) -> None:
         self.close()
         self._ticket.admission.open_responses -= 1
+
+    @contextlib.asynccontextmanager
+    async def limited(self, seconds: float) -> AsyncIterator[None]:
+        """Raise `DeadlineExceeded` if the block does not end within `seconds` of the arrival."""
+        try:
+            async with asyncio.timeout(seconds - self.record.elapsed_ms / 1000) as deadline:
+                yield
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(f"The speech did not end within {seconds:g} s.") from error
 
     async def _read(self) -> None:
         reason = "error"
@@ -100,7 +112,7 @@ class ActiveSpeech:
                 while self._num_buffered >= self._limit and not self._closed:
                     self._space.clear()
                     await self._space.wait()
-        except Exception as error:  # whoever reads the chunks gets it
+        except Exception as error:  # `chunks` raises it
             self._error = error
         finally:
             self._over, self.finish_reason = True, reason
@@ -110,7 +122,7 @@ class ActiveSpeech:
             self._news.set()
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the speech; all of it, once it is over."""
+        """Return what is known of the speech; complete once it is over."""
         record = self.record
         facts = {
             "finish_reason": self.finish_reason,
@@ -151,13 +163,13 @@ class ActiveSpeech:
 
     @property
     def usage(self) -> dict[str, int]:
-        """OpenAI's count of tokens: of text, and of audio (one a frame)."""
+        """OpenAI's count of tokens: text tokens, and one for each frame of audio."""
         given, drawn = self.stream.num_text_tokens, self.record.num_frames
         return {"input_tokens": given, "output_tokens": drawn, "total_tokens": given + drawn}
 
 
 async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
-    """What the encoder makes of [num_samples] int16; None ends the file."""
+    """Return the encoder's bytes for [num_samples] int16; None ends the file."""
     if not encoder.blocks:
         return encoder.finish() if samples is None else encoder.encode(samples)
     if samples is None:
@@ -172,6 +184,6 @@ async def encoded_whole(
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
 ) -> bytes:
-    """A complete file of [num_samples] int16."""
+    """Return a complete file of [num_samples] int16."""
     how = rate, opus_kbits, encoding
     return await asyncio.to_thread(encode_whole, response_format, samples, *how)

@@ -1,6 +1,6 @@
-"""Who may speak: so many streams on the engine's slots, so many waiting, the rest refused at once.
+"""Admission of requests: some run on the engine's slots, some wait, the others are refused at once.
 
-The engine itself queues without a limit, oldest first; this is the door in front of it.
+The engine itself queues without a limit, oldest first; this queue in front of it has one.
 """
 
 import math
@@ -11,37 +11,37 @@ from typing import Any
 
 from qwen_megakernel.errors import Draining, EngineBusy
 
-MAX_FINISHED = 1000  # requests whose end can still be asked for
-MAX_RETRY_AFTER_S = 60  # some clients heed no longer time
+MAX_FINISHED = 1000  # finished requests that are remembered
+MAX_RETRY_AFTER_S = 60  # some clients ignore a longer time
 
-_NEWEST = 0.2  # weight of the newest request in the mean time that one holds a slot
+_NEWEST = 0.2  # weight of the newest request in the mean time that requests hold a slot
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One place in front of the engine, given back once."""
+    """The place of one admitted request."""
 
     admission: "Admission"
-    started: float | None = None  # perf_counter() when there was a slot for it; None: it waits
+    started: float | None = None  # perf_counter() when it got a slot; None: it waits
 
     def release(self) -> None:
-        """Let the next one in. Harmless when called again."""
+        """Give the place to the next request; a second call has no effect."""
         self.admission._forget(self)
 
 
 @dataclass(slots=True)
 class Admission:
-    """Counts requests from their admission until the engine has spoken its last frame of them.
+    """Counts requests from their admission until the engine has made their last frame.
 
-    Used on the event loop alone; nothing here waits.
+    The event loop alone uses it; no method waits.
     """
 
     num_slots: int
     max_queue: int
     draining: bool = False
     running: list[Ticket] = field(default_factory=list)  # the first `num_slots` have a slot
-    open_responses: int = 0  # being sent, whether or not the engine still speaks
-    _mean_s: float | None = None  # that a request holds a slot; None: none has given one back yet
+    open_responses: int = 0  # responses being sent, also after the engine has finished
+    _mean_s: float | None = None  # mean time that a request holds a slot; None: none has ended yet
 
     @property
     def num_waiting(self) -> int:
@@ -50,19 +50,19 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Nothing is spoken and nothing is on its way to a client."""
+        """Whether no speech is being made or sent."""
         return not self.num_unfinished
 
     @property
     def num_unfinished(self) -> int:
-        """Speeches that wait, are spoken, or are on their way to a client."""
+        """Speeches that wait, are being made, or are being sent."""
         return max(len(self.running), self.open_responses)
 
     def admit(self) -> Ticket:
-        """Let a request in.
+        """Admit a request.
 
         Raises:
-            EngineBusy: as many wait as may.
+            EngineBusy: the queue is full.
             Draining: the server is about to stop.
         """
         if self.draining:
@@ -96,30 +96,32 @@ class Admission:
         self._start_next()
 
     def _retry_after_s(self) -> int:
-        """About when whoever waits now, and one more, will have a slot."""
+        """Estimate when all waiting requests, and one more, will have a slot."""
         mean_s = self._mean_s
-        if mean_s is None:  # at least as long as the oldest has run
-            mean_s = time.perf_counter() - self.running[0].started
+        if mean_s is None:  # a request takes at least as long as the oldest has run
+            oldest = self.running[0].started
+            assert oldest is not None  # a slot is free for the oldest
+            mean_s = time.perf_counter() - oldest
         seconds = math.ceil(mean_s * (self.num_waiting + 1) / self.num_slots)
         return min(max(1, seconds), MAX_RETRY_AFTER_S)
 
 
 class FinishedRequests:
-    """How the last requests ended, by id: what a streamed answer's headers could not know yet."""
+    """How the last requests ended, by id, which the headers of a streamed response cannot say."""
 
     def __init__(self, capacity: int = MAX_FINISHED):
         self._capacity = capacity
         self._facts: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def add(self, request_id: str, facts: dict[str, Any]) -> None:
-        """Remember one; the oldest is forgotten."""
+        """Remember a request's facts; the oldest request is forgotten."""
         self._facts[request_id] = facts
         self._facts.move_to_end(request_id)
         if len(self._facts) > self._capacity:
             self._facts.popitem(last=False)
 
     def get(self, request_id: str) -> dict[str, Any] | None:
-        """The facts of a request, or None."""
+        """Return the facts of a request, or None."""
         return self._facts.get(request_id)
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
     app = create_app(engine, ServerSettings())
     uvicorn.run(app)                    # or `serve`, which drains, and times slow clients out
 
-The wire is described in docs/serving.md, and by the server itself at /openapi.json.
+docs/serving.md and the server's /openapi.json describe the endpoints.
 """
 
 import asyncio
@@ -54,7 +54,9 @@ _EXPOSED = (
     "X-Spoken-Text",
 )
 _MAX_HEADER_CHARS = 2000  # of X-Spoken-Text; the events and GET have all of it
-_ERRORS = {key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")
+}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _SPEECH_CONTENT = dict.fromkeys(MEDIA_TYPES.values(), _BINARY) | {
@@ -64,13 +66,13 @@ _SPEECH_CONTENT = dict.fromkeys(MEDIA_TYPES.values(), _BINARY) | {
 
 
 def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
-    """The application; each has its own queue and metrics.
+    """Return an application with a queue and metrics of its own.
 
     Args:
         engine: a `TTSEngine`, or a function that makes one (see `Service`).
-        settings: None: the defaults.
+        settings: the limits; None: the defaults.
     Returns:
-        Its `state.service` is the `Service`.
+        The application; its `state.service` is the `Service`.
     """
     settings = settings or ServerSettings()
     service = Service(engine, settings)
@@ -87,7 +89,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
         version=__version__,
         description="Qwen3-TTS speech, streamed; see docs/serving.md.",
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from other hosts
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
         responses=_ERRORS,
     )
@@ -116,7 +118,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
 
     @app.post(SPEECH, response_class=Response, responses={200: {"content": _SPEECH_CONTENT}})
     async def speech(request: Request, body: SpeechBody) -> Response:
-        """Speak: audio while it is made, events, or one answer (`stream` false)."""
+        """Speak a text: audio while it is made, events, or one response (`stream` false)."""
         arrived = time.perf_counter()
         check_length(len(body.input), settings)
         body.check_events()
@@ -127,7 +129,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         rate = options["sample_rate"] or service.engine.sample_rate
         encoding = body.encoding or "pcm"
         encoder = new_encoder(response_format, rate, settings.opus_kbits, encoding)
-        if body.event_format:  # a step is told when its frame is drawn
+        if body.event_format:  # a step is reported when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
         speaking = service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
@@ -143,7 +145,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         if not is_superset and body.stream_format != "sse":
             return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])
         max_steps = options["max_frames"]
-        if max_steps is None:  # as many as each part of the text may have
+        if max_steps is None:  # the limit of each part of the text
             max_steps = service.engine.max_frames * (speaking.stream.planned_parts or 1)
         if body.event_format:
             return respond(
@@ -160,7 +162,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
 
     @app.get(SPEECH + "/{request_id}")
     async def finished(request_id: str) -> dict[str, Any]:
-        """How a request ended: what the headers of a streamed answer could not say yet."""
+        """Report how a request ended, which the headers of a streamed response cannot."""
         facts = service.finished.get(request_id)
         if facts is None:
             raise ApiError(404, "No finished request has this id.", code="not_found")
@@ -206,7 +208,7 @@ def _percent_encoded(text: str) -> str:
 def _add_voices(app: FastAPI, service: Service) -> None:
     @app.get(VOICES)
     async def voices() -> dict[str, Any]:
-        """Who can speak."""
+        """List the voices."""
         return service.voices.listing()
 
     async def uploads_allowed() -> None:
@@ -218,33 +220,33 @@ def _add_voices(app: FastAPI, service: Service) -> None:
                 code="uploads_not_allowed",
             )
 
-    only_allowed = [Depends(uploads_allowed)]  # asked before the fields are looked at
+    only_allowed = [Depends(uploads_allowed)]  # runs before the fields are checked
 
     @app.post(VOICES, status_code=201, dependencies=only_allowed)
     async def upload(
         audio_sample: Annotated[UploadFile, File(description="1 to 60 s of one speaker")],
         name: Annotated[str, Form(min_length=1, max_length=80)],
         consent: Annotated[str, Form(min_length=1, description="who agreed, or a reference to it")],
-        ref_text: Annotated[str | None, Form(description="exactly what is said")] = None,
+        ref_text: Annotated[str | None, Form(description="exact transcript")] = None,
     ) -> dict[str, Any]:
-        """Clone a voice and keep it."""
+        """Clone a voice from a recording and store it."""
         recording = await audio_sample.read()
         service.voices.check_size(len(recording))
         try:
             voice = await service.voices.upload(recording, name, ref_text or None)
-        except RecordingError as error:  # of a speech request it would be `ref_audio`
+        except RecordingError as error:  # whose field in a speech request is `ref_audio`
             raise ApiError.about("audio_sample", error) from error
         return {"success": True, "voice": voice}
 
     @app.delete(VOICES + "/{name}", dependencies=only_allowed)
     async def delete(name: str) -> dict[str, Any]:
-        """Forget an uploaded voice."""
+        """Delete an uploaded voice."""
         service.voices.delete(name)
         return {"success": True, "name": name}
 
 
 def endpoints_page(description: dict[str, Any]) -> str:
-    """Every endpoint with its first line of description, as a page that loads nothing.
+    """Return a page of all endpoints with the first lines of their descriptions; it loads nothing.
 
     Args:
         description: the app's OpenAPI object.
@@ -264,7 +266,7 @@ def endpoints_page(description: dict[str, Any]) -> str:
 
 
 def _model(engine: Any, name: str) -> dict[str, Any]:
-    """The engine's model by one of its names, as clients read it."""
+    """Return the entry of the engine's model under one of its names."""
     return {
         "id": name,
         "name": name,
@@ -278,11 +280,11 @@ def _model(engine: Any, name: str) -> dict[str, Any]:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models/", include_in_schema=False)  # else it would be a model without a name
+    @app.get("/v1/models/", include_in_schema=False)  # otherwise it would name an empty model
     @app.get("/v1/models")
     @app.get("/v1/audio/models")
     async def models() -> dict[str, Any]:
-        """The model that is loaded, and the names it answers to."""
+        """List the loaded model under each of its names."""
         engine = service.engine
         names = (engine.files.name, *MODEL_ALIASES)
         listed = [_model(engine, name) for name in names]
@@ -290,13 +292,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{model:path}")  # names of the hub have a slash
     async def model(model: str) -> dict[str, Any]:
-        """The loaded model, by any name it answers to."""
+        """Describe the loaded model, by any of its names."""
         check_model(model, service.engine.files.name)
         return _model(service.engine, model)
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, Any]:
-        """The process is alive; 503 where only a new start helps, because the GPU hangs."""
+        """Report that the process is alive; 503 if only a restart helps, because the GPU hangs."""
         if service.broken:
             response.status_code = service.broken.http_status
             return {"status": "failed", "why": str(service.broken)}
@@ -304,9 +306,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> dict[str, Any]:
-        """Requests are taken: the model is loaded and warm, and no shutdown has begun."""
+        """Report that requests are taken: the model is loaded, and no shutdown has begun."""
         if not service.ready:
-            service.engine  # noqa: B018 - raises what is missing
+            service.engine  # noqa: B018 - raises if it is not loaded
             if service.broken:
                 raise service.broken
             raise NotReady("The server is shutting down.")
@@ -314,7 +316,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     @app.get("/docs", include_in_schema=False)

@@ -1,8 +1,8 @@
-"""Samples to bytes, piece by piece: what a client that reads while we speak can play.
+"""Encoders of samples, piece by piece, for clients that play while the engine speaks.
 
-Encoders are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so
-what a format writes into its head at the end (lengths, checksums) stays open: players take that for
-a live stream.
+They are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so the
+fields that a format completes at the end (lengths, checksums) stay unknown: players take the file
+for a live stream.
 """
 
 import io
@@ -15,7 +15,7 @@ from qwen_megakernel.audio import SUBTYPES, to_g711
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
-# Rates of speech: one voice of 24 kHz, without music.
+# Bit rates for one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
 # Least and most of MPEG-1, MPEG-2 and MPEG-2.5, by the least sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
@@ -26,27 +26,27 @@ _WAV_TAGS = {"ulaw": 7, "alaw": 6}  # the encodings of G.711 (RFC 2361)
 class Encoder(Protocol):
     """Turns samples into a stream of bytes."""
 
-    blocks: bool  # encoding takes milliseconds: not on the event loop
+    blocks: bool  # encoding takes milliseconds, too long for the event loop
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """Bytes that are ready after these samples, [num_samples] int16; may be empty."""
+        """Return the bytes that are ready, if any, after these samples, [num_samples] int16."""
 
     def finish(self) -> bytes:
-        """The last bytes."""
+        """Return the last bytes."""
 
 
 def new_encoder(
     response_format: str, rate: int, opus_kbits: int = OPUS_KBITS, encoding: str = "pcm"
 ) -> Encoder:
-    """An encoder for one stream.
+    """Return an encoder for one stream.
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
-        rate: samples a second.
-        opus_kbits: thousands of bits a second, for opus.
-        encoding: of the samples of wav.
+        rate: samples per second.
+        opus_kbits: the bit rate of opus in kbit/s.
+        encoding: encoding of the samples of wav.
     Raises:
-        MissingPackageError: AAC without PyAV.
+        MissingPackageError: the format is AAC, and PyAV is not installed.
     """
     assert response_format in MEDIA_TYPES
     if response_format == "pcm":
@@ -61,12 +61,12 @@ def new_encoder(
 
 
 def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm") -> bytes:
-    """The bytes before mono samples: 44 of 16-bit ones.
+    """Return the bytes before mono samples: 44 of them before 16-bit ones.
 
     Args:
-        rate: samples a second.
-        num_bytes: of the samples; left out when they are still being made.
-        encoding: of the samples.
+        rate: samples per second.
+        num_bytes: length of the samples; left out while they are still being made.
+        encoding: encoding of the samples.
     """
     width = 1 if encoding in _WAV_TAGS else 2
     tag = _WAV_TAGS.get(encoding, 1)
@@ -88,7 +88,7 @@ def encode_whole(
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
 ) -> bytes:
-    """A complete file, with its lengths: [num_samples] int16 at `rate`."""
+    """Return a complete file, with its lengths, of [num_samples] int16 at `rate`."""
     if response_format == "wav" and encoding == "pcm":
         pcm = samples.astype("<i2", copy=False).tobytes()
         return wav_header(rate, len(pcm)) + pcm
@@ -106,10 +106,10 @@ def encode_whole(
 def _sndfile_options(
     response_format: str, rate: int, opus_kbits: int, encoding: str = "pcm"
 ) -> dict[str, Any]:
-    """libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
+    """Return libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
 
-    MP3 has a constant bit rate: a player can then tell the length from the size, where a variable
-    rate would need the table that is written at the end.
+    MP3 has a constant bit rate, so that players compute its length from the size; with a variable
+    rate they would need the table that is written at the end.
     """
     if response_format == "wav":
         return {"format": "WAV", "subtype": SUBTYPES[encoding]}
@@ -130,11 +130,9 @@ class PcmEncoder:
     blocks = False
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         return samples.astype("<i2", copy=False).tobytes()
 
     def finish(self) -> bytes:
-        """Nothing."""
         return b""
 
 
@@ -165,32 +163,31 @@ class WavEncoder:
         self._samples = G711Encoder(encoding) if encoding in _WAV_TAGS else PcmEncoder()
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         header, self._header = self._header, b""
         return header + self._samples.encode(samples)
 
     def finish(self) -> bytes:
-        """The header, if there were no samples at all."""
+        """Return the header if there were no samples at all."""
         return self._header
 
 
 class _Growing(io.RawIOBase):
-    """A file that only grows: what an encoder would write over again has left already."""
+    """A file that only grows: it ignores what an encoder writes over bytes that were sent."""
 
     def __init__(self) -> None:
         self._position = self._end = 0
         self._fresh = bytearray()
 
     def take(self) -> bytes:
-        """Bytes written since the last call."""
+        """Return the bytes written since the last call."""
         fresh, self._fresh = bytes(self._fresh), bytearray()
         return fresh
 
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:
-        old = min(self._end - self._position, len(data))  # bytes that are on their way already
+    def write(self, data: Any) -> int:
+        old = min(self._end - self._position, len(data))  # bytes that were sent already
         self._fresh += data[old:]
         self._position += len(data)
         self._end = max(self._end, self._position)
@@ -204,8 +201,8 @@ class _Growing(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: bytearray) -> int:
-        return 0  # libsndfile looks for a file to go on with; there is none
+    def readinto(self, buffer: Any) -> int:
+        return 0  # libsndfile looks for an old file to append to; there is none
 
 
 class SndfileEncoder:
@@ -224,12 +221,10 @@ class SndfileEncoder:
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         self._file.write(samples)
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See `Encoder`."""
         self._file.close()
         return self._sink.take()
 
@@ -243,8 +238,8 @@ class AacEncoder:
         try:
             import av
         except ImportError as error:
-            raise MissingPackageError(  # read by the server's clients: its folders are not theirs
-                "response_format aac needs PyAV.", hint="pip install av"
+            raise MissingPackageError(  # the server's clients read it: its folders are not theirs
+                "response_format aac needs the package av (PyAV).", hint="pip install av"
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()
@@ -256,7 +251,6 @@ class AacEncoder:
         self._rate, self._num_samples = rate, 0
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         if not len(samples):
             return b""
         frame = self._frame(samples.reshape(1, -1), format="s16", layout="mono")
@@ -266,7 +260,6 @@ class AacEncoder:
         return self._sink.take()
 
     def finish(self) -> bytes:
-        """See `Encoder`."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.take()

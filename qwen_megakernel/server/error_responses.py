@@ -1,6 +1,6 @@
-"""Every refusal and failure in one form: {"error": {"message", "type", "param", "code"}}.
+"""The one form of every error: {"error": {"message", "type", "param", "code"}}.
 
-Clients show `error.message` and nothing else, so it says everything.
+Clients show `error.message` alone, so it must be complete.
 """
 
 import json
@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from qwen_megakernel.errors import (
     EmptyText,
@@ -30,10 +30,10 @@ from qwen_megakernel.errors import (
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # where nothing tells when there will be room
+RETRY_AFTER_S = 1  # where no better estimate is known
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_PARAMS = {
+_PARAMS: dict[type[QwenTTSError], str] = {
     EmptyText: "input",
     TextTooLong: "input",
     UnknownVoice: "voice",
@@ -42,7 +42,7 @@ _PARAMS = {
     RecordingError: "ref_audio",
 }
 _HINTS = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
-# What a field must be, by pydantic's name of the fault.
+# What a field must be, by pydantic's type of error.
 _WANTED = {
     "string_type": "a string",
     "int_type": "a whole number",
@@ -60,11 +60,11 @@ _WANTED = {
 }
 _OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_MAX_ECHO_CHARS = 200  # of what a client sent, in a message
+_MAX_ECHO_CHARS = 200  # of a client's text that a message repeats
 
 
 class ErrorFacts(BaseModel):
-    """What went wrong."""
+    """The facts of an error."""
 
     message: str
     type: str
@@ -73,20 +73,20 @@ class ErrorFacts(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is no success."""
+    """The body of every response that reports an error."""
 
     error: ErrorFacts
 
 
 class ApiError(Exception):
-    """A refusal that only HTTP knows.
+    """An error of HTTP requests.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: what is wrong, why, what to do.
         code: a word for programs.
         param: the field at fault.
-        headers: added to the answer.
+        headers: added to the response.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class ApiError(Exception):
 
     @classmethod
     def about(cls, param: str, error: QwenTTSError) -> "ApiError":
-        """One of our errors, with the field at fault, where its type does not tell."""
+        """Return an `ApiError` for an error of the package and the field at fault."""
         code = snake(type(error).__name__)
         return cls(error.http_status, str(error), code=code, param=param)
 
 
 def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """HTTP status, the object under "error", and headers for any exception."""
+    """Return HTTP status, the object under "error", and headers for any exception."""
     param, headers = None, {}
     if isinstance(error, ApiError):
         status, message, code, param = error.status, error.message, error.code, error.param
@@ -119,7 +119,7 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         status, message = error.http_status, str(error)
         code, param = snake(type(error).__name__), _PARAMS.get(type(error))
         if isinstance(error, MissingPackageError):
-            status = 400  # a format this server was installed without; no use in trying again
+            status = 400  # a format that this server was installed without: retrying is no use
         if isinstance(error, EngineBusy):
             headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, RequestValidationError | ValidationError):
@@ -127,40 +127,43 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         message, param = _validation_message(error)
     elif isinstance(error, HTTPException):
         status, message = error.status_code, f"{error.detail}."
+        if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI names no cause
+            message = f"The body is not UTF-8 text: {error.__cause__}."
         code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
         headers = dict(error.headers or {})
     else:
         status, code = 500, "internal_error"
-        message = "Internal error; the server's log has it under this request's X-Request-Id."
+        message = "Internal error; the server's log reports it under the request's X-Request-Id."
     if status in (429, 503):
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
-    # Half a surrogate pair, which JSON can spell, is no character that an answer could repeat.
+    # JSON can contain half a surrogate pair, which UTF-8 cannot encode.
     message = message.encode(errors="backslashreplace").decode()
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return status, {"message": message, "type": kind, "param": param, "code": code}, headers
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """The answer for any exception."""
+    """Return the response for any exception."""
     status, facts, headers = error_facts(error)
     return JSONResponse({"error": facts}, status, headers)
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have the refusals of `app` answered in our form; what else fails, `middleware` answers."""
+    """Answer the errors of `app` in the one form; `middleware` answers all other exceptions."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
             return error_response(error)
         path = request.scope["path"][:_MAX_ECHO_CHARS]
         if error.status_code == 404:
-            what = f"There is no {path} on this server. GET /docs lists what there is"
+            what = f"This server has no {path}. GET /docs lists its endpoints"
             return error_response(HTTPException(404, what))
         # Starlette names the methods of the path's first route.
-        found = (each for each in app.routes if each.matches(request.scope)[0] != Match.NONE)
-        methods = sorted({method for route in found for method in route.methods} - {"HEAD"})
-        what = f"{path} does not take {request.method}. Use {' or '.join(methods)}"
-        allow = {"Allow": ", ".join(methods)}  # the guard adds HEAD
+        routes = (route for route in app.routes if isinstance(route, Route))
+        found = (each for each in routes if each.matches(request.scope)[0] != Match.NONE)
+        methods = sorted({method for route in found for method in route.methods or ()} - {"HEAD"})
+        what = f"{path} does not accept {request.method}. Use {' or '.join(methods)}"
+        allow = {"Allow": ", ".join(methods)}  # `RequestGuard` adds HEAD
         return error_response(HTTPException(405, what, allow))
 
     for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
@@ -168,7 +171,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _validation_message(error: RequestValidationError | ValidationError) -> tuple[str, str | None]:
-    """All complaints of pydantic, and the field of the first."""
+    """Return all of pydantic's errors in words, and the field of the first."""
     lines, first = [], None
     for fault in error.errors():
         if fault["type"] == "json_invalid":
@@ -184,10 +187,12 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
 
 
 def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
-    """What is wrong with a field, in words that do not need pydantic's documentation.
+    """Return what is wrong with a field, in words that do not need pydantic's documentation.
 
     Args:
-        meant: for a field that is missing, one that the body has instead.
+        name: the field.
+        fault: pydantic's error.
+        meant: for a missing field, one that the body has instead.
     """
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
@@ -195,7 +200,7 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
     if kind in ("string_too_long", "string_too_short"):
         limit = context.get("max_length") or context.get("min_length")
         bound = "at most" if kind == "string_too_long" else "at least"
-        return f"{name} has {len(value)} characters; it must have {bound} {limit}."
+        return f"{name} has {len(str(value))} characters; it must have {bound} {limit}."
     limits = {key: f"{v:g}" if isinstance(v, float) else v for key, v in context.items()}
     wanted = _WANTED.get(kind, "").format(**limits) or fault["msg"]
     seen = json.dumps(value)[:_MAX_ECHO_CHARS]
@@ -205,7 +210,7 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
 
 
 def _meant(error: RequestValidationError | ValidationError, name: str) -> str | None:
-    """The field of a body that other speech servers call `input`, where that is missing."""
+    """Return the field that the body has in place of `input`, as other speech servers name it."""
     body = getattr(error, "body", None)
     if name != "input" or not isinstance(body, dict):
         return None
@@ -213,5 +218,5 @@ def _meant(error: RequestValidationError | ValidationError, name: str) -> str | 
 
 
 def snake(name: str) -> str:
-    """NoGPUError -> no_gpu_error."""
+    """Return a class name in snake case: NoGPUError -> no_gpu_error."""
     return _WORD_START.sub("_", name).strip("_").lower()

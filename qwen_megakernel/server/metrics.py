@@ -22,11 +22,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 _FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10)
-_RATES = (1, 2, 5, 10, 12.5, 25, 50, 100, 200, 500, 1000)  # 12.5 frames a second is real time
+_RATES = (1, 2, 5, 10, 12.5, 25, 50, 100, 200, 500, 1000)  # 12.5 frames per second is real time
 
 
 class _CacheHits(Collector):
-    """Reads the engine's own counter when it is asked for."""
+    """Collects the engine's own counter."""
 
     def __init__(self, hits: Callable[[], int]):
         self._hits = hits
@@ -34,17 +34,17 @@ class _CacheHits(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(
             "tts_reference_cache_hits",
-            "Reference recordings whose voice was ready",
+            "Reference recordings whose voice was in the cache",
             value=self._hits(),
         )
 
 
 class Metrics:
-    """Everything /metrics tells; each server has a registry of its own.
+    """All metrics of /metrics, in a registry for each server.
 
     Args:
-        admission: read for what is running and waiting.
-        cache_hits: the engine's counter of reference cache hits.
+        admission: counts running and waiting requests.
+        cache_hits: returns the engine's count of reference cache hits.
     """
 
     def __init__(self, admission: Admission, cache_hits: Callable[[], int]):
@@ -54,22 +54,22 @@ class Metrics:
         gauge = functools.partial(Gauge, registry=registry)
         self.duration = histogram(
             "tts_request_duration_seconds",
-            "Arrival of a request to the last frame of its speech",
+            "Time from a request's arrival to the last frame of its speech",
             buckets=_SECONDS,
         )
         self.first_audio = histogram(
             "tts_time_to_first_audio_seconds",
-            "Arrival of a request to its first samples",
+            "Time from a request's arrival to its first samples",
             buckets=_SECONDS,
         )
         self.realtime_factor = histogram(
             "tts_realtime_factor",
-            "Time to speak over length of the speech, waiting included",
+            "Time from a request's arrival to the end of its speech, over the speech's length",
             buckets=_FACTORS,
         )
         self.frame_rate = histogram(
             "tts_tokens_per_second",
-            "Codec frames a second, from the first samples to the last",
+            "Codec frames per second, from the first samples to the last",
             buckets=_RATES,
         )
         self.requests = counter("tts_requests", "Requests that were admitted", ["finish_reason"])
@@ -85,13 +85,13 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def render(self) -> bytes:
-        """The text Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return generate_latest(self.registry)
 
 
 @dataclass(slots=True)
 class SpeechRecord:
-    """One request's times, from its arrival on; figures go into `metrics` at the end."""
+    """The times and counts of one request; `finish` adds them to `metrics`."""
 
     metrics: Metrics
     sample_rate: int
@@ -105,17 +105,17 @@ class SpeechRecord:
 
     @property
     def elapsed_ms(self) -> float:
-        """Since the arrival; stands still once the speech is over."""
+        """Milliseconds from the arrival until now, or until the end of the speech."""
         end = time.perf_counter() if self._ended is None else self._ended
         return 1000 * (end - self.arrived)
 
     @property
     def first_audio_ms(self) -> float | None:
-        """Arrival to first samples."""
+        """Milliseconds from the arrival to the first samples."""
         return None if self.first_audio is None else 1000 * (self.first_audio - self.arrived)
 
     def add(self, num_samples: int, num_frames: int) -> None:
-        """A chunk came out of the engine; a last one may have no samples."""
+        """Count a chunk that the engine has made; the last one may have no samples."""
         self.num_frames += num_frames
         if not num_samples:
             return
@@ -130,7 +130,7 @@ class SpeechRecord:
         self.num_samples += num_samples
 
     def finish(self, reason: str) -> None:
-        """The speech is over; only the first call counts."""
+        """Record the end of the speech; only the first call counts."""
         if self._ended is not None:
             return
         self._ended = time.perf_counter()
@@ -138,7 +138,7 @@ class SpeechRecord:
         metrics.requests.labels(reason).inc()
         metrics.underruns.inc(self.underruns)
         metrics.duration.observe(spent)
-        if self.num_samples:
+        if self.num_samples and self.first_audio is not None:
             metrics.realtime_factor.observe(spent * self.sample_rate / self.num_samples)
             speaking = self._ended - self.first_audio
             if speaking > 0:

@@ -1,8 +1,8 @@
-"""In front of every route: request ids, origins, the API key, and bodies that stay in bounds.
+"""The middleware in front of every route: request ids, origins, the API key, limits on bodies.
 
-HEAD is GET without the body, on every path. The key is asked for before a byte of the body is
-read. Bodies are read here, whole, within a size and a time: no handler ever waits for a slow one.
-Each answer is a line of the log `qwen_megakernel.access`, at level INFO, once it is over.
+HEAD is GET without the body, on every path. The key is checked before a byte of the body is read.
+The middleware reads the whole body within a size and a time, so no handler waits for a slow client.
+When a response ends, it logs a line to `qwen_megakernel.access` at level INFO.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from qwen_megakernel.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("qwen_megakernel.access")
 
-_PROBES = ("/health", "/ready")  # asked by monitors all the time: their answer is no refusal
+_PROBES = ("/health", "/ready")  # monitors ask all the time: these errors count as no refusals
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
-_MULTIPART_SLACK = 64 * 1024  # of an upload that is not the recording: fields and boundaries
-_MAX_PATH_CHARS = 200  # of a line of the access log
-_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # for what a client that was refused still sends
+_MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
+_MAX_PATH_CHARS = 200  # in a line of the access log
+_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading what a refused client still sends
 
 
 class RequestGuard:
-    """ASGI middleware.
+    """The ASGI middleware.
 
     Args:
-        app: what is guarded.
+        app: the application behind it.
         settings: the key, limits, origins.
-        metrics: refusals are counted there.
-        bodies: path -> media type a POST there must have.
+        metrics: counts refusals.
+        bodies: path -> media type that a POST to it must have.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class RequestGuard:
         arrived, method = time.perf_counter(), scope.get("method", "WEBSOCKET")
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if is_head:
-            scope = scope | {"method": "GET"}
+            scope = {**scope, "method": "GET"}
         started = is_unread = False
-        status: int | None = None  # of the answer; None: there was none
+        status: int | None = None  # the response's; None: there was no response
 
         async def stamped(message: Message) -> None:
             nonlocal started, status
@@ -80,7 +80,7 @@ class RequestGuard:
                 if message["status"] >= 400 and scope["path"] not in _PROBES:
                     self._metrics.refused.labels(message["status"]).inc()
             elif is_head and message["type"] == "http.response.body":
-                message = message | {"body": b""}
+                message = {**message, "body": b""}
             await send(message)
 
         self._num_open += 1
@@ -114,13 +114,13 @@ class RequestGuard:
         if self._num_open > limit:
             raise ApiError(
                 503,
-                f"{limit} requests and sockets are open (limit {limit}).",
+                f"{limit} requests and WebSockets are open (limit {limit}).",
                 code="too_many_connections",
                 headers={"Connection": "close"},
             )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """A web page of another host may not act for its reader, who may be on this machine."""
+        """Refuse web pages of other hosts: their reader's browser may reach this server."""
         origin = headers.get("origin")
         if origin is None or (scope["type"] == "http" and scope["method"] not in _CHANGING):
             return
@@ -129,7 +129,8 @@ class RequestGuard:
         if _host_of(origin) != headers.get("host"):
             raise ApiError(
                 403,
-                f"Pages of {origin[:200]} may not call this server. Start it with --allow-origin.",
+                f"Web pages of {origin[:200]} may not call this server. Start it with "
+                "--allow-origin to let them.",
                 code="origin_not_allowed",
             )
 
@@ -149,13 +150,13 @@ class RequestGuard:
             )
 
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body; None: the client has gone in the middle of it."""
+        """Return the whole body; None: the client disconnected before its end."""
         media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type is not None and sent != media_type:
             raise ApiError(
                 415,
-                f"Content-Type is {sent[:80] or 'absent'}; need {media_type}.",
+                f"Content-Type is {sent[:80] or 'absent'}; it must be {media_type}.",
                 code="unsupported_media_type",
                 headers={"Connection": "close"},
             )
@@ -186,7 +187,7 @@ class RequestGuard:
         except TimeoutError as error:
             raise ApiError(
                 408,
-                f"The body was not here after {self._settings.body_timeout_s:.0f} s.",
+                f"The body did not arrive within {self._settings.body_timeout_s:.0f} s.",
                 code="body_timeout",
                 headers={"Connection": "close"},
             ) from error
@@ -196,22 +197,22 @@ class RequestGuard:
 def _log_access(
     scope: Scope, method: str, status: int | None, seconds: float, request_id: str
 ) -> None:
-    """Without the query and the headers, where keys may be; the path cannot break the line."""
+    """Log an access without query and headers, which may hold keys, and with an escaped path."""
     host, port = scope.get("client") or ("-", 0)
     path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
-    told = (host, port, method, path, status or "-", seconds, request_id)
-    access_logger.info('%s:%s "%s %s" %s %.3f s %s', *told)
+    facts = (host, port, method, path, status or "-", seconds, request_id)
+    access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
 
 
 def _host_of(origin: str) -> str | None:
     try:
         return urlsplit(origin).netloc
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # an incomplete IPv6 address
         return None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one message, then whatever the server says."""
+    """Return a `receive` that yields the body as one message, then the server's messages."""
     messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
@@ -221,16 +222,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _lingering(receive: Receive, send: Send) -> Send:
-    """`send` that takes in what the client still sends before the answer ends.
+    """Return a `send` that reads what the client still sends before the response ends.
 
-    A connection that is closed with bytes unread is reset, and the client may lose the answer.
+    Closing a connection with unread bytes resets it, and the client may lose the response.
     """
 
     async def lingering(message: Message) -> None:
         if message["type"] != "http.response.body" or message.get("more_body", False):
             await send(message)
             return
-        await send(message | {"more_body": True})  # all of it leaves now
+        await send({**message, "more_body": True})  # sends the rest without ending the response
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 left = _LINGER_BYTES
@@ -246,6 +247,6 @@ def _lingering(receive: Receive, send: Send) -> Send:
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket" and "websocket.http.response" not in scope["extensions"]:
-        await send({"type": "websocket.close", "code": 1008})  # which becomes a 403
+        await send({"type": "websocket.close", "code": 1008})  # the server answers 403
         return
     await error_response(error)(scope, receive, send)

@@ -1,8 +1,8 @@
-"""The server on Ray Serve: the same app in several replicas, an engine each, behind one address.
+"""The server on Ray Serve: replicas of the app behind one address, each with an engine.
 
-Serve's proxy takes the connections and gives each request, HTTP or WebSocket, to the replica with
-fewer of them. Replicas share nothing but the folder of voices. When one dies, its streams break off
-and Serve starts another.
+Ray Serve's proxy takes the connections and gives each request, HTTP or WebSocket, to the replica
+with fewer of them. Replicas share the folder of voices alone. When a replica dies, its streams
+break off and Ray Serve starts another.
 """
 
 import os
@@ -25,36 +25,36 @@ from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.serving import listen
 from qwen_megakernel.server.settings import ServerSettings
 
-NAME = "qwen_megakernel"  # of the application and of its deployment
+NAME = "qwen_megakernel"  # the application's and its deployment's
 
-# Requests a replica is given beyond those it can speak or queue, so that it is the replica that
-# refuses one too many, as a server by itself would (429), and health checks get through.
+# Requests that a replica takes beyond those it can speak or queue, so that the replica itself
+# refuses further ones (429), as a server without Ray does, and health checks get through.
 _SPARE_REQUESTS = 64
 
-# A busy machine does not start Serve's proxy within the 5 s after which Serve kills it. To be set
-# before Ray starts; Serve itself gives up after 60 s.
+# Ray Serve kills its proxy if it has not started within 5 s, too short on a busy machine. Must be
+# set before Ray starts; Ray Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
-# How the threads of a replica wait for each other; the commands' own is `options.wait_passively`.
+# How the threads of a replica wait for each other; `options.wait_passively` sets it for commands.
 WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas, and what each of them takes of the cluster."""
+    """How many replicas run, and what each of them takes of the cluster."""
 
     min_replicas: int = 1
-    max_replicas: int = 1  # more than `min_replicas`: as many as the requests under way need
+    max_replicas: int = 1  # if above `min_replicas`, the number follows the running requests
     num_gpus: float = 0.0  # for each replica
     num_cpus: float = 1.0
-    upscale_delay_s: float = 10.0  # how long there must be too many requests for one more replica
+    upscale_delay_s: float = 10.0  # seconds with too many requests before another replica starts
     downscale_delay_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise UsageError(
-                f"min_replicas is {self.min_replicas} and max_replicas {self.max_replicas}; need "
-                "1 <= min <= max."
+                f"min_replicas is {self.min_replicas} and max_replicas {self.max_replicas}; they "
+                "must be 1 <= min <= max."
             )
 
 
@@ -62,8 +62,7 @@ class Replica:
     """One engine and the app in front of it.
 
     Args:
-        make_engine: makes the engine; called in the replica's own process, which gets no request
-            before it is done.
+        make_engine: makes the engine, in the replica's own process and before its first request.
         settings: see `create_app`.
     """
 
@@ -75,7 +74,7 @@ class Replica:
 
 
 def _without_request_id(app: ASGIApp) -> ASGIApp:
-    """`app` without its X-Request-Id: Serve's proxy, which gave it to us, adds the same."""
+    """Return `app` without the X-Request-Id in its responses, since Ray's proxy adds the same."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         async def stripped(message: Message) -> None:
@@ -91,13 +90,13 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
 def application(
     make_engine: Callable[[], Any], settings: ServerSettings, scale: Scale, *, num_slots: int
 ) -> Application:
-    """What `serve.run` runs.
+    """Return the application for Ray's `serve.run`.
 
     Args:
-        make_engine: makes one replica's engine. It travels to the replicas by pickle.
-        settings: see `create_app`; its folder of voices must be one that all replicas see.
+        make_engine: makes a replica's engine; must be picklable.
+        settings: see `create_app`; all replicas must see its folder of voices.
         scale: how many replicas.
-        num_slots: streams that one engine speaks at the same time; the autoscaler aims at that.
+        num_slots: streams that one engine speaks at the same time, the autoscaler's target.
     """
     name, policy = WAITING
     deployment = serve.deployment(
@@ -114,7 +113,7 @@ def application(
         ray_actor_options={
             "num_cpus": scale.num_cpus,
             "num_gpus": scale.num_gpus,
-            # Of the process in which a replica imports torch, on any machine of the cluster.
+            # For the process in which a replica imports torch, on any machine of the cluster.
             "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
         },
     )
@@ -131,23 +130,23 @@ def run(
     port: int = 8090,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C, when running streams are finished first.
+    """Serve until SIGTERM or Ctrl-C; running streams are finished first.
 
-    The replicas go to the cluster of RAY_ADDRESS, or to one that runs on this machine; where there
-    is none, one is started and ends with us. A second signal ends it at once.
+    The replicas run on the cluster of RAY_ADDRESS, or on one that runs on this machine; without
+    either, this function starts a cluster and ends it. A second signal ends serving at once.
 
     Args:
         make_engine, settings, scale, num_slots: see `application`.
-        host, port: where Serve's proxy listens; port 0 takes any that is free.
-        say: shows the user a line: the address, once every replica has its engine, and the end.
+        host, port: the address that Ray Serve's proxy listens on; port 0 takes a free one.
+        say: prints a line: the address, once every replica has its engine, and the end.
     Returns:
-        The signal that ended it.
+        The signal that ended serving.
     Raises:
-        UsageError: the address cannot be had.
-        ResourceError: there is no room for that many replicas.
+        UsageError: the address is in use or wrong.
+        ResourceError: the cluster has no room for that many replicas.
         SetupError: the proxy or the replicas could not be started.
     """
-    with listen(host, port) as listener:  # Serve says later, and elsewhere, that a port is taken
+    with listen(host, port) as listener:  # Ray Serve itself reports a port in use late, in its log
         port = listener.getsockname()[1]
     came: list[int] = []
     over = threading.Event()
@@ -164,9 +163,9 @@ def run(
             serve.start(http_options={"host": host, "port": port})
         except (RayError, TimeoutError) as error:
             raise SetupError(
-                "Serve's proxy did not start.",
+                "Ray Serve's proxy did not start.",
                 str(error).partition("\n")[0],
-                "Is the machine too busy? Ray keeps its logs under its session's logs/serve.",
+                "Is the machine too busy? Ray's logs are under logs/serve of its session.",
             ) from error
         try:
             serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
@@ -174,13 +173,13 @@ def run(
             raise SetupError(
                 "The replicas could not be started.",
                 _why_not(),
-                "Ray keeps their logs under its session's logs/serve.",
+                "Their logs are under logs/serve of Ray's session.",
             ) from error
         signals = (signal.SIGTERM, signal.SIGINT)
         handlers = {each: signal.signal(each, end) for each in signals}
         say(f"listening on http://{host}:{port}")
         over.wait()
-        say("finishing the speeches that run; Ctrl-C again ends at once")
+        say("finishing the running speeches; Ctrl-C again ends at once")
         for each, handler in handlers.items():
             signal.signal(each, handler)
         serve.delete(NAME)
@@ -191,8 +190,8 @@ def run(
 
 
 def _check_room(scale: Scale) -> None:
-    """Refuse what Ray would wait for without an end; a cluster elsewhere may grow."""
-    if "RAY_ADDRESS" in os.environ:
+    """Refuse replicas that this machine cannot hold, for which Ray would wait forever."""
+    if "RAY_ADDRESS" in os.environ:  # that cluster may grow
         return
     there_is = ray.cluster_resources()
     for name, each in (("CPU", scale.num_cpus), ("GPU", scale.num_gpus)):
@@ -205,7 +204,7 @@ def _check_room(scale: Scale) -> None:
 
 
 def _why_not() -> str:
-    """The last line of the last traceback of a replica."""
+    """Return the last line of the last traceback of a replica."""
     deployments = serve.status().applications[NAME].deployments
     lines = [line for line in deployments[NAME].message.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""

@@ -1,6 +1,6 @@
-"""Speech on its way to one HTTP client: its bytes, its events, and when to give up.
+"""Responses that carry speech to an HTTP client, as audio or as events.
 
-A client that takes nothing for a while is cut off; one that goes away ends its stream at once.
+A client that reads nothing for a while is cut off; a client that disconnects ends its stream.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.audio import FULL_SCALE, to_int16
-from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
@@ -28,7 +27,7 @@ ABORT = "abort_connection"  # key of scope["state"], put there by `serving`
 
 
 async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator[bytes]:
-    """The speech as one file, in pieces; a piece is empty where the encoder holds samples back."""
+    """Yield the speech as one file; a piece is empty while the encoder holds samples back."""
     async for chunk in speaking.chunks():
         yield await encoded(encoder, chunk.samples)
     yield await encoded(encoder, None)
@@ -42,21 +41,21 @@ async def events(
     max_steps: int | None,
     granularities: Collection[str] = (),
 ) -> AsyncIterator[bytes]:
-    """The speech as server-sent events.
+    """Yield the speech as server-sent events.
 
     Args:
         speaking: the speech.
-        encoder: of what the deltas hold; put together they are one file. Where it hands out nothing
-            yet, the next delta stands for more frames; none is empty.
-        include_codes: add each delta's codec frames.
-        max_steps: with it, the superset: an event for each frame, at the end the whole as WAV and
-            "[DONE]". None: OpenAI's events alone.
-        granularities: of the timestamps, an event for those that have settled; they may be ahead of
-            the audio that was sent.
+        encoder: encodes the audio of the deltas, which joined are one file. No delta is empty:
+            while the encoder holds samples back, the next delta covers more frames.
+        include_codes: add the codec frames of each delta.
+        max_steps: adds to OpenAI's events one for each frame, of so many, and at the end the whole
+            speech as WAV and "[DONE]"; None: OpenAI's events alone.
+        granularities: those of the timestamps, which get an event when they have settled; they may
+            be ahead of the audio that was sent.
     """
     stream, rate = speaking.stream, speaking.record.sample_rate
     whole: list[np.ndarray] = []
-    held: list[AudioChunk] = []  # of which the encoder has handed out nothing yet
+    held: list[AudioChunk] = []  # chunks that the encoder still holds back
 
     def delta(audio: bytes) -> bytes:
         frames: dict[str, Any] = {}
@@ -99,12 +98,11 @@ async def events(
 
 
 async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]:
-    """The speech as events of phases alone: each step as its frame comes, the audio once, at the
-    end.
+    """Yield the speech as events of phases: a step for each frame, and the audio at the end.
 
     Args:
         speaking: a speech whose chunks are single frames.
-        max_steps: that the request can have.
+        max_steps: the most frames that the request can have.
     """
     whole: list[np.ndarray] = []
     async for chunk in speaking.chunks():
@@ -119,12 +117,12 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
 
 
 def phase_of_error(error: Exception) -> bytes:
-    """How an error reaches a client that reads `phases`."""
+    """Return the event that reports an error to a client that reads `phases`."""
     return _event(phase="error", error=error_facts(error)[1])
 
 
 def error_event(error: Exception) -> bytes:
-    """How an error reaches a client that reads events."""
+    """Return the event that reports an error to a client that reads `events`."""
     return _event(type="speech.audio.error", phase="error", error=error_facts(error)[1])
 
 
@@ -145,16 +143,16 @@ def _base64(data: bytes) -> str:
 
 
 class SpeechResponse(Response):
-    """Sends speech while it is made. The status is decided by the first piece.
+    """A response that sends speech while it is made; errors before the first piece set the status.
 
     Args:
         speaking: the speech.
         body: its bytes.
-        media_type: of the body.
-        headers: of the answer.
-        settings: deadline, and how long a client may stall.
-        on_error: makes the last piece of a body that failed; None: the connection is cut, which is
-            the only way to tell of it in the middle of audio.
+        media_type: the body's.
+        headers: the response's.
+        settings: the deadline, and how long a client may stall.
+        on_error: makes the last piece of a body that failed; None: the connection is cut, the only
+            way to report an error in the middle of audio.
     """
 
     def __init__(
@@ -181,7 +179,7 @@ class SpeechResponse(Response):
                 await self._send_all(send)
         except Exception as error:
             if not self._started:
-                raise  # becomes an answer of its own
+                raise  # `error_responses` answers it
             if self._on_error is None or isinstance(error, TimeoutError):
                 abort(scope)
             else:
@@ -190,20 +188,12 @@ class SpeechResponse(Response):
             watcher.cancel()
 
     async def _send_all(self, send: Send) -> None:
-        spent = self._speaking.record.elapsed_ms / 1000
-        try:
-            async with asyncio.timeout(self._settings.deadline_s - spent):
-                async for piece in self._body:
-                    if not self._started:
-                        await self._start(send)
-                    if piece:
-                        await self._send(send, piece)
-        except TimeoutError as error:
-            if isinstance(error, _Stalled):
-                raise
-            raise DeadlineExceeded(
-                f"The speech was not over after {self._settings.deadline_s:.0f} s."
-            ) from error
+        async with self._speaking.limited(self._settings.deadline_s):
+            async for piece in self._body:
+                if not self._started:
+                    await self._start(send)
+                if piece:
+                    await self._send(send, piece)
         if not self._started:
             await self._start(send)
         await self._send(send, b"", last=True)
@@ -213,16 +203,9 @@ class SpeechResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     async def _send(self, send: Send, piece: bytes, *, last: bool = False) -> None:
-        message = {"type": "http.response.body", "body": piece, "more_body": not last}
-        try:
-            async with asyncio.timeout(self._settings.stall_timeout_s):
-                await send(message)
-        except TimeoutError as error:
-            raise _Stalled from error
-
-
-class _Stalled(TimeoutError):
-    """The client does not read."""
+        """Send a piece; raises `TimeoutError` if the client does not read it."""
+        async with asyncio.timeout(self._settings.stall_timeout_s):
+            await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
 async def buffered(
@@ -234,7 +217,7 @@ async def buffered(
     settings: ServerSettings,
     granularities: Collection[str] = (),
 ) -> Response:
-    """The whole speech in one answer, with its length and how it ended.
+    """Return the whole speech in one response, with its length and finish reason.
 
     Args:
         encoding: of the samples of wav.
@@ -242,19 +225,14 @@ async def buffered(
         granularities: of the timestamps; if there are any, the answer is JSON that holds the audio.
 
     Raises:
-        DeadlineExceeded: it takes too long.
-        Whatever ended the stream.
+        DeadlineExceeded: the speech takes too long.
+        Exception: the error that ended the stream.
     """
     watcher = asyncio.create_task(_close_when_gone(speaking, receive))
-    spent = speaking.record.elapsed_ms / 1000
     try:
         with speaking:
-            async with asyncio.timeout(settings.deadline_s - spent):
+            async with speaking.limited(settings.deadline_s):
                 samples = [chunk.samples async for chunk in speaking.chunks()]
-    except TimeoutError as error:
-        raise DeadlineExceeded(
-            f"The speech was not over after {settings.deadline_s:.0f} s."
-        ) from error
     finally:
         watcher.cancel()
     whole, rate = np.concatenate(samples), speaking.record.sample_rate
@@ -262,7 +240,7 @@ async def buffered(
         heard = whole.astype(np.float32) / FULL_SCALE
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
     data = await encoded_whole(response_format, whole, rate, settings.opus_kbits, encoding)
-    headers = {"X-Finish-Reason": speaking.finish_reason}
+    headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
         facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
@@ -278,5 +256,5 @@ async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:
 
 
 def abort(scope: Scope) -> None:
-    """Cut the connection, unsent bytes and all; without our protocol class the server closes it."""
+    """Cut the connection and drop unsent bytes; without `guarded_protocol` the server closes it."""
     scope.get("state", {}).get(ABORT, lambda: None)()

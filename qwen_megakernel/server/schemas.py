@@ -1,4 +1,4 @@
-"""What clients send: the bodies, and what they mean to the engine."""
+"""The bodies that clients send, and the engine's options that they ask for."""
 
 import json
 import re
@@ -39,15 +39,15 @@ from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
 
-# Models of OpenAI's whose names clients have built in; here they mean the model that is loaded.
+# OpenAI's names of models, which clients have built in; here they mean the loaded model.
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 # The same with the date of a release: gpt-4o-mini-tts-2025-12-15, tts-1-1106.
 _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
-MIN_NEW_TOKENS = 2  # the last token drawn is no frame, and the first two are never the end
-MAX_FIRST_CHUNK_FRAMES = 10  # = the engine's chunk_frames, up to which chunks grow
+MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
+MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames, to which chunks grow
 MAX_LEXICON_WORDS = 1000  # of one request
-_MAX_SIDE_CHARS = 4096  # of instructions and transcripts
+_MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
 
@@ -59,7 +59,7 @@ class VoiceId(BaseModel):
 
 
 def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
-    """One complaint where pydantic has one for each form, under names that no client knows."""
+    """Raise one error instead of pydantic's one for each form, whose names no client knows."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -67,13 +67,13 @@ def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | Voi
 
 
 class SpeechSettings(BaseModel):
-    """How to speak; shared by the HTTP body and the WebSocket's session.config."""
+    """How to speak: the fields that the HTTP body and the WebSocket's session.config share."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = Field(None, description="The model's name, or one of OpenAI's.")
     voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = Field(
-        None, description="An id of GET /v1/audio/voices."
+        None, description="An id from GET /v1/audio/voices."
     )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Absent: the server's default.")
@@ -101,16 +101,16 @@ class SpeechSettings(BaseModel):
     )
     language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
     seed: int | None = Field(None, ge=0, lt=2**64)
-    do_sample: bool | None = Field(None, description="false: the likeliest codes (greedy).")
+    do_sample: bool | None = Field(None, description="false: take the likeliest codes (greedy).")
     temperature: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
     top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     top_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
-    max_new_tokens: int | None = Field(None, ge=MIN_NEW_TOKENS, description="Frames, plus one.")
+    max_new_tokens: int | None = Field(None, ge=MIN_NEW_TOKENS, description="Most frames + 1.")
     ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
     ref_text: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     x_vector_only_mode: bool | None = None
-    non_streaming_mode: bool | None = Field(None, description="true: the text in the prefill.")
+    non_streaming_mode: bool | None = Field(None, description="true: read all text first.")
     first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
     normalize: Literal["auto", "on", "off"] | None = Field(
         None, description="Read numbers, dates and Markdown as words; absent: as the server does."
@@ -125,7 +125,7 @@ class SpeechSettings(BaseModel):
     )
 
     def warnings(self) -> list[str]:
-        """What of the body is not obeyed."""
+        """Return warnings about fields that have no effect."""
         extras = sorted(self.model_extra or {})
         if not extras:
             return []
@@ -151,14 +151,14 @@ class SpeechSettings(BaseModel):
             raise ApiError.about("timestamp_granularities", error)
 
     def format_or(self, settings: ServerSettings) -> str:
-        """The response format, or the server's default."""
+        """Return the response format, or the server's default."""
         return self.response_format or settings.default_format
 
 
 class SpeechBody(SpeechSettings):
     """The body of POST /v1/audio/speech."""
 
-    input: str = Field(description="What to say.")
+    input: str = Field(description="The text to speak.")
     stream_format: Literal["audio", "sse"] | None = Field(None, description="Absent: audio.")
     stream: bool | None = Field(
         None, description="true: all events; false: one answer with its length."
@@ -166,7 +166,7 @@ class SpeechBody(SpeechSettings):
     event_format: Literal["phases"] | None = Field(
         None, description="With stream true: events of phases alone, and the audio at the end."
     )
-    include_codes: bool = Field(False, description="Deltas of events carry their codec frames.")
+    include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 
     @property
     def is_whole(self) -> bool:
@@ -175,7 +175,7 @@ class SpeechBody(SpeechSettings):
         return bool(is_whole) and self.stream_format != "sse"
 
     def check_events(self) -> None:
-        """Refuse what cannot go with events of phases.
+        """Refuse fields that exclude events of phases.
 
         Raises:
             ApiError: 400; names the field.
@@ -201,9 +201,9 @@ class SpeechBody(SpeechSettings):
 
 
 class SessionConfig(SpeechSettings):
-    """The WebSocket's session.config, without its `type`."""
+    """The fields of the WebSocket's session.config besides `type`."""
 
-    stream_audio: bool = True  # false: an utterance's audio in one message
+    stream_audio: bool = True  # false: one message with all audio of an utterance
 
 
 def sound_options(
@@ -259,13 +259,15 @@ async def engine_options(
     model_name: str,
     sample_rate: int,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Keyword arguments for `TTSEngine.stream`, and warnings.
+    """Return keyword arguments for `TTSEngine.stream`, and warnings.
 
     Args:
-        model_name, sample_rate: of the loaded model.
+        body: what the client asks for.
+        voices: the engine's voices.
+        model_name, sample_rate: the loaded model's.
     Raises:
-        ApiError: 404, the model is another one; 400, values that do not go together.
-        QwenTTSError: what the voice is refused for.
+        ApiError: 404, the model is not loaded; 400, values exclude each other.
+        QwenTTSError: the voice or its recording is refused.
     """
     if body.model is not None:
         check_model(body.model, model_name)
@@ -275,11 +277,11 @@ async def engine_options(
     voice: str | Voice | None
     if body.ref_audio is not None:
         voice, warning = (
-            await _clone(body, voices),
-            "voice gives way to ref_audio" if name else None,
+            await _clone(body, body.ref_audio, voices),
+            "voice is ignored: ref_audio is given" if name else None,
         )
     elif body.ref_text is not None:
-        error = UsageError("ref_text is the transcript of a ref_audio; there is none.")
+        error = UsageError("ref_text is the transcript of ref_audio, which is missing.")
         raise ApiError.about("ref_text", error)
     else:
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
@@ -311,7 +313,7 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
     """Refuse text that is too long.
 
     Raises:
-        TextTooLong: more than `max_chars` characters.
+        TextTooLong: the text has more than `max_chars` characters.
     """
     if num_chars > settings.max_chars:
         or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
@@ -325,7 +327,7 @@ def check_model(name: str, loaded: str) -> None:
     """Refuse a model that is not the loaded one.
 
     Raises:
-        ApiError: 404; names the one there is.
+        ApiError: 404; names the loaded model.
     """
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
     if name.lower() not in known and not _DATED_ALIAS.fullmatch(name.lower()):
@@ -337,12 +339,12 @@ def check_model(name: str, loaded: str) -> None:
         )
 
 
-async def _clone(body: SpeechSettings, voices: VoiceStore) -> Voice:
+async def _clone(body: SpeechSettings, recording: str, voices: VoiceStore) -> Voice:
     if body.x_vector_only_mode is False and body.ref_text is None:
         error = UsageError(
-            "x_vector_only_mode is false, but there is no ref_text.",
+            "x_vector_only_mode is false, but ref_text is missing.",
             "In-context cloning needs the exact transcript of the recording.",
         )
         raise ApiError.about("ref_text", error)
     transcript = None if body.x_vector_only_mode else body.ref_text
-    return await voices.clone(voices.decode_reference(body.ref_audio), transcript, "reference")
+    return await voices.clone(voices.decode_reference(recording), transcript, "reference")

@@ -1,4 +1,4 @@
-"""What the routes share: the engine once it is there, and how a request gets into it."""
+"""The service behind all routes: it loads the engine and passes requests to it."""
 
 import asyncio
 import gc
@@ -23,8 +23,8 @@ class Service:
     """One engine, its clients' requests and their figures.
 
     Args:
-        engine: a `TTSEngine`, which its owner closes; or a function that makes one. That is called
-            in a thread when the server starts, and what it made is closed with the server.
+        engine: a `TTSEngine`, which its owner closes; or a function that makes one, which runs in a
+            thread when the server starts, and whose engine is closed with the server.
         settings: limits.
     """
 
@@ -33,7 +33,7 @@ class Service:
         self.admission = Admission(num_slots=0, max_queue=settings.max_queue)
         self.finished = FinishedRequests()
         self.metrics = Metrics(self.admission, self._cache_hits)
-        self.failure: Exception | None = None  # why there is no engine and will not be
+        self.failure: Exception | None = None  # why the engine could not be made
         self._engine: Any = None
         self._voices: VoiceStore | None = None
         self._closed = False
@@ -47,7 +47,7 @@ class Service:
         """The engine.
 
         Raises:
-            NotReady: it is not loaded yet, or could not be.
+            NotReady: the engine is not loaded yet, or could not be loaded.
         """
         if self._engine is None:
             raise NotReady("The model is not loaded yet.", str(self.failure or ""))
@@ -58,28 +58,29 @@ class Service:
         """The engine's voices.
 
         Raises:
-            NotReady: it is not loaded yet, or could not be.
+            NotReady: the engine is not loaded yet, or could not be loaded.
         """
         self.engine  # noqa: B018 - raises
+        assert self._voices is not None  # made with the engine
         return self._voices
 
     @property
     def ready(self) -> bool:
-        """Requests are taken."""
+        """Whether the service takes requests."""
         return self._engine is not None and not self.admission.draining and not self.broken
 
     @property
     def broken(self) -> QwenTTSError | None:
-        """Why the engine will take no request until the process is started again; None: it will."""
+        """Why only a restart of the process helps the engine; None: nothing is wrong."""
         return self._engine.failure if self._engine is not None else None
 
     @property
     def is_loading(self) -> bool:
-        """The engine is being made; also after `close`, which does not wait for that."""
+        """Whether the engine is being made; `close` does not wait for that."""
         return self._loader is not None and self._loader.is_alive()
 
     async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
-        """Options for `speak`, and warnings; see `engine_options`."""
+        """Return options for `speak`, and warnings; see `engine_options`."""
         engine = self.engine
         options, warnings = await engine_options(
             body,
@@ -100,16 +101,16 @@ class Service:
         request_id: str,
         arrived: float | None = None,
     ) -> ActiveSpeech:
-        """Let a request in and start it.
+        """Admit a request and start its speech.
 
         Args:
-            text: None: it will be fed to the stream.
+            text: the text; None: the caller will feed it to the stream.
             options: from `configure`.
-            request_id: under which its end is remembered.
-            arrived: perf_counter() of the request; None: now.
+            request_id: the id under which `finished` reports its end.
+            arrived: perf_counter() at the request's arrival; None: now.
         Raises:
-            EngineBusy, Draining: nobody is let in.
-            UsageError: the engine refuses it; nothing was started.
+            EngineBusy, Draining: no request is admitted.
+            UsageError: the engine refuses the request; nothing was started.
         """
         engine, ticket = self.engine, self.admission.admit()
         try:
@@ -132,25 +133,23 @@ class Service:
     # ---- coming and going ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to load the engine; to be called on the event loop."""
+        """Begin to load the engine; must be called on the event loop."""
         if self._make is not None:
-            loop = asyncio.get_running_loop()
+            args = (self._make, asyncio.get_running_loop())
             # A daemon: Ctrl-C in the middle of a download must not wait for its end.
-            self._loader = threading.Thread(
-                target=self._load, args=(loop,), name="load", daemon=True
-            )
+            self._loader = threading.Thread(target=self._load, args=args, name="load", daemon=True)
             self._loader.start()
 
     def close(self) -> None:
-        """Close what was loaded; waits for the engine's thread."""
+        """Close the engine that was loaded; waits for its thread."""
         self._closed = True
         if self._make is not None and self._engine is not None:
             self._engine.close()
 
-    def _load(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _load(self, make: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         try:
-            engine = self._make()
-        except Exception as error:  # reported by whoever started the server
+            engine = make()
+        except Exception as error:  # `serving.serve` raises it
             logger.debug("The engine could not be made.", exc_info=True)
             self.failure = error
             self.admission.draining = True
@@ -173,10 +172,10 @@ class Service:
 
 
 def freeze_garbage_collector() -> None:
-    """Take everything there is now out of the garbage collector's sight.
+    """Exclude all present objects from garbage collection.
 
-    For a process that serves, once its model is loaded: a full collection looks at every object of
-    the libraries again, and nothing is sent meanwhile, for a tenth of a second.
+    A server calls this once its model is loaded: a full collection would visit every object of the
+    libraries again, and delay all audio by a tenth of a second.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Serving the app: uvicorn, with a limit on slow headers, a way to cut a connection, draining."""
+"""Serves the app with uvicorn: limits slow headers, can cut a connection, drains at the end."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ from qwen_megakernel.server.settings import ServerSettings
 if TYPE_CHECKING:
     from qwen_megakernel.server.wyoming_server import WyomingServer
 
-_BACKLOG = 2048  # connections the kernel holds until we take them
+_BACKLOG = 2048  # connections that the operating system holds until the server accepts them
 
 
 def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """A protocol class whose connections must send their headers in time.
+    """Return a protocol class whose connections must send their headers in time.
 
-    uvicorn waits for a request for as long as bytes trickle in. The state it hands to the app also
-    gets a function that cuts the connection: closing one politely waits for a client that may
-    never read.
+    uvicorn waits for a request for as long as bytes trickle in. The class also passes the app a
+    function that cuts the connection: a normal close waits for a client that may never read.
     """
 
-    class GuardedProtocol(AutoHTTPProtocol):
+    # uvicorn chooses the base class at run time, by what is installed.
+    class GuardedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _deadline: asyncio.TimerHandle | None = None
 
         def __init__(
@@ -72,7 +72,7 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
                 self._deadline = None
 
         def _give_up(self) -> None:
-            # A WebSocket has taken the connection over by then, and has its own time limits.
+            # A WebSocket has another protocol object, with time limits of its own.
             if self.transport.get_protocol() is self and not self._in_request:
                 self._abort()
 
@@ -83,17 +83,17 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first SIGTERM or Ctrl-C refuses new requests and waits for those that run.
+    """A uvicorn server that refuses new requests after SIGTERM or Ctrl-C and finishes running ones.
 
-    uvicorn alone stops listening at once: a client that comes then sees a refused connection
-    instead of an answer that says why. A second signal cuts what still runs and ends the server.
+    uvicorn alone stops listening at once, so that later clients get a refused connection instead of
+    an error with the reason. A second signal cuts the running speeches and ends the server.
 
     Args:
-        config: uvicorn's.
-        service: whose requests are waited for.
-        settings: how long.
-        wyoming: started and closed with the server.
-        say: shows the user a line about the end.
+        config: uvicorn's configuration.
+        service: the service whose requests are finished.
+        settings: how long they may take.
+        wyoming: a Wyoming server to start and close with this one.
+        say: prints a line about the end.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DrainingServer(uvicorn.Server):
         self.service, self._settings, self._wyoming = service, settings, wyoming
         self._say = say
         self._give_up_at: float | None = None
-        self.ended_by: int | None = None  # the first signal that came
+        self.ended_by: int | None = None  # the first signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load the app, then listen."""
@@ -117,7 +117,7 @@ class DrainingServer(uvicorn.Server):
             await self._wyoming.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cut the connections of speeches that still run, and close the others in order."""
+        """Cut the connections if speeches still run, then close the server."""
         num_cut = self.service.admission.num_unfinished
         if num_cut:
             for connection in list(self.server_state.connections):
@@ -130,8 +130,8 @@ class DrainingServer(uvicorn.Server):
             self._say(f"ended by {signal.Signals(self.ended_by).name}{cut}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take note of a signal: the first one drains, the second one ends."""
-        if self.ended_by is not None:  # uvicorn would raise it again after the end
+        """Handle a signal: the first one drains the server, the second one ends it."""
+        if self.ended_by is not None:  # uvicorn itself would raise the signal again after the end
             self.should_exit = True
             return
         self.ended_by = sig
@@ -142,7 +142,7 @@ class DrainingServer(uvicorn.Server):
             self._say(f"finishing {_speeches(running)} ({limit}); {again} ends at once")
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: is it over?"""
+        """Decide, ten times per second, whether a draining server has finished."""
         if self.service.admission.draining and not self.should_exit:
             now = asyncio.get_running_loop().time()
             if self._give_up_at is None:
@@ -159,8 +159,8 @@ class End(NamedTuple):
     """How a server ended.
 
     Attributes:
-        signal: the first signal that came; None: none did.
-        is_loading: the engine is still being made, in a thread that nothing can stop.
+        signal: the first signal; None: there was none.
+        is_loading: the engine is still being made, in a thread that cannot be stopped.
     """
 
     signal: int | None
@@ -181,12 +181,12 @@ def serve(
     Args:
         engine: see `create_app`.
         settings: limits.
-        host, port: where to listen; port 0 takes any that is free.
-        wyoming_port: for Wyoming clients, on the same host; None: not spoken.
-        say: shows the user a line: an address that is listened on, or how it ends.
+        host, port: the address to listen on; port 0 takes a free one.
+        wyoming_port: the port for Wyoming clients, on the same host; None: no Wyoming server.
+        say: prints a line: an address, or how the server ends.
     Raises:
-        UsageError: an address cannot be had.
-        Whatever kept the engine from being made.
+        UsageError: the server cannot listen on an address.
+        Exception: the engine could not be made.
     """
     ports = {"http": port} | ({} if wyoming_port is None else {"tcp": wyoming_port})
     with contextlib.ExitStack() as stack:
@@ -204,16 +204,16 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: the address is in use or wrong.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        # create_server repeats the address in its own words, behind what is wrong with it.
+        # create_server appends the address, which the message has already, to the reason.
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
         raise UsageError(
             f"Cannot listen on {host} port {port}: {reason.rstrip('.')}.",
@@ -230,11 +230,13 @@ def new_server(
     wyoming: socket.socket | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DrainingServer:
-    """uvicorn for `app`, with its limits; `run(sockets=[...])` serves.
+    """Return uvicorn's server for `app`, with its limits; `run(sockets=[...])` serves.
 
     Args:
+        app: from `create_app`.
+        settings: limits.
         wyoming: a listening socket for Wyoming clients.
-        say: shows the user a line about the end.
+        say: prints a line about the end.
     """
     service, companion = app.state.service, None
     if wyoming is not None:
@@ -245,8 +247,8 @@ def new_server(
         app,
         http=guarded_protocol(settings.body_timeout_s),
         ws_max_size=settings.max_body_bytes,
-        ws_per_message_deflate=False,  # audio does not get smaller, only later
-        timeout_graceful_shutdown=1,  # what drains has drained by then
+        ws_per_message_deflate=False,  # compression delays audio without making it smaller
+        timeout_graceful_shutdown=1,  # `DrainingServer` has waited already
         log_config=None,
         access_log=False,
     )

@@ -1,4 +1,4 @@
-"""What an operator can set; one record, checked when it is made."""
+"""The server's settings: one record, checked when it is made."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,7 @@ MEDIA_TYPES = {
 _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 SAMPLE_RATES = {"mp3": _MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": _MP3_RATES}
 
-# Thousands of bits a second: Opus sounds like the original from 24 on (RFC 7587), and libopus takes
-# from 6 to 256 for one channel.
+# kbit/s: Opus sounds like the original from 24 on (RFC 7587); libopus takes 6 to 256 for mono.
 OPUS_KBITS = 32
 MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 
@@ -33,26 +32,26 @@ MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 class ServerSettings:
     """Limits and switches of the server; the defaults suit one machine on loopback."""
 
-    api_key: str | None = None  # asked for under /v1 and /metrics; None: nobody is asked
+    api_key: str | None = None  # required under /v1 and /metrics; None: no key is required
     max_queue: int = 8  # requests that may wait for a slot of the engine
     max_connections: int = 1000  # requests and WebSockets at the same time
-    max_chars: int = 4096  # of `input`, as at OpenAI
-    max_body_bytes: int = 20 * 2**20  # of a request: a minute of 16-bit audio in base64
-    max_upload_bytes: int = 10 * 2**20  # of a recording, in an upload or in `ref_audio`
+    max_chars: int = 4096  # in `input`; OpenAI's limit
+    max_body_bytes: int = 20 * 2**20  # in a request; fits a minute of 16-bit audio in base64
+    max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
     default_format: str = "wav"
-    opus_kbits: int = OPUS_KBITS  # thousands of bits a second of opus
-    sound: SoundOptions = field(default_factory=SoundOptions)  # of requests that do not say
-    voice_fallback: str | None = None  # who speaks when an OpenAI voice is asked for
-    voices: Path | None = None  # the engine's folder of voice files; uploads go there
+    opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
+    sound: SoundOptions = field(default_factory=SoundOptions)  # for requests that set none
+    voice_fallback: str | None = None  # voice for requests that name one of OpenAI's
+    voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False
-    allow_origins: tuple[str, ...] = ()  # web pages of other hosts that may call
-    deadline_s: float = 600.0  # from the request's arrival to its last byte
-    body_timeout_s: float = 30.0  # to send headers, and then the body
-    stall_timeout_s: float = 30.0  # a client may take this long for one chunk
-    buffer_s: float = 60.0  # seconds of audio kept for a client that reads slower than we speak
+    allow_origins: tuple[str, ...] = ()  # origins of web pages that may call
+    deadline_s: float = 600.0  # from a request's arrival to its last byte
+    body_timeout_s: float = 30.0  # for a client to send headers, and then the body
+    stall_timeout_s: float = 30.0  # for a client to read one chunk
+    buffer_s: float = 60.0  # seconds of audio kept for a client that reads slowly
     config_timeout_s: float = 10.0  # WebSocket: until the first session.config
     idle_timeout_s: float = 30.0  # WebSocket: between messages, while nothing is being spoken
-    drain_timeout_s: float = 120.0  # after SIGTERM, for the streams that run
+    drain_timeout_s: float = 120.0  # for running streams after SIGTERM
 
     def __post_init__(self) -> None:
         for name in ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes"):
@@ -62,7 +61,7 @@ class ServerSettings:
             raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         for name in self.__slots__:
             if name.endswith("_s") and not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be positive.")
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0 and finite.")
         if self.default_format not in MEDIA_TYPES:
             raise UsageError(
                 f"Unknown format {self.default_format!r}.", hint=f"Known: {', '.join(MEDIA_TYPES)}."
@@ -82,6 +81,6 @@ class ServerSettings:
             raise UsageError("The API key must be ASCII text and not empty.")
         if self.allow_upload and self.voices is None:
             raise UsageError(
-                "Uploads are allowed, but there is no folder to keep voices in.",
+                "Uploads are allowed, but no folder of voices is given.",
                 hint="Name one with --voices DIR.",
             )

@@ -1,7 +1,7 @@
-"""Voices over HTTP: what there is, who is meant, recordings that come from strangers.
+"""Voices over HTTP: the list, the choice by name, and recordings from untrusted clients.
 
-A client names voices, never files: a path in `voice` or a URL in `ref_audio` is refused, so nobody
-reads this machine's files or has it call others.
+Clients name voices, never files: a path in `voice` or a URL in `ref_audio` is refused, so no client
+reads this machine's files or makes it call other machines.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
 logger = logging.getLogger(__name__)
 
-# Names that OpenAI's clients send unasked.
+# Names that OpenAI's clients send by default.
 OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
     | {"sage", "shimmer", "verse"}
 )
 
-_CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # libsndfile's names of what we take
+_CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # accepted, by libsndfile's names
 _MAX_CHANNELS = 8
-_MAX_RATE = 384_000  # the highest of studio equipment; Ogg could claim any
+_MAX_RATE = 384_000  # the highest of studio equipment; an Ogg file may claim any
 
 
 class VoiceStore:
@@ -39,27 +39,27 @@ class VoiceStore:
 
     Args:
         engine: a `TTSEngine`.
-        settings: the fallback voice, limits, the folder uploads go to.
+        settings: the fallback voice, limits, the folder for uploads.
     """
 
     def __init__(self, engine: Any, settings: ServerSettings):
         self._engine, self._settings = engine, settings
-        self._cloning = asyncio.Lock()  # one recording at a time: it takes every core it can get
+        self._cloning = asyncio.Lock()  # one recording at a time: cloning takes all cores
         self._num_cloning = 0
-        self._uploading: set[str] = set()  # names in small letters, of voices being made
+        self._uploading: set[str] = set()  # lowercase names of voices being made
 
     def find(
         self, name: str | None, *, x_vector_only: bool = False
     ) -> tuple[str | Voice | None, str | None]:
-        """Who is meant by `voice`.
+        """Find the voice that a client names.
 
         Args:
-            name: as a client sent it.
+            name: the client's `voice`.
             x_vector_only: use a cloned voice without its recording and transcript.
         Returns:
-            What to pass to the engine, and a warning or None.
+            The engine's `voice`, and a warning or None.
         Raises:
-            UnknownVoice: nobody of that name; lists who there is.
+            UnknownVoice: no voice has that name; lists the voices.
         """
         if name is None:
             return None, None
@@ -80,11 +80,11 @@ class VoiceStore:
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
         raise UnknownVoice(
             f'Unknown voice "{name[:80]}". This model has: {", ".join(known) or "(none)"}.',
-            hint="Names are those of GET /v1/audio/voices." if known else "Leave voice out.",
+            hint="GET /v1/audio/voices lists the names." if known else "Leave voice out.",
         )
 
     def listing(self) -> dict[str, Any]:
-        """The body of GET /v1/audio/voices: objects, because clients read `id` and `name`."""
+        """Return the body of GET /v1/audio/voices: objects, since clients read `id` and `name`."""
         uploaded = self._uploaded()
         default = self._engine.default_voice
         voices = [
@@ -100,11 +100,11 @@ class VoiceStore:
         }
 
     async def clone(self, recording: bytes, transcript: str | None, name: str) -> Voice:
-        """Make a voice of a recording a client sent.
+        """Clone the voice of a client's recording.
 
         Raises:
-            RecordingError, TaskError: see `VoiceLibrary.create`; or not a recording we take.
-            EngineBusy: too many wait for theirs.
+            RecordingError, TaskError: see `VoiceLibrary.create`; or the file is not accepted.
+            EngineBusy: too many recordings are waiting.
         """
         limit = self._settings.max_queue
         if self._num_cloning > limit:
@@ -120,19 +120,20 @@ class VoiceStore:
             self._num_cloning -= 1
 
     def decode_reference(self, ref_audio: str) -> bytes:
-        """The recording in `ref_audio`: base64, with or without a "data:" head.
+        """Decode the recording in `ref_audio`: base64, with or without a "data:" head.
 
         Raises:
-            RecordingError: a URL, no base64, or too long.
+            RecordingError: it is a URL or not base64.
+            ApiError: 413, it is too large.
         """
         head, comma, body = ref_audio.partition(",")
         if comma and head.startswith("data:"):
             if not head.endswith(";base64"):
-                raise RecordingError("ref_audio is a data URL without base64.")
+                raise RecordingError(f"ref_audio is a data URL without base64: {head[:80]}.")
         elif "://" in ref_audio[:16]:
             raise RecordingError(
                 f"ref_audio is a URL ({ref_audio[:80]}).",
-                "This server fetches nothing on behalf of others.",
+                "This server downloads nothing for its clients.",
                 "Send the recording itself, as base64.",
             )
         else:
@@ -148,7 +149,7 @@ class VoiceStore:
         """Refuse a recording that is too large.
 
         Raises:
-            ApiError: 413.
+            ApiError: 413, it is larger than `max_upload_bytes`.
         """
         limit = self._settings.max_upload_bytes
         if num_bytes > limit:
@@ -160,18 +161,18 @@ class VoiceStore:
         """Clone a voice and keep it under `name`.
 
         Returns:
-            The voice, as in the listing.
+            The voice, as the listing has it.
         Raises:
-            ApiError: 409, there is one of that name; 400, the name cannot be one.
+            ApiError: 409, the name is taken; 400, the name cannot be a voice's.
         """
         try:
-            Voice(name)  # refuses what is no file name, before any work
+            Voice(name)  # refuses a name that cannot be a file's, before any work
         except UsageError as error:
             raise ApiError.about("name", error) from error
         taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES | self._uploading
         if name.lower() in taken:
             raise ApiError(
-                409, f'There is a voice "{name}" already.', code="voice_exists", param="name"
+                409, f'A voice "{name}" exists already.', code="voice_exists", param="name"
             )
         self._uploading.add(name.lower())
         try:
@@ -179,19 +180,19 @@ class VoiceStore:
             await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
         finally:
             self._uploading.discard(name.lower())
-        logger.info("voice %r was uploaded", name)
+        logger.info("Voice %r was uploaded.", name)
         return _entry(name, uploaded=True)
 
     def delete(self, name: str) -> None:
-        """Forget an uploaded voice.
+        """Delete an uploaded voice.
 
         Raises:
-            ApiError: 404, there is no uploaded voice of that name.
+            ApiError: 404, no uploaded voice has that name.
         """
         if name not in self._uploaded():
             raise ApiError(404, f'No uploaded voice is called "{name[:80]}".', code="not_found")
         (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
-        logger.info("voice %r was deleted", name)
+        logger.info("Voice %r was deleted.", name)
 
     @property
     def _folder(self) -> Path:
@@ -206,15 +207,15 @@ class VoiceStore:
 
 
 def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:
-    """A voice as clients read it."""
+    """Return a voice's entry in the listing."""
     return {"id": name, "name": name, "object": "voice", "uploaded": uploaded}
 
 
 def _decode(recording: bytes) -> tuple[np.ndarray, int]:
-    """[num_samples] float32 mono and the rate, of a file from outside.
+    """Return [num_samples] float32 mono and the rate of an untrusted file.
 
-    Length, rate and channels are looked at before anything is decoded, and no more than a second
-    is held with all its channels: a small file can hold hours, or a gigabyte of silence.
+    Length, rate and channels are checked before decoding, which holds a second with all channels at
+    most: a small file can contain hours, or a gigabyte of silence.
     """
     import soundfile
 
@@ -234,7 +235,7 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
                 )
             if rate > _MAX_RATE:
                 raise RecordingError(
-                    f"The recording has {rate} samples a second; the limit is {_MAX_RATE}."
+                    f"The recording has {rate} samples per second; the limit is {_MAX_RATE}."
                 )
             seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
             samples = [recordings.to_mono(each) for each in seconds]

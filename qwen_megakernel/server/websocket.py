@@ -1,7 +1,7 @@
-"""WS /v1/audio/speech/stream: text in, by the token, and audio out before the text is complete.
+"""WS /v1/audio/speech/stream: takes text by the token, and sends audio before it is complete.
 
-The wire is vLLM-Omni's. One connection speaks one utterance after the other; `input.done` ends an
-utterance, not the connection. Ours: `response.cancel`, and audio leaves as it is made.
+The protocol is vLLM-Omni's, with `response.cancel` added and audio sent while it is made. One
+connection speaks one utterance after the other; `input.done` ends an utterance alone.
 
     client                                server
     session.config (settings)
@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
+from starlette.types import Message
 
-from qwen_megakernel.errors import DeadlineExceeded, EmptyText, QwenTTSError, TaskError, UsageError
+from qwen_megakernel.errors import EmptyText, QwenTTSError, TaskError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
@@ -35,56 +36,56 @@ from qwen_megakernel.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
-MAX_FAULTS = 20  # messages that are none; then the connection is closed
+MAX_FAULTS = 20  # wrong messages after which the connection is closed
 
 _POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
 
 
 @dataclass(eq=False, slots=True)
 class Utterance:
-    """Text between two flushes; held here until its stream is open, then passed on."""
+    """The text until an `input.done`; held here until its stream is open, then passed on."""
 
     index: int
     config: SessionConfig
     options: dict[str, Any]
     warnings: list[str]
     pieces: list[str] = field(default_factory=list)
-    is_blank: bool = True  # white space is all that has come
+    is_blank: bool = True  # all text so far is white space
     num_chars: int = 0
     ended: bool = False
     cancelled: bool = False
     speaking: ActiveSpeech | None = None
-    takes_text: bool = False  # its stream is open and takes text as it comes
-    over: bool = False  # nothing more will be spoken of it
-    # It and those after it that came when too many were waiting: of these there may be any number,
-    # so they are counted, not held. The turn of each is an error.
+    feeding: ActiveSpeech | None = None  # `speaking`, if it takes the text as it arrives
+    over: bool = False  # its speech has ended
+    # This utterance and those after it that began while too many were waiting. Their number has no
+    # limit, so they are counted, not held; each is answered with an error.
     num_refused: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Add text."""
         if self.over:
             return
         self.is_blank = self.is_blank and not text.strip()
         self.pieces.append(text)
-        if self.takes_text:
-            self.speaking.stream.feed(text)
+        if self.feeding:
+            self.feeding.stream.feed(text)
         self.changed.set()
 
     def end(self) -> None:
-        """Its text is complete."""
+        """End the text."""
         self.ended = True
-        if self.takes_text and not self.over:
-            self.speaking.stream.end_text()
+        if self.feeding and not self.over:
+            self.feeding.stream.end_text()
         self.changed.set()
 
     def refuse(self) -> None:
-        """It came when too many were waiting, or (again) one more right after it did."""
+        """Count this utterance, or (again) the one right after it, as refused."""
         self.num_refused += 1
         self.num_chars, self.over, self.ended = 0, True, False
 
     def cancel(self) -> None:
-        """Stop speaking it, or never begin."""
+        """Stop speaking the utterance, or do not begin."""
         self.cancelled = self.ended = True
         if self.speaking:
             self.speaking.close()
@@ -98,7 +99,7 @@ class Session:
         websocket: not accepted yet.
         settings: limits and times.
         configure: turns a config into options of `TTSEngine.stream` and warnings.
-        speak: `speak(text, options)` starts an utterance; None as text: it comes in pieces.
+        speak: `speak(text, options)` starts an utterance; text None: it is fed in pieces.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Session:
         self._options: dict[str, Any] = {}
         self._warnings: list[str] = []
         self._pending: deque[Utterance] = deque()  # the first is being spoken
-        self._writing: Utterance | None = None  # still takes text
+        self._writing: Utterance | None = None  # the one that still takes text
         self._num_utterances = self._num_faults = 0
         self._news = asyncio.Event()
 
@@ -136,7 +137,7 @@ class Session:
             if isinstance(end, Exception) and not isinstance(end, WebSocketDisconnect):
                 raise end
 
-    # ---- what the client says --------------------------------------------------------------------
+    # ---- messages from the client ----------------------------------------------------------------
 
     async def _read_all(self) -> None:
         while True:
@@ -158,17 +159,17 @@ class Session:
                     return
             except TimeoutError:
                 wanted = "session.config" if self._config is None else "message"
-                what = f"No {wanted} came."
+                what = f"No {wanted} arrived in time."
                 await self._send_error(ApiError(408, what, code="idle_timeout"))
                 await self._close(what)
                 return
 
     async def _close(self, reason: str) -> None:
-        """End the connection for a fault of the client; a reason has 123 bytes at most."""
+        """Close the connection for a fault of the client; a reason has 123 bytes at most."""
         await self._socket.close(_POLICY, reason)
 
-    async def _receive(self) -> dict[str, Any]:
-        """The next message; a quiet client is waited for while it listens, else for a time."""
+    async def _receive(self) -> Message:
+        """Return the next message; the wait is limited except while the client listens."""
         settings = self._settings
         limit = settings.config_timeout_s if self._config is None else settings.idle_timeout_s
         receiving = asyncio.ensure_future(self._socket.receive())
@@ -182,16 +183,16 @@ class Session:
         finally:
             receiving.cancel()
 
-    async def _obey(self, message: dict[str, Any]) -> bool:
-        """Do what a message says; True closes the session."""
+    async def _obey(self, message: Message) -> bool:
+        """Handle a message; returns True to close the session."""
         if message.get("text") is None:
-            raise UsageError("Messages are JSON text; this one is binary.")
+            raise UsageError("The message is binary; it must be JSON text.")
         try:
             facts = json.loads(message["text"])
         except (ValueError, RecursionError) as error:
             raise UsageError(f"The message is not JSON: {error}.") from error
         if not isinstance(facts, dict):
-            raise UsageError("The message is no JSON object.")
+            raise UsageError("The message must be a JSON object.")
         kind = facts.pop("type", None)
         if kind == "session.config":
             await self._set_config(facts)
@@ -214,7 +215,7 @@ class Session:
 
     async def _set_config(self, facts: dict[str, Any]) -> None:
         if self._writing is not None:
-            raise UsageError("session.config in the middle of an utterance; send input.done first.")
+            raise UsageError("session.config came within an utterance; send input.done first.")
         config = SessionConfig.model_validate(facts)
         config.check_timestamps()
         self._options, self._warnings = await self._configure(config)
@@ -236,6 +237,7 @@ class Session:
         if is_refused and self._pending[-1].num_refused:
             utterance = self._pending[-1]
         else:
+            assert self._config is not None  # `_obey` refuses text before it
             utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
             self._pending.append(utterance)
         if is_refused:
@@ -245,7 +247,7 @@ class Session:
         self._news.set()
         return utterance
 
-    # ---- what the client hears -------------------------------------------------------------------
+    # ---- messages to the client ------------------------------------------------------------------
 
     async def _speak_all(self) -> None:
         while True:
@@ -258,7 +260,7 @@ class Session:
                 facts = await self._speak_one(utterance)
             except (QwenTTSError, ApiError) as error:
                 if isinstance(error, EmptyText) and utterance.is_blank:
-                    facts["finish_reason"] = "eos"  # a flush of white space is no fault
+                    facts["finish_reason"] = "eos"  # an utterance of white space is no error
                 else:
                     await self._send_error(error)
                     facts["finish_reason"] = "error"
@@ -288,18 +290,13 @@ class Session:
         speaking = utterance.speaking
         if speaking is None:
             return {"total_sentences": 0, "finish_reason": "cancelled"}
-        try:
-            with speaking:
-                async with asyncio.timeout(self._settings.deadline_s):
-                    await self._relay(utterance, speaking)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"The speech was not over after {self._settings.deadline_s:.0f} s."
-            ) from error
+        with speaking:
+            async with speaking.limited(self._settings.deadline_s):
+                await self._relay(utterance, speaking)
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:
-        """Start its stream; a voice or feed that needs the whole text waits for it first."""
+        """Start an utterance's stream; waits for the whole text where voice or feed needs it."""
         whole = utterance.options["text_feed"] == "full"
         if not whole and not utterance.ended:
             try:
@@ -313,7 +310,7 @@ class Session:
             if not utterance.cancelled:
                 utterance.speaking = self._speak("".join(utterance.pieces), utterance.options)
             return
-        utterance.takes_text = True
+        utterance.feeding = utterance.speaking
         utterance.speaking.stream.feed("".join(utterance.pieces))
         if utterance.ended:
             utterance.speaking.stream.end_text()
@@ -325,14 +322,14 @@ class Session:
         encoder = new_encoder(response_format, rate, *how)
         whole: list[np.ndarray] = []
         started = False
-        names = {"utterance_index": utterance.index, "sentence_index": 0}
+        names: dict[str, Any] = {"utterance_index": utterance.index, "sentence_index": 0}
         async for chunk in speaking.chunks():
             if not started:
                 started = True
                 await self._send(
                     type="audio.start",
                     **names,
-                    # Not known before the client has ended it.
+                    # Known only after the client has ended it.
                     sentence_text="".join(utterance.pieces) if utterance.ended else None,
                     format=response_format,
                     sample_rate=rate,

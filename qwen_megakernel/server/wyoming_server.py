@@ -1,7 +1,7 @@
-"""Wyoming server: the voice of Home Assistant, or of any other Wyoming client.
+"""The Wyoming server, which speaks for Home Assistant and other Wyoming clients.
 
 It shares the HTTP server's engine, queue, limits and metrics (`serve --wyoming-port`). The protocol
-knows no authentication, so bind it to loopback or to a network you trust.
+has no authentication, so bind it to loopback or to a network you trust.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class WyomingServer:
     """Accepts Wyoming clients.
 
     Args:
-        service: the engine, its door and its limits; not closed here.
-        listener: a listening socket, which is closed with us.
+        service: the engine, its admission and its limits; its owner closes it.
+        listener: a listening socket, which `close` closes.
     """
 
     def __init__(self, service: Service, listener: socket.socket):
@@ -35,11 +35,11 @@ class WyomingServer:
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to accept; returns at once."""
+        """Begin to accept clients; returns at once."""
         self._server = await asyncio.start_server(self._accept, sock=self._listener)
 
     async def close(self) -> None:
-        """Accept nobody any more and hang up on everybody."""
+        """Stop accepting clients and close every connection."""
         if self._server:
             self._server.close()
         clients = list(self._clients)
@@ -48,7 +48,7 @@ class WyomingServer:
         await asyncio.gather(*clients, return_exceptions=True)
 
     def info(self) -> Info:
-        """Who we are and whom clients can choose; made anew for each `describe`.
+        """Return the program and its voices, anew for each `describe`.
 
         Raises:
             NotReady: the model is not loaded yet.
@@ -83,7 +83,9 @@ class WyomingServer:
         if len(self._clients) < MAX_CLIENTS:
             client = asyncio.create_task(session.run())
         else:
-            error = EngineBusy(f"{MAX_CLIENTS} clients are connected already.")
+            error = EngineBusy(
+                f"{MAX_CLIENTS} Wyoming clients are connected (limit {MAX_CLIENTS})."
+            )
             client = asyncio.create_task(session.refuse(error))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)

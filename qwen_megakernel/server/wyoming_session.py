@@ -1,11 +1,11 @@
-"""One Wyoming client: its events in, its audio out.
+"""The session of one Wyoming client: reads its events and sends its audio.
 
 Requests are answered in order. The text of `synthesize-start`, `-chunk` and `-stop` goes to the
-engine as it comes, so audio leaves before the text is complete. After an error the connection is
-closed: Home Assistant waits for the end of the audio and does not look at errors.
+engine as it arrives, so audio leaves before the text is complete. An error closes the connection:
+Home Assistant waits for the end of the audio and ignores errors.
 
-Source: what Home Assistant sends (homeassistant/components/wyoming/tts.py): in a streamed request,
-the whole text once more as `synthesize`, for old servers.
+Source: homeassistant/components/wyoming/tts.py; in a streamed request Home Assistant also sends the
+whole text as `synthesize`, for old servers.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from wyoming.tts import (
     SynthesizeStopped,
 )
 
-from qwen_megakernel.errors import DeadlineExceeded, QwenTTSError, TaskError, UsageError
+from qwen_megakernel.errors import QwenTTSError, TaskError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.schemas import SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_VOICE = "default"  # a client needs a voice to choose, also where the checkpoint has none
+DEFAULT_VOICE = "default"  # clients need a voice to choose, also if the checkpoint has none
 MAX_EVENT_BYTES = 1 << 20
 
 
 class Session:
-    """Reads events here, while a task of its own sends the audio.
+    """Reads events, while a second task sends the audio.
 
     Args:
-        service: the engine, its door and its limits.
-        info: what `describe` is answered with.
+        service: the engine, its admission and its limits.
+        info: returns the answer to `describe`.
         reader, writer: the connection.
     """
 
@@ -57,18 +57,19 @@ class Session:
     ):
         self._service, self._settings, self._info = service, service.settings, info
         self._reader, self._writer = _BoundedReader(reader), writer
-        self._idle: asyncio.Timeout | None = None
+        self._idle = asyncio.timeout(None)  # limits the wait for the next event
         self._speaking: ActiveSpeech | None = None
         self._sending: asyncio.Task[None] | None = None  # the audio of `_speaking`
-        self._options: dict[str, Any] | None = None  # of the text that is arriving
-        self._takes_text = False  # `_speaking` takes that text as it comes
-        self._pieces: list[str] = []  # else it waits here
-        self._num_chars = 0  # of that text
+        self._options: dict[str, Any] | None = None  # for the text that is arriving
+        self._feeding: ActiveSpeech | None = None  # the speech that takes that text as it arrives
+        self._pieces: list[str] = []  # the text, if no speech takes it yet
+        self._num_chars = 0  # in that text
 
     async def run(self) -> None:
-        """Serve until the client goes, errs, or says nothing for too long."""
+        """Serve until the client disconnects, sends something wrong, or nothing for too long."""
         try:
-            async with asyncio.timeout(self._settings.idle_timeout_s) as self._idle:
+            async with self._idle:
+                self._expect_event()
                 try:
                     while event := await self._read():
                         await self._handle(event)
@@ -86,7 +87,7 @@ class Session:
             await self._hang_up()
 
     async def refuse(self, error: QwenTTSError) -> None:
-        """Tell the error, as far as the client still reads, and hang up."""
+        """Send the error, if the client still reads, and close the connection."""
         logger.warning("Wyoming: %s", error)
         with contextlib.suppress(ConnectionError):
             await self._send(Error(text=str(error), code=type(error).__name__).event())
@@ -97,24 +98,25 @@ class Session:
         try:
             async with asyncio.timeout(self._settings.stall_timeout_s):
                 await self._writer.wait_closed()
-        except OSError:  # it went first, or does not read what is left
+        except OSError:  # the client disconnected first, or does not read the rest
             self._writer.transport.abort()
 
-    # ---- what the client says --------------------------------------------------------------------
+    # ---- events from the client ------------------------------------------------------------------
 
     async def _read(self) -> Event | None:
-        """The next event; None: the client has hung up, or we have.
+        """Return the next event; None: the connection is closed.
 
         Raises:
-            UsageError: what came is no event.
+            UsageError: the client sent something else.
         """
         try:
-            event = await async_read_event(self._reader)
+            # `async_read_event` uses the two methods that `_BoundedReader` has.
+            event = await async_read_event(self._reader)  # type: ignore[arg-type]
         except (AttributeError, KeyError, TypeError, RecursionError, EOFError) as error:
-            # No object, no type, a length that is no number, too deep, cut off.
-            raise UsageError(f"That is no Wyoming event: {error!r}.") from error
+            # Not an object, no type, a length that is no number, too deep, cut off.
+            raise UsageError(f"This is not a Wyoming event: {error!r}.") from error
         if event and not (isinstance(event.type, str) and isinstance(event.data, dict)):
-            raise UsageError(f"An event of type {event.type!r} whose data is {event.data!r}.")
+            raise UsageError(f"An event has type {event.type!r} and data {event.data!r}.")
         return event
 
     async def _handle(self, event: Event) -> None:
@@ -123,54 +125,53 @@ class Session:
         elif Ping.is_type(event.type):
             await self._send(Pong(text=event.data.get("text")).event())
         elif Synthesize.is_type(event.type):
-            if self._options is None:  # else it is the text of the chunks once more
+            if self._options is None:  # otherwise it repeats the text of the chunks
                 text = _text(event)
                 check_length(len(text), self._settings)
                 await self._speak(text, await self._configure(event), is_streamed=False)
         elif SynthesizeStart.is_type(event.type):
             if self._options is not None:
-                raise UsageError("synthesize-start before the synthesize-stop of the last one.")
+                raise UsageError("synthesize-start came before the last synthesize-stop.")
             self._options = await self._configure(event)
-            self._takes_text, self._pieces, self._num_chars = False, [], 0
+            self._feeding, self._pieces, self._num_chars = None, [], 0
         elif SynthesizeChunk.is_type(event.type):
             await self._take_text(event)
         elif SynthesizeStop.is_type(event.type):
             await self._end_text(event)
         else:
-            logger.debug("Wyoming: event %s is not for us.", event.type)
+            logger.debug("Wyoming: ignored an event %s.", event.type)
 
     async def _take_text(self, event: Event) -> None:
         if self._options is None:
-            raise UsageError(f"{event.type} without a synthesize-start.")
+            raise UsageError(f"{event.type} came without a synthesize-start.")
         text = _text(event)
         self._num_chars += len(text)
         check_length(self._num_chars, self._settings)
         if not text:
             return
-        if not self._takes_text and not self._pieces:
+        if not self._feeding and not self._pieces:
             try:
-                await self._speak(None, self._options, is_streamed=True)
-                self._takes_text = True
-            except TaskError:  # a voice in context needs the whole text
+                self._feeding = await self._speak(None, self._options, is_streamed=True)
+            except TaskError:  # an in-context voice needs the whole text
                 logger.debug("Wyoming: this voice speaks when its text is complete.")
-        if self._takes_text:
-            self._speaking.stream.feed(text)
+        if self._feeding:
+            self._feeding.stream.feed(text)
         else:
             self._pieces.append(text)
 
     async def _end_text(self, event: Event) -> None:
         if self._options is None:
-            raise UsageError(f"{event.type} without a synthesize-start.")
+            raise UsageError(f"{event.type} came without a synthesize-start.")
         options, self._options = self._options, None
-        if self._takes_text:
-            self._speaking.stream.end_text()
+        if self._feeding:
+            self._feeding.stream.end_text()
         else:
             await self._speak("".join(self._pieces), options, is_streamed=True)
 
     async def _configure(self, event: Event) -> dict[str, Any]:
-        """What an event asks of the engine: who speaks, in which language."""
+        """Return the engine's options for an event: voice and language."""
         if event.data.get("text_format") not in (None, "text"):
-            raise UsageError(f"text_format is {event.data['text_format']!r}; only text is spoken.")
+            raise UsageError(f"text_format is {event.data['text_format']!r}; it must be 'text'.")
         wanted = event.data.get("voice")
         wanted = {} if wanted is None else wanted
         if not isinstance(wanted, dict) or not all(
@@ -179,10 +180,10 @@ class Session:
             raise UsageError(f"voice is {wanted!r}; it must be an object of strings.")
         name = wanted.get("name")
         if wanted.get("speaker"):
-            raise UsageError(f'Voice "{name}" has no speakers; "{wanted["speaker"]}" was asked.')
+            raise UsageError(f'Voice "{name}" has no speakers, such as "{wanted["speaker"]}".')
         if name == DEFAULT_VOICE and not self._service.engine.voices:
             name = None
-        body = SpeechSettings(voice=name, language=wanted.get("language"))
+        body = SpeechSettings.model_validate({"voice": name, "language": wanted.get("language")})
         options, warnings = await self._service.configure(body)
         for warning in warnings:
             logger.warning("Wyoming: %s", warning)
@@ -196,30 +197,30 @@ class Session:
         now = asyncio.get_running_loop().time()
         self._idle.reschedule(None if only_listens else now + self._settings.idle_timeout_s)
 
-    # ---- what the client hears -------------------------------------------------------------------
+    # ---- audio to the client ---------------------------------------------------------------------
 
-    async def _speak(self, text: str | None, options: dict[str, Any], *, is_streamed: bool) -> None:
-        """Start a speech, once the one before it has been sent; None: its text will be fed."""
+    async def _speak(
+        self, text: str | None, options: dict[str, Any], *, is_streamed: bool
+    ) -> ActiveSpeech:
+        """Start a speech when the one before it has been sent; text None: it will be fed."""
         if self._sending:
             self._idle.reschedule(None)
             await asyncio.wait([self._sending])
         self._speaking = self._service.speak(text, options, request_id=secrets.token_hex(16))
         self._sending = asyncio.create_task(self._send_speech(self._speaking, is_streamed))
         self._sending.add_done_callback(self._sent)
+        return self._speaking
 
     async def _send_speech(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
-        """Send the audio of a speech; a failure ends the connection."""
+        """Send the audio of a speech; an error closes the connection."""
         try:
             with speaking:
-                async with asyncio.timeout(self._settings.deadline_s):
+                async with speaking.limited(self._settings.deadline_s):
                     await self._relay(speaking, is_streamed)
         except QwenTTSError as error:
             await self.refuse(error)
-        except TimeoutError:
-            limit = self._settings.deadline_s
-            await self.refuse(DeadlineExceeded(f"The speech was not over after {limit:g} s."))
         except ConnectionError as error:
-            logger.debug("A Wyoming client does not hear its speech out: %s", error)
+            logger.debug("A Wyoming client disconnected during its speech: %s", error)
 
     async def _relay(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
         rate = speaking.record.sample_rate
@@ -244,14 +245,14 @@ class Session:
             await self._send(SynthesizeStopped().event())
 
     async def _send(self, event: Event) -> None:
-        """Raises ConnectionError: the client is gone, or reads nothing any more."""
+        """Send an event; raises `ConnectionError` if the client has gone or does not read."""
         limit = self._settings.stall_timeout_s
         try:
             async with asyncio.timeout(limit):
                 await async_write_event(event, self._writer)
         except TimeoutError as error:
             self._writer.transport.abort()
-            raise ConnectionAbortedError(f"Nothing was read for {limit:g} s.") from error
+            raise ConnectionAbortedError(f"The client read nothing for {limit:g} s.") from error
 
     def _sent(self, sending: asyncio.Task[None]) -> None:
         self._expect_event()
@@ -260,16 +261,16 @@ class Session:
             self._writer.close()
 
     async def _stop_speaking(self) -> None:
-        if self._sending:
-            self._speaking.close()  # here too: a task that has not begun yet cleans nothing up
+        if self._sending and self._speaking:
+            self._speaking.close()  # the task closes it only if it has begun
             self._sending.cancel()
             await asyncio.wait([self._sending])
 
 
 class _BoundedReader:
-    """The part of a StreamReader that the wyoming package reads from, with a limit on its size.
+    """The methods of a StreamReader that the wyoming package uses, with a limit on an event's size.
 
-    The package takes a ValueError, also of what is no JSON, for the end of the connection.
+    The package takes any ValueError, such as that of wrong JSON, for the end of the connection.
     """
 
     def __init__(self, reader: asyncio.StreamReader):

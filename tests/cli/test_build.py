@@ -1,4 +1,4 @@
-"""`build` and what `doctor` says of its tools."""
+"""`build` and what `doctor` reports of its tools."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""The command line as a whole: every option says what it does, and a slip of the pen is told."""
+"""The command line as a whole: every option has a help text, and typing errors are explained."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from qwen_megakernel.errors import UsageError
 
 
 def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
-    """Options and commands of a parser that `--help` says nothing about."""
+    """Options and commands of a parser without a help text."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = {choice.dest for choice in action._choices_actions}
+            shown = {choice.dest for choice in action._choices_actions}
             for name, command in action.choices.items():
-                yield from () if name in told else [f"{path} {name}"]
+                yield from () if name in shown else [f"{path} {name}"]
                 yield from silent(command, f"{path} {name}")
         elif not action.help:
             yield f"{path} {action.option_strings or action.dest}"
@@ -27,16 +27,16 @@ def test_help_says_something_about_everything():
     assert not list(silent(main.parser()))
 
 
-def test_the_help_of_serve_tells_its_defaults(capsys):
+def test_the_help_of_serve_shows_its_defaults(capsys):
     with pytest.raises(SystemExit):
         main.main(["serve", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
     for default in ("8090", "default: 1)", "8)", "4096", "wav)", "600)", "120)", "1000)"):
-        assert default in told
+        assert default in shown
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "shown"),
     [
         (("speak", "Hello.", "--outptu", "a.wav"), "--outptu a.wav; did you mean --output?"),
         (("voices", "list", "--jsno"), "--jsno; did you mean --json?"),
@@ -49,12 +49,12 @@ def test_the_help_of_serve_tells_its_defaults(capsys):
         (("serve", "--slots", "a"), "argument --slots: 'a' is not a whole number"),
     ],
 )
-def test_what_the_command_line_refuses_takes_two_lines(words, told, capsys):
+def test_what_the_command_line_refuses_takes_two_lines(words, shown, capsys):
     with pytest.raises(SystemExit) as ended:
         main.main(list(words))
     error = capsys.readouterr().err
     first, second = error.splitlines()
-    assert ended.value.code == 2 and first.endswith(told)
+    assert ended.value.code == 2 and first.endswith(shown)
     assert first.startswith(f"qwen-megakernel {words[0]}")
     assert second.startswith(f"qwen-megakernel {words[0]}") and "--help explains" in second
 
@@ -70,7 +70,7 @@ def test_threads_are_set_before_a_model_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr(families, "load_engine", load_engine)
     command = ["speak", "Hello.", "--model", "demo-voice", "--stdout"]
     assert main.main(command) == main.main([*command, "--threads", "1"]) == 2
-    # Without the option the engine chooses for itself; other threads keep what they may use.
+    # Without the option the engine chooses; other threads keep PyTorch's limit.
     assert done == [torch.get_num_threads(), "loaded for None", 1, "loaded for 1"]
     with pytest.raises(SystemExit):
         main.main(["serve", "--threads", "0"])

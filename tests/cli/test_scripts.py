@@ -35,13 +35,13 @@ SPEAK = ("-m", "qwen_megakernel", "speak")
 
 @pytest.fixture
 def speak(run_here):
-    """speak(*arguments): the command in this process."""
+    """speak(*arguments): runs the command in this process."""
     return functools.partial(run_here, *SPEAK)
 
 
 @pytest.fixture
 def speak_bytes(capsysbinary):
-    """speak_bytes(*arguments): exit code, stdout and stderr, in bytes: samples are no text."""
+    """speak_bytes(*arguments): exit code, stdout and stderr in bytes, since samples are no text."""
 
     def speak(*arguments):
         code = main(["speak", *map(str, arguments)])
@@ -90,29 +90,29 @@ def test_the_dump_option_and_the_variable_give_the_same_file(speak, tmp_path, mo
 
 
 def test_chunk_lines_go_beside_raw_samples(speak_bytes):
-    code, samples, told = speak_bytes("Hello.", "--stdout", "--stream", *TINY, *SHORT)
-    assert code == 0 and len(samples) % 3840 == 0 and b"frames 0..0" in told
+    code, samples, shown = speak_bytes("Hello.", "--stdout", "--stream", *TINY, *SHORT)
+    assert code == 0 and len(samples) % 3840 == 0 and b"frames 0..0" in shown
 
 
 @pytest.mark.parametrize("prints", [print, functools.partial(print, flush=True)])
 def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch, capsys, prints):
-    """A disk that is full is 5; a reader that has gone (`... | head -1`) is no fault."""
+    """A full disk exits with 5; a reader that has ended (`... | head -1`) is no error."""
     reading, writing = os.pipe()
     os.close(reading)
     args = argparse.Namespace(debug=False, quiet=False)
-    for file, code, told in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
+    for file, code, shown in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
         with open(file, "w") as output:
             monkeypatch.setattr(sys, "stdout", output)
             assert options.run(lambda _: prints("figures") or 0, args) == code
             output.flush()  # as Python's exit does
-        assert told in capsys.readouterr().err
+        assert shown in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "environment", [{}, pytest.param({"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.ci)]
 )
-def test_samples_that_nothing_takes_are_told_as_well(environment):
-    """A chunk is larger than the buffer, so nothing is left in it to fail again."""
+def test_samples_that_cannot_be_written_are_reported(environment):
+    """A chunk is larger than the buffer, so no rest of it can fail again."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
     command += ["--backend", "torch"]
     environment = os.environ | environment
@@ -137,11 +137,11 @@ def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
         raise error
 
     assert options.run(fail, argparse.Namespace(debug=False, quiet=False)) == 5
-    told = capsys.readouterr()
-    assert told.out == "figures\n" and told.err == f"error: {error.strerror}.\n"
+    shown = capsys.readouterr()
+    assert shown.out == "figures\n" and shown.err == f"error: {error.strerror}.\n"
 
 
-def test_a_folder_that_cannot_be_written_is_told(run_here, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(run_here, tmp_path):
     (tmp_path / "file").touch()
     done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")
     assert done.returncode == 5
@@ -150,8 +150,8 @@ def test_a_folder_that_cannot_be_written_is_told(run_here, tmp_path):
 
 def test_speak_reads_standard_input_and_writes_raw_samples(speak_bytes, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello there."))
-    code, samples, told = speak_bytes("-", "--stdout", *TINY, *SHORT)
-    assert code == 0, told
+    code, samples, shown = speak_bytes("-", "--stdout", *TINY, *SHORT)
+    assert code == 0, shown
     assert len(samples) > 0 and len(samples) % (2 * 1920) == 0
 
 
@@ -172,7 +172,7 @@ def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
         (("Hello.", "--model", "/no/such/folder"), 4, "/no/such/folder"),
         (("Hello.", "--backend", "kernel", *TINY), 3, "--backend torch"),
         (("Hello.", "--device", "cuda", *TINY), 3, "--device cpu"),
-        (("Hello.", "--temperature", "0", *TINY), 2, "say --greedy"),
+        (("Hello.", "--temperature", "0", *TINY), 2, "use --greedy"),
         (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "/no/such/dir"),
         (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
     ],
@@ -187,7 +187,7 @@ def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
-def test_codes_that_cannot_be_written_and_a_dash_are_told_before_a_model_is_loaded(
+def test_unwritable_codes_and_a_dash_are_refused_before_a_model_is_loaded(
     run_here, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
@@ -212,7 +212,7 @@ def test_codes_that_cannot_be_written_and_a_dash_are_told_before_a_model_is_load
         (("Hello.", "--output", "/no/such/dir/a.wav"), 5),
     ],
 )
-def test_what_cannot_be_said_or_written_is_told_before_a_model_is_loaded(
+def test_what_cannot_be_spoken_or_written_is_refused_before_a_model_is_loaded(
     run_here, monkeypatch, script, arguments, code
 ):
     monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
@@ -222,7 +222,7 @@ def test_what_cannot_be_said_or_written_is_told_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
-def test_a_speech_that_is_cut_off_is_told(run_here, tmp_path, caplog, script):
+def test_a_speech_that_is_cut_off_is_reported(run_here, tmp_path, caplog, script):
     text = "This sentence is too long for so few frames."
     options = ("--model", "demo-voice", "--backend", "torch", "--max-frames", "5", "--seed", "7")
     done = run_here(*script, text, *options, "--output", tmp_path / "a.wav")
@@ -230,18 +230,20 @@ def test_a_speech_that_is_cut_off_is_told(run_here, tmp_path, caplog, script):
     assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages
 
 
-def test_options_that_greedy_decoding_ignores_are_told(speak, tmp_path, caplog):
+def test_options_that_greedy_decoding_ignores_are_reported(speak, tmp_path, caplog):
     ignored = ("--temperature", "0.5", "--top-k", "3", "--repetition-penalty", "1.2")
     output = ("--output", tmp_path / "a.wav")
     assert speak("Hello.", "--greedy", *ignored, *output, *TINY, *SHORT).returncode == 0
-    told = [message for message in caplog.messages if "no effect" in message]
-    assert told == ["--greedy: --temperature has no effect.", "--greedy: --top-k has no effect."]
+    shown = [message for message in caplog.messages if "no effect" in message]
+    assert shown == ["--greedy: --temperature has no effect.", "--greedy: --top-k has no effect."]
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")])
-def test_one_frame_is_not_plural(caplog, count, told):
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")]
+)
+def test_one_frame_is_not_plural(caplog, count, shown):
     options.warn_of_end("length", count, 0.08 * count, 7)
-    assert told in caplog.text
+    assert shown in caplog.text
 
 
 def test_debug_leaves_the_error_to_python_which_shows_the_traceback(speak):
@@ -249,7 +251,7 @@ def test_debug_leaves_the_error_to_python_which_shows_the_traceback(speak):
         speak("", "--debug", *TINY)
 
 
-def test_doctor_tells_what_is_here(run_here):
+def test_doctor_reports_what_this_machine_has(run_here):
     facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["packages"]["torch"] and facts["backend"]["auto"] in ("cpu", "kernel")
     assert facts["instruction_sets"][-1] == "plain" and facts["cores"] >= 1
@@ -274,7 +276,7 @@ def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, mon
     assert facts()["instruction_set"].startswith("none: QWEN_MEGAKERNEL_INSTRUCTION_SET is 'sve2'")
 
 
-def test_doctor_tells_the_driver_and_the_cache_in_use(run_here, tmp_path, monkeypatch):
+def test_doctor_reports_the_driver_and_the_cache_in_use(run_here, tmp_path, monkeypatch):
     """docs/gpu-setup.md: the CUDA version of the driver and the one torch was built for."""
     monkeypatch.setattr(driver, "cuda_of_driver", lambda: (12, 4))
     monkeypatch.setattr(driver, "driver_version", lambda: "550.163.01")
@@ -496,7 +498,7 @@ def test_a_script_without_its_package_says_what_to_install(
         (("--seed", "x"), 2, "'x' is not a whole number"),
     ],
 )
-def test_what_the_offline_agent_cannot_do_is_told_before_a_model_is_loaded(
+def test_what_the_offline_agent_cannot_do_is_refused_before_a_model_is_loaded(
     run_here, monkeypatch, arguments, code, message
 ):
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
@@ -535,8 +537,8 @@ def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspi
         np.savetxt(dump, codes, fmt="%d", delimiter="\t")
     compare = ("-m", "qwen_megakernel", "codes", "compare", *dumps)
     done = run_here(*compare)
-    told = done.stdout
-    first, pair = told.split(str(dumps[1]), 1)[0], told.splitlines()[-1]
+    shown = done.stdout
+    first, pair = shown.split(str(dumps[1]), 1)[0], shown.splitlines()[-1]
     _, frames, *figures = first.splitlines()
     marked = [line.split()[0] for line in figures if "SUSPICIOUS" in line]
     assert set(suspicious) <= set(marked) and bool(marked) == bool(suspicious)
@@ -548,4 +550,4 @@ def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspi
     assert as_json.returncode == run_here(*compare, "--strict").returncode == bool(marked)
     assert json.loads(as_json.stdout)["anomalies"] == dict.fromkeys(map(str, dumps), marked)
     assert "overlap 1.000" in pair and "suspicious: above 0.8" in pair
-    assert " -0.000" not in told
+    assert " -0.000" not in shown

@@ -87,7 +87,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--max-queue", "-1"), "max_queue is -1"),
         (("--default-format", "ogg"), "Unknown format 'ogg'"),
         (("--slots", "1025"), "--slots is 1025; 1024 at most"),
-        (("--allow-upload",), "no folder to keep voices in"),
+        (("--allow-upload",), "no folder of voices is given"),
         (("--deadline", "nan"), "deadline_s is nan"),
         (("--api-key", " "), "must be ASCII"),
         (("--api-key", ""), "must be ASCII text and not empty"),
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsy
     assert "/no/such/folder" in capsys.readouterr().err
 
 
-def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
+def test_an_unknown_fallback_voice_ends_the_command(monkeypatch, capsys):
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
     words = ["serve", "--port", "0", "--voice-fallback", "nobody"]
     assert main.main(words) == UnknownVoice.exit_code
@@ -130,7 +130,7 @@ def test_a_fallback_nobody_has_ends_the_command(monkeypatch, capsys):
 
 
 def test_another_default_format_is_what_a_bare_request_gets():
-    """Open WebUI names no format, and keeps what it gets as .mp3."""
+    """Open WebUI names no format, and stores the answer as .mp3."""
     with serving(FakeEngine(rtf=0.001), default_format="mp3") as live:
         assert live.speak().headers["content-type"] == "audio/mpeg"
         assert live.speak(response_format="pcm").headers["content-type"] == "audio/pcm"

@@ -63,8 +63,8 @@ def test_a_folder_becomes_voices(recordings, tmp_path, capsys):
     assert f'"{TRANSCRIPT}"' in capsys.readouterr().out
     assert run("voices", "show", "mario", "--voices", tmp_path) == 0
     assert run("voices", "show", tmp_path / "luigi.voice.safetensors", "--json") == 0
-    shown, told = capsys.readouterr().out.split("{")
-    assert TRANSCRIPT in shown and json.loads("{" + told)["dim"] == 128
+    shown, rest = capsys.readouterr().out.split("{")
+    assert TRANSCRIPT in shown and json.loads("{" + rest)["dim"] == 128
     assert run("voices", "delete", "mario", "--voices", tmp_path) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["luigi.voice.safetensors"]
 
@@ -87,15 +87,15 @@ def test_folders_on_the_way_to_a_voice_are_made_and_its_file_is_listed(
     (file,) = tmp_path.rglob("*.voice.safetensors")
     assert file == tmp_path / name or file == tmp_path / name / "luigi.voice.safetensors"
     assert run("voices", "list", file) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1].split() == [
+    rest = capsys.readouterr().out.splitlines()
+    assert rest[-1].split() == [
         file.name.removesuffix(".voice.safetensors"),
         "x-vector,",
         "128-dim",
     ]
 
 
-def test_a_recording_that_is_not_there_is_told_before_a_model_is_loaded(monkeypatch, capsys):
+def test_a_missing_recording_is_refused_before_a_model_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     assert run("voices", "create", "absent.wav") == 2
     assert "absent.wav cannot be read as audio: no such file." in capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_a_voice_that_is_there_is_replaced_only_by_force(recordings, tmp_path, c
     (file,) = folder.iterdir()
     before = file.stat().st_mtime_ns
     assert run(*command) == 2 and file.stat().st_mtime_ns == before
-    assert f"{file} is there already. Replace with --force" in " ".join(
+    assert f"{file} exists already. Replace with --force" in " ".join(
         capsys.readouterr().err.split()
     )
     assert run(*command, "--force") == 0
@@ -156,7 +156,7 @@ def test_a_damaged_file_does_not_hide_the_others(recordings, tmp_path, capsys):
     assert "luigi" in found.out and "bad.voice.safetensors is damaged" in found.err
 
 
-def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
+def test_a_transcript_that_is_not_utf_8_is_refused_unless_the_x_vector_is_enough(
     recordings, tmp_path, capsys
 ):
     shutil.copy(recordings / "mario.wav", tmp_path)
@@ -178,19 +178,19 @@ def test_a_transcript_that_is_no_utf_8_is_told_and_needed_for_no_x_vector(
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors"), "does not fit"),
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors", "--legacy-bin"), "fit"),
         (("voices", "create", "{recordings}", "-o", "o.wav"), "o.wav is neither a folder nor"),
-        (("voices", "list", "{recordings}/mario.txt"), "mario.txt is no file of voices"),
-        (("voices", "show", "{recordings}/mario.wav"), "mario.wav is a recording, no voice."),
+        (("voices", "list", "{recordings}/mario.txt"), "mario.txt is not a file of voices"),
+        (("voices", "show", "{recordings}/mario.wav"), "mario.wav is a recording, not a voice."),
         (("voices", "create", "{empty}"), "no recording"),
         (
             ("voices", "create", "{recordings}/mario.wav", "--model", "tiny-random"),
-            "`voices create` and the model tiny-random cannot go together",
+            "`voices create` needs a model that clones voices; tiny-random cannot.",
         ),
         (
             ("speak", "Hi.", "--voice-sample", "{recordings}/mario.wav", "--model", "tiny-random"),
-            "--voice-sample and the model tiny-random cannot go together",
+            "--voice-sample needs a model that clones voices; tiny-random cannot.",
         ),
         (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "exclude"),
-        (("speak", "Hi.", "--voice", "{recordings}/mario.wav"), "Say --voice-sample {recordings}"),
+        (("speak", "Hi.", "--voice", "{recordings}/mario.wav"), "Use --voice-sample {recordings}"),
         (("speak", "Hi.", "--xvector", *BASE), "--voice-sample"),
         (("speak", "Hi.", "--voice-sample", "{recordings}/mario.txt", *BASE), "cannot be read"),
         (("speak", "Hi.", "--voice", "../mario", *BASE), "Presets: (none)"),

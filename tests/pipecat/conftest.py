@@ -1,4 +1,4 @@
-"""What the tests of the Pipecat service share; what runs their pipelines is `pipelines`."""
+"""Fixtures of the Pipecat service's tests; `pipelines` runs their pipelines."""
 
 import pytest
 from pipelines import SENTENCE, TOKEN, Mode
@@ -6,5 +6,5 @@ from pipelines import SENTENCE, TOKEN, Mode
 
 @pytest.fixture(params=[SENTENCE, TOKEN], ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """A test that takes it runs in both modes: by the sentence and by the token."""
+    """Runs a test in both modes: by the sentence and by the token."""
     return request.param

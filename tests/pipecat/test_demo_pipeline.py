@@ -24,7 +24,7 @@ TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-fram
 
 @pytest.fixture
 def demo(run_here: CommandsHere, backend: str) -> Callable:
-    """demo(*arguments): the script in this process; exit code, stdout, stderr."""
+    """demo(*arguments): runs the script in this process; returns exit code, stdout, stderr."""
 
     def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
         done = run_here("demo_pipeline.py", *arguments, "--backend", backend, stdin=stdin)
@@ -113,7 +113,7 @@ def test_a_signal_leaves_a_whole_file_of_what_was_spoken(tmp_path, numbers, code
     assert [file.name for file in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(demo, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_no_file(demo, tmp_path, monkeypatch):
     def write(writer: WavWriter, samples: np.ndarray) -> None:
         raise writer._failed(OSError("No space left on device"))
 
@@ -130,13 +130,13 @@ def test_a_full_disk_is_told_and_leaves_nothing(demo, tmp_path, monkeypatch):
         (("--text", "...", *TINY), 2, "nothing to speak"),
         (("--text", "Hi.", "--model", "tiny-random", "--voice", "nobody"), 2, "Unknown voice"),
         (("--text", "Hi.", "--language", "Klingon", *TINY), 2, "Unknown language"),
-        (("--text", "Hi.", "--temperature", "0", *TINY), 2, "For greedy decoding say --greedy"),
+        (("--text", "Hi.", "--temperature", "0", *TINY), 2, "For greedy decoding use --greedy"),
         (("--text", "Hi.", "--model", "/nowhere/at/all"), 4, "/nowhere/at/all"),
         (("--text", "Hi.", "--output", "/nowhere/a.wav", *TINY), 5, "/nowhere/a.wav"),
         (("--text", "Hi.", "--instruct", "x", "--model", "tiny-random-base"), 2, "instruct"),
     ],
 )
-def test_errors_of_the_catalogue_are_told_without_a_traceback(
+def test_errors_of_the_catalogue_are_reported_without_a_traceback(
     demo, arguments, code, message, tmp_path
 ):
     if "--output" not in arguments:

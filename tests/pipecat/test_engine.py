@@ -54,7 +54,7 @@ def service(
 
 
 def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
-    """What the engine says by itself, without Pipecat."""
+    """The engine's own speech, without Pipecat."""
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS | options))
 
 
@@ -200,7 +200,7 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
     assert run.pcm == b"".join(said)
 
 
-async def test_a_closed_engine_is_told_once_and_for_all(mode):
+async def test_a_closed_engine_is_a_permanent_error_reported_once(mode):
     engine = tiny_engine()
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:

@@ -1,4 +1,4 @@
-"""Engines that fail, stall, refuse or run away, and the Pipecat service that lives on."""
+"""Engines that fail, stall, refuse or run away, and a Pipecat service that goes on."""
 
 import asyncio
 
@@ -124,7 +124,7 @@ def test_a_context_must_outlast_a_request():
         service(FakeEngine(), stop_frame_timeout_s=5.0, engine_timeout_s=5.0)
 
 
-async def test_a_runaway_is_told_honestly():
+async def test_a_runaway_is_reported():
     engine = FakeEngine()
     tts = service(engine, settings=Settings(max_frames=4, seed=11))
     ended = []

@@ -1,4 +1,4 @@
-"""Barge-in: what stops, what goes on, what the conversation remembers; and shared engines."""
+"""Barge-in: which speech stops, which goes on, which words are remembered; and shared engines."""
 
 import asyncio
 import time

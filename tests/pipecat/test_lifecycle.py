@@ -1,4 +1,4 @@
-"""Starting, ending and not leaking: the service from its constructor to its cleanup."""
+"""The service from its constructor to its cleanup: it starts, ends, and leaks nothing."""
 
 import asyncio
 import gc
@@ -53,7 +53,7 @@ async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode):
 
 @pytest.mark.parametrize("interruptible", [True, False])
 async def test_a_barge_in_behind_an_end_frame_ends_the_pipeline(mode, interruptible):
-    """With Pipecat's own `stop` this hangs until somebody cancels the process."""
+    """With Pipecat's own `stop` this hangs until the process is cancelled."""
     async with talk(mode, rtf=0.2) as run:
         await run.say("Goodbye and thank you for the call.", interruptible=interruptible)
         await run.until(TTSAudioRawFrame)
@@ -82,7 +82,7 @@ async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline():
 
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_a_service_speaks_in_a_second_pipeline(mode, interrupted):
-    """After an EndFrame; what was cancelled once, Pipecat lets do nothing more."""
+    """The second pipeline starts after an EndFrame, since Pipecat lets nothing cancelled go on."""
     async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.until(TTSAudioRawFrame)

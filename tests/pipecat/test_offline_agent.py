@@ -1,4 +1,4 @@
-"""The whole loop: ears, turns, barge-in, voice, loudspeaker and memory, in real time."""
+"""The whole loop in real time: recogniser, turns, barge-in, speech, loudspeaker and context."""
 
 import asyncio
 import runpy
@@ -24,7 +24,7 @@ def agent() -> SimpleNamespace:
 
 
 def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
-    """What holds of every conversation of the script on a machine that is late by that much."""
+    """Check a conversation of the script on a machine that is late by so much."""
     roles = [message["role"] for message in said.messages]
     texts = [message["content"] for message in said.messages]
     assert roles == ["user", "assistant", "user", "assistant"]

@@ -1,4 +1,4 @@
-"""The browser example with everything but the browser, the recogniser and the LLM."""
+"""The browser example without the browser, the recogniser and the LLM."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Browser(BaseTransport):
-    """A client that connects and says nothing."""
+    """A client that connects and sends nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def offline() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("mode", ["sentence", "token"])
-async def test_the_agent_greets_whoever_connects(example, offline, mode, monkeypatch):
+async def test_the_agent_greets_every_client(example, offline, mode, monkeypatch):
     monkeypatch.setenv("TTS_MODE", mode)
     engine, browser = FakeEngine(), Browser()
     llm, stt = offline.ScriptedLLM(["Hello, who is there?"]), offline.ScriptedSTT([])
@@ -68,7 +68,8 @@ async def test_the_agent_greets_whoever_connects(example, offline, mode, monkeyp
 
 def test_help_loads_no_model_and_lists_the_runners_options_as_well(run_here):
     said = " ".join(run_here(EXAMPLES / "voice_agent.py", "--help").stdout.split())
-    assert "--model MODEL hub id, folder, demo-voice" in said and "(default: demo-voice)" in said
+    assert "--model MODEL model to speak with: hub id, folder" in said
+    assert "(default: demo-voice)" in said
     assert "--backend" in said and "--transport" in said
 
 

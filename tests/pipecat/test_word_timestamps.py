@@ -75,7 +75,7 @@ def test_words_get_their_true_times_once_the_audio_has_ended(pace):
         before += count_letters(expected)
 
 
-def test_no_word_is_told_beyond_the_audio_or_long_before_it_is_heard():
+def test_no_word_is_returned_beyond_the_audio_or_long_before_it_is_heard():
     timer = WordTimer(0.1)  # a word begins every 0.4 s
     timer.add("aaaa bbbb cccc dddd eeee ffff gggg hhhh")
     assert [word.word for word in timer.due(0.3, heard_s=0.2)] == ["aaaa"]
@@ -121,7 +121,7 @@ def test_audio_behind_earlier_audio_is_heard_after_it():
     assert clock.heard_s("a", 12.0) == 0.0
 
 
-def test_holes_delay_words_and_not_what_was_heard():
+def test_gaps_delay_words_and_not_what_was_heard():
     clock = PlayoutClock()
     clock.begin("a", 10.0, 10.0)
     clock.send(10.0, 1.0)

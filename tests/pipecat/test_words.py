@@ -1,4 +1,4 @@
-"""What the Pipecat service tells of its words, and what it makes of text that is hard to speak."""
+"""The words that the Pipecat service pushes, and texts that are hard to speak."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ SAID = "Hello there my friend. It is a fine day, is it not?"
 # ---- words ---------------------------------------------------------------------------------------
 
 
-async def test_every_word_is_told_once_in_order_at_its_time(mode):
+async def test_every_word_is_pushed_once_in_order_at_its_time(mode):
     async with talk(mode, letter_s=0.09) as run:
         await run.turn(SAID[:23], SAID[23:40], SAID[40:])
         await run.until(LLMFullResponseEndFrame)
@@ -73,7 +73,7 @@ async def test_words_begin_where_something_can_be_heard(mode):
     assert told_late_s == pytest.approx(5 * 0.08, abs=WORD_SECONDS + run.slack_s)
 
 
-async def test_chinese_is_told_by_the_character_and_joined_without_spaces(mode):
+async def test_chinese_is_pushed_by_the_character_and_joined_without_spaces(mode):
     settings = MegakernelTTSService.Settings(language=Language.ZH)
     async with Run(service(FakeEngine(), mode, settings=settings)) as run:
         await run.turn("你好，世", "界。我用 Py", "thon 编程。")

@@ -1,4 +1,4 @@
-"""The queue in front of the engine, warming up and going down."""
+"""The queue in front of the engine, loading, and draining."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def test_one_too_many_is_answered_429_at_once():
         ((60.0,), 2, 8, 60),  # no client waits longer
     ],
 )
-def test_whoever_is_refused_is_told_how_long_the_queue_will_take(
+def test_a_refusal_names_how_long_the_queue_will_take(
     monkeypatch, held_s, num_slots, max_queue, expected
 ):
     now = 100.0
@@ -115,7 +115,7 @@ def test_requests_are_spoken_in_the_order_they_came():
 # ---- warming up and going down -------------------------------------------------------------------
 
 
-def test_an_engine_that_gave_up_is_told_to_whoever_asks():
+def test_an_engine_that_gave_up_is_reported_to_every_request():
     engine = FakeEngine(rtf=0.001)
     with serving(engine) as live:
         assert live.client.get("/health").json() == {"status": "ok"}
@@ -127,7 +127,7 @@ def test_an_engine_that_gave_up_is_told_to_whoever_asks():
         assert_error(live.speak(SHORT), 503)
 
 
-def test_ready_is_told_apart_from_alive():
+def test_ready_and_alive_are_different_answers():
     release = threading.Event()
     engine = FakeEngine(rtf=0.001)
 
@@ -229,7 +229,7 @@ def test_a_second_signal_cuts_the_speech_and_ends_the_command(cache_folder):
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
 )
 def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
-    """Loading is a thread that is inside PyTorch nearly all the time."""
+    """The loading thread is inside PyTorch nearly all the time."""
     code = """
 import sys
 import torch

@@ -43,7 +43,7 @@ def client_of(server: LiveServer) -> openai.OpenAI:
 
 
 def spoken(tts, seed, **options):
-    """What the engine says by itself, as int16; in the same chunks, so that every bit is equal."""
+    """The engine's own speech, as int16, in the same chunks, so that every bit is equal."""
     speech = tts.synthesize(TEXT, seed=seed, first_chunk_frames=1, **options)
     return (speech.audio * 32768).astype(np.int16)
 
@@ -155,7 +155,7 @@ def test_no_delta_is_empty_and_together_they_have_every_frame(live, response_for
 # ---- headers -------------------------------------------------------------------------------------
 
 
-def test_headers_tell_id_seed_rate_parts_and_how_it_ended(live):
+def test_headers_have_id_seed_rate_parts_and_finish_reason(live):
     answer = live.speak(TEXT, voice="vivian", seed=11, max_new_tokens=4, stream=False)
     assert answer.headers["x-seed"] == "11"
     assert answer.headers["x-sample-rate"] == "24000"
@@ -176,7 +176,7 @@ def test_how_a_streamed_request_ended_can_be_asked_for(live):
     assert facts["first_audio_ms"] <= facts["elapsed_ms"]
 
 
-def test_parts_of_a_long_text_are_told_before_they_are_spoken(live):
+def test_the_parts_of_a_long_text_are_counted_before_they_are_spoken(live):
     text = "This is a sentence that goes on for a while. " * 12
     answer = live.speak(text, voice="vivian", max_new_tokens=3)
     assert int(answer.headers["x-parts"]) > 1
@@ -249,7 +249,7 @@ def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
 
 
 def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypatch):
-    """Its example, with the figures of this speech; each step leaves before the next is drawn."""
+    """The older servers' example with this speech's figures; each step leaves before the next."""
     asked = {"input": TEXT, "voice": "vivian", "seed": 4, "max_new_tokens": 6}
     body = json.dumps(asked | {"stream": True, "event_format": "phases"}).encode()
     told = threading.Semaphore(1)  # how many frames may be drawn
@@ -308,7 +308,7 @@ def test_what_phases_have_no_room_for_is_refused(live, param, body):
     assert assert_error(answer, 400)["param"] == param
 
 
-def test_phases_tell_of_a_speech_that_fails_in_the_middle():
+def test_phases_report_a_speech_that_fails_in_the_middle():
     with serving(FakeEngine(fail_after=3)) as server:
         facts = sse(text := server.speak(stream=True, event_format="phases").text)
     assert [event["phase"] for event in facts] == ["decoding"] * 3 + ["error"]

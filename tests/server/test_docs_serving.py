@@ -21,7 +21,7 @@ ADDRESS = "127.0.0.1:8090"
 
 @pytest.fixture(scope="module")
 def address(reader_folder):
-    """Of a server as the page describes it, uploads allowed."""
+    """The URL of a server as the page describes it, with uploads allowed."""
     with (
         tiny_engine("tiny-random-base", voices=reader_folder, max_frames=40) as tts,
         serving(tts, voices=reader_folder, allow_upload=True) as live,

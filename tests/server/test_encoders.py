@@ -1,4 +1,4 @@
-"""Encoders of streams: what has left stays as it is, and what is held back comes at the end."""
+"""Encoders of streams: sent bytes stay valid, and samples held back come at the end."""
 
 import io
 import sys
@@ -38,7 +38,7 @@ def test_a_head_is_sent_once_though_its_encoder_writes_it_again(response_format,
     assert len(data) == len(whole)  # the same file, but for what the head says
 
 
-def test_a_whole_wav_tells_its_length_and_a_streamed_one_none():
+def test_a_whole_wav_has_its_length_and_a_streamed_one_none():
     samples = hum(5000)
     with wave.open(io.BytesIO(encode_whole("wav", samples, RATE))) as file:
         assert (file.getnframes(), file.getframerate(), file.getsampwidth()) == (5000, RATE, 2)

@@ -1,4 +1,4 @@
-"""/metrics: the names, and that they count what happened."""
+"""/metrics: the names, and that they count requests and speech."""
 
 import time
 
@@ -21,7 +21,7 @@ def read(live):
     return {s.name + told: s.value for s, told in zip(samples, labels, strict=True)}
 
 
-def test_requests_are_counted_timed_and_told_apart():
+def test_requests_are_counted_and_timed_by_finish_reason():
     with serving(FakeEngine(rtf=0.001)) as live:
         live.speak("One.")
         live.speak("Two.", stream=False)

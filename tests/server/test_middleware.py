@@ -1,4 +1,4 @@
-"""The door: keys, origins, bodies that are too large, too slow or nonsense."""
+"""The middleware: keys, origins, bodies that are too large, too slow or wrong."""
 
 import contextlib
 import re
@@ -132,6 +132,7 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
     [
         (b"[]", "The body must be a JSON object."),
         (b"null", "The body must be a JSON object."),
+        (b'{"input": "\xff"}', "The body is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
         (b'{"input": "a", "voice": 5}', "voice is 5; it must be a voice's id, or an object with"),
         (b'{"text": "a"}', "input is missing. Did you mean `input` by `text`?"),
         (b'{"input": ["a"]}', "input is a list; it must be a string."),
@@ -153,13 +154,13 @@ def test_a_complaint_is_made_once_and_in_the_clients_terms(live, body, message):
 
 
 @pytest.mark.parametrize(("field", "status"), [("voice", 400), ("model", 404)])
-def test_half_a_surrogate_pair_is_told_back_as_an_escape(live, field, status):
+def test_half_a_surrogate_pair_is_repeated_as_an_escape(live, field, status):
     body = b'{"input": "Hello.", "%s": "\\ud800"}' % field.encode()
     answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
     assert r'"\ud800"' in assert_error(answer, status)["message"]
 
 
-def test_too_long_a_text_is_told_to_raise_the_limit_only_where_it_can_be_raised():
+def test_the_hint_to_raise_the_limit_of_a_text_appears_only_if_it_can_be_raised():
     for limit, can_be_raised in ((100, True), (MAX_CHARS, False)):
         with pytest.raises(TextTooLong) as raised:
             check_length(limit + 1, ServerSettings(max_chars=limit))
@@ -190,7 +191,7 @@ def test_openais_dated_models_are_the_loaded_one(live, name):
 
 
 def test_other_media_types_are_answered_415(live):
-    """Also what a web page could send to another host without asking."""
+    """Includes what a web page could send to another host without a preflight request."""
     for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = live.client.post(
             SPEECH, content=b'{"input":"a"}', headers={"Content-Type": media_type}
@@ -198,7 +199,7 @@ def test_other_media_types_are_answered_415(live):
         assert_error(answer, 415, "unsupported_media_type")
 
 
-def test_a_huge_body_is_answered_413_whether_or_not_it_tells_its_length(live):
+def test_a_huge_body_is_answered_413_with_and_without_its_length(live):
     assert_error(live.speak("a" * 200_000), 413, "too_large")
 
     def endless():
@@ -283,10 +284,10 @@ def test_garbage_instead_of_http_is_answered_400(live):
 
 def test_unknown_paths_and_methods_have_our_form(live):
     facts = assert_error(live.client.get("/v2"), 404, "not_found")
-    assert facts["message"] == "There is no /v2 on this server. GET /docs lists what there is."
+    assert facts["message"] == "This server has no /v2. GET /docs lists its endpoints."
     assert_error(live.client.get(f"{SPEECH}/unknown-id"), 404, "not_found")
     facts = assert_error(live.client.get(SPEECH), 405, "method_not_allowed")
-    assert facts["message"] == f"{SPEECH} does not take GET. Use POST."
+    assert facts["message"] == f"{SPEECH} does not accept GET. Use POST."
     answer = live.client.put("/health")
     assert_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD"
@@ -331,7 +332,7 @@ def test_head_is_refused_as_get_is():
 
 
 async def test_head_has_no_body_on_any_server_of_the_app():
-    """uvicorn leaves it out by itself; what Ray Serve does is its own affair."""
+    """uvicorn leaves the body out by itself; Ray Serve's proxy is not tested."""
     app, sent = create_app(FakeEngine()), []
     scope = {"type": "http", "method": "HEAD", "path": "/health", "headers": [], "extensions": {}}
     scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
@@ -348,7 +349,7 @@ async def test_head_has_no_body_on_any_server_of_the_app():
     assert all(not message.get("body") for message in sent)
 
 
-def test_what_nobody_expected_is_a_500_without_its_details(monkeypatch):
+def test_an_unexpected_error_is_a_500_without_its_details(monkeypatch):
     with serving(FakeEngine(refusal=RuntimeError("a secret"))) as live:
         facts = assert_error(live.speak(SHORT), 500, "internal_error")
         assert "secret" not in facts["message"]

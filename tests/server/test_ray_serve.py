@@ -49,7 +49,7 @@ LONG_STORY = STORY * 8  # 15 s to make: nobody is done before the last begins, o
 
 
 class NamedEngine(FakeEngine):
-    """Says in the seed which process it lives in."""
+    """An engine whose seed is its process id."""
 
     def stream(self, text: str | None = None, **options: Any) -> FakeStream:
         return super().stream(text, **options | {"seed": os.getpid()})
@@ -62,7 +62,7 @@ def make_engine() -> NamedEngine:
 
 @contextlib.contextmanager
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray on this machine, ended with everything it started."""
+    """Ray on this machine, which ends with all its processes."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # of the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
@@ -77,7 +77,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def start_ray(folder: str, attempts: int = 3) -> None:
-    """Ray gives its own processes 30 s to start, which is short on a machine that does much."""
+    """Ray gives its own processes 30 s to start, which is short on a busy machine."""
     try:
         ray.init(
             num_cpus=4,
@@ -120,7 +120,7 @@ def num_samples(text: str) -> int:
 
 
 def replicas() -> dict[int, psutil.Process]:
-    """Processes of this session's replicas."""
+    """Process ids of this Ray session's replicas."""
     family = psutil.Process().children(recursive=True)
     return {p.pid: p for p in family if "ServeReplica" in " ".join(p.cmdline())}
 

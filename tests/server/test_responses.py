@@ -1,4 +1,4 @@
-"""Speech on its way: what leaves first, who goes away, who does not read, what takes too long."""
+"""Responses with speech: order of events, clients that disconnect or do not read, deadlines."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def read_some(connection: socket.socket, num_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])
 def test_the_first_bytes_leave_before_frame_two_exists(response_format):
-    """The engine makes one frame and then no more; its audio arrives all the same."""
+    """The engine stops after one frame, whose audio arrives nevertheless."""
     with serving(FakeEngine(stall_after=1)) as live:
         with live.send_speech(response_format=response_format) as connection:
             head = read_some(connection, 15)
@@ -123,7 +123,7 @@ def test_a_half_closed_connection_is_taken_for_gone():
 # ---- clients that do not read --------------------------------------------------------------------
 
 
-def test_a_client_that_does_not_read_is_cut_and_holds_nobody_up():
+def test_a_client_that_does_not_read_is_cut_and_delays_no_other():
     engine = FakeEngine(num_slots=1, rtf=0.001)
     with serving(engine, send_buffer=8192, stall_timeout_s=0.5, buffer_s=10) as live:
         with slow_connection(live, LONG * 2):
@@ -155,7 +155,7 @@ def test_a_slow_client_gives_its_slot_back_once_its_speech_is_made():
 
 
 def slow_connection(live, text):
-    """A request whose answer nobody reads."""
+    """A request whose client does not read the answer."""
     connection = live.connect_slowly()
     connection.sendall(http_post(json.dumps({"input": text[:4096]}).encode()))
     return connection
@@ -230,7 +230,7 @@ def test_speech_that_fails_in_the_middle_says_so_in_every_form():
 
 
 @pytest.mark.parametrize("reason", ["silence", "repeat", "length", "eos"])
-def test_every_surface_tells_why_speech_ended(reason, monkeypatch):
+def test_every_surface_reports_why_speech_ended(reason, monkeypatch):
     engine = FakeEngine()
     stream = FakeEngine.stream
 
@@ -253,7 +253,7 @@ def test_every_surface_tells_why_speech_ended(reason, monkeypatch):
 
 
 def test_streams_side_by_side_keep_to_themselves():
-    """Eight at once: each hears its own pitch, all of it, in order."""
+    """Eight clients at once: each receives its own pitch, complete and in order."""
     engine = FakeEngine(rtf=0.05)
     with serving(engine) as live:
 

@@ -1,4 +1,4 @@
-"""Thousands of requests, good ones and bad ones: nothing piles up."""
+"""Thousands of valid and wrong requests: memory, threads and files do not grow."""
 
 import gc
 import logging
@@ -13,7 +13,7 @@ GROWTH_BYTES = 300_000  # of Python's heap; one leaked stream of a second of aud
 
 
 def one_request(live, index):
-    """One of ten kinds; all that is left of it is what the server keeps."""
+    """Send a request of one of ten kinds, and keep nothing of it on the client's side."""
     kind = index % 10
     if kind == 0:
         assert live.speak("Hello.").status_code == 200

@@ -60,7 +60,7 @@ def test_a_recording_in_the_request_is_cloned(live, tts, head):
     data = recording()
     body = {"ref_audio": head + base64.b64encode(data).decode(), "response_format": "pcm"}
     answer = live.speak(TEXT, voice="alloy", seed=3, max_new_tokens=5, **body)
-    assert answer.headers["x-warning"] == "voice gives way to ref_audio"
+    assert answer.headers["x-warning"] == "voice is ignored: ref_audio is given"
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
     voice = tts.create_voice(samples, rate=rate)
     expected = tts.synthesize(TEXT, voice=voice, seed=3, max_frames=4, first_chunk_frames=1)
@@ -171,7 +171,7 @@ def test_a_small_file_is_no_gigabyte_in_memory():
     tracemalloc.stop()
     assert (len(samples), rate) == (60 * 384_000, 384_000)
     assert peak < 250e6
-    with pytest.raises(RecordingError, match="768000 samples a second"):
+    with pytest.raises(RecordingError, match="768000 samples per second"):
         _decode(recording(1.0, 768_000))
 
 

@@ -54,8 +54,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
-    """open_page(server, **context): the page, loaded. It may say nothing on the console, and ask
-    nobody but its server."""
+    """open_page(server, **context): the loaded page, which must log nothing to the console, and
+    request nothing from other hosts."""
     contexts, complaints = [], []
 
     def open_(server: LiveServer, **options: Any) -> Any:
@@ -194,7 +194,9 @@ def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> Non
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
-def test_stop_rests_though_the_browser_tells_the_end_of_a_buffer_late(open_page: Open) -> None:
+def test_stop_is_disabled_though_the_browser_reports_the_end_of_a_buffer_late(
+    open_page: Open,
+) -> None:
     with serving(FakeEngine()) as server:
         page = open_page(server)
         page.evaluate(
@@ -226,7 +228,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
             "Volume (dB)": "-6",
             "Silence before, at most (ms)": "60",
             "Silence after, at most (ms)": "200",
-            "At most (seconds)": "0.9",
+            "Longest speech (seconds)": "0.9",
         }.items():
             page.get_by_label(label, exact=True).fill(value)
         speak(page)
@@ -258,7 +260,7 @@ def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:
     assert [stream.text for stream in engine.streams] == ["5 kg", "five kilograms"]
 
 
-def test_errors_are_told_and_the_next_request_works(open_page: Open) -> None:
+def test_errors_are_shown_and_the_next_request_works(open_page: Open) -> None:
     engine = FakeEngine(refusal=EngineBusy("8 requests waiting (limit 8)."))
     with serving(engine) as server:
         page = open_page(server)
@@ -392,7 +394,7 @@ def test_the_keyboard_alone_is_enough(open_page: Open) -> None:
         finished(page)
 
 
-def test_a_screen_reader_is_told_everything(open_page: Open) -> None:
+def test_a_screen_reader_gets_every_text(open_page: Open) -> None:
     with serving(FakeEngine()) as server:
         page = open_page(server)
         page.get_by_text("More settings").click()
@@ -407,7 +409,7 @@ def test_a_screen_reader_is_told_everything(open_page: Open) -> None:
             assert name.strip()
     for line in (
         'heading "Qwen3-TTS, streamed" [level=1]',
-        'heading "Say something" [level=2]',
+        'heading "Speak a text" [level=2]',
         'textbox "Text"',
         'combobox "Voice"',
         'button "Speak"',

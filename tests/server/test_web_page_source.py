@@ -1,4 +1,4 @@
-"""The web page as it is written: contrast of its colours, and no other host."""
+"""The source of the web page: contrast of its colours, and no other host."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The WebSocket: nonsense, silence, strangers, an engine that fails, and many who come and go."""
+"""The WebSocket: wrong messages, silence, other origins, a failing engine, and many clients."""
 
 import asyncio
 import gc
@@ -149,7 +149,7 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
 
 
 async def test_any_number_of_utterances_is_refused_without_being_held():
-    """Each has its end, in order, and the connection stays open; empty ones count like others."""
+    """Each utterance, empty ones too, is answered in order, and the connection stays open."""
     engine, count = FakeEngine(stall_after=1), 300
     with serving(engine) as live:
         async with session(live) as socket:
@@ -173,7 +173,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
 
 
 async def test_draining_waits_for_what_is_still_being_sent():
-    """The engine is done at once; the client takes its time."""
+    """The engine has finished at once; the client reads slowly."""
     engine = FakeEngine(rtf=0.001)
     with serving(engine, send_buffer=8192, buffer_s=300) as live:
         async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:

@@ -1,4 +1,4 @@
-"""Wyoming: engines that fail or hang, clients that are silent, too many or make no sense."""
+"""Wyoming: engines that fail or hang, clients that are silent, too many or send wrong events."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.wyoming_server import WyomingServer
 
 
-async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
+async def test_a_failing_engine_is_reported_and_the_connection_ends() -> None:
     engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "hint"))
     async with connected(engine) as client:
         await client.write_event(Synthesize(STORY).event())
@@ -37,7 +37,7 @@ async def test_a_failing_engine_is_told_and_the_connection_ends() -> None:
 
 
 async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
-    """Home Assistant makes one for each answer; see docs/serving.md."""
+    """Home Assistant opens a connection for each answer; see docs/serving.md."""
     engine = FakeEngine()
     async with serving(engine) as port:
         for _ in range(3):
@@ -185,7 +185,7 @@ async def test_the_queue_is_the_servers() -> None:
             assert (await error_of(second)).code == "EngineBusy"
 
 
-async def test_a_model_that_is_still_loading_is_told() -> None:
+async def test_a_model_that_is_still_loading_is_reported() -> None:
     service = Service(lambda: FakeEngine(), ServerSettings())  # never started
     server = WyomingServer(service, listener := socket.create_server(("127.0.0.1", 0)))
     await server.start()
