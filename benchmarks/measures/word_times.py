@@ -58,7 +58,7 @@ class Error:
 def word_times(args: argparse.Namespace) -> int:
     """Measure and report; return 1 when a limit is missed."""
     try:
-        espeak = Espeak()
+        espeak = Espeak.shared()
     except OSError as error:
         raise SetupError(
             f"This needs espeak-ng: {error}.", hint="apt-get install espeak-ng"

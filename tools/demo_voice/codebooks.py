@@ -122,7 +122,7 @@ def _nearest(rows: Tensor, book: Tensor) -> Tensor:
 
 def main(args: argparse.Namespace) -> None:
     """Let espeak-ng speak sentences and fit codebooks to their frames."""
-    espeak = Espeak()
+    espeak = Espeak.shared()
     sentences = [text for kind, text in texts.read(args.texts) if kind == texts.TRAINING]
     random.Random(args.seed).shuffle(sentences)
     spoken = [

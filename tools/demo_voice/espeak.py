@@ -5,6 +5,7 @@ it as a library, and no part of it ships. Its speech is data.
 """
 
 import ctypes
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ class Spoken:
 
 
 class Espeak:
-    """The library with one voice. It keeps global state, so a process may have one instance.
+    """The library with one voice. It keeps global state, so a process has one instance, `shared`.
+
+    A second one would wait for ever.
 
     Raises:
         OSError: the library is not installed.
@@ -97,6 +100,12 @@ class Espeak:
         self._events: list[tuple[int, int, int, str]] = []
         self._callback = _Callback(self._collect)  # the library holds only its address
         library.espeak_SetSynthCallback(self._callback)
+
+    @classmethod
+    @functools.cache
+    def shared(cls) -> "Espeak":
+        """Return the process's instance."""
+        return cls()
 
     @property
     def version(self) -> str:

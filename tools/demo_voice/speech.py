@@ -57,7 +57,7 @@ class Speaker:
 
     def __init__(self, codebooks: Path):
         torch.set_num_threads(1)
-        self._espeak = Espeak()
+        self._espeak = Espeak.shared()
         self._codebooks = Codebooks.load(codebooks)
         self._tokenizer = tokenizer.load()
         self._silence = self._codebooks.encode(features.silence())[0]
