@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import common
+from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.cli import options
 from qwen_megakernel.errors import ModelFilesError
+from qwen_megakernel.records import MAX_SILENCE
 
 if TYPE_CHECKING:
     from qwen_megakernel import TTSEngine
@@ -41,7 +43,7 @@ def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
         found.append(f"ended with {speech['finish_reason']}, not with an end token")
     if not CHARS_PER_S[0] <= len(text) / seconds <= CHARS_PER_S[1]:
         found.append(f"{seconds:.1f} s for {len(text)} characters")
-    frames = speech["samples"].reshape(len(speech["codes"]), -1) / 32768
+    frames = speech["samples"].reshape(len(speech["codes"]), -1) / FULL_SCALE
     if np.sqrt((frames**2).mean(axis=1)).max() < QUIET:
         found.append("silent")
     if speech["starts"] != sorted(speech["starts"]):
@@ -53,12 +55,12 @@ def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
 
 
 def speak(tts: "TTSEngine", text: str, seed: int) -> dict:
-    """Stream one utterance."""
-    stream = tts.stream(text, seed=seed)
-    chunks = [chunk for chunk in stream if chunk.num_frames]
+    """Stream one utterance, with all of its silence: as many samples as its frames have."""
+    stream = tts.stream(text, seed=seed, leading_silence=MAX_SILENCE)
+    chunks = list(stream)
     return {
         "samples": np.concatenate([chunk.samples for chunk in chunks]),
-        "starts": [chunk.frame_index for chunk in chunks],
+        "starts": [chunk.frame_index for chunk in chunks if chunk.num_frames],
         "codes": stream.codes,
         "finish_reason": stream.finish_reason,
     }
