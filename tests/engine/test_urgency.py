@@ -60,7 +60,7 @@ def room(monkeypatch):
         monkeypatch.setattr(
             StreamState,
             "deliver",
-            lambda state, samples, first, count: log.append(("deliver", count)),
+            lambda state, samples, first, count, **_: log.append(("deliver", count)),
         )
         delivery = ChunkDelivery(vocoder, table, StageTimes(), is_asynchronous=is_asynchronous)
         return delivery, made, log

@@ -99,6 +99,7 @@ class FakeEngine:
         text_open: bool = False,
         language: str = "auto",
         seed: int | None = None,
+        text_format: str = "plain",
         normalize: str = "auto",
         lexicon: Lexicon | None = None,
         **options: Any,
@@ -123,6 +124,7 @@ class FakeEngine:
             **options,
         )
         stream = FakeStream(self, request, self._reading.reader(normalize, language, lexicon))
+        stream.text_format = text_format  # noted, not obeyed
         self.streams.append(stream)
         return stream
 
@@ -217,10 +219,11 @@ class FakeStream:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        heard = None
-        while heard is None:
+        chunks: list[AudioChunk] = []
+        while not chunks:
             chunk = await self._next()
-            heard = self._heard.hear(chunk) if self._heard else chunk
+            chunks = self._heard.hear(chunk) if self._heard else [chunk]
+        (heard,) = chunks
         self._timer.hear(heard)
         self.sent += heard.samples.tobytes()
         return heard
