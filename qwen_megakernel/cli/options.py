@@ -19,6 +19,7 @@ from qwen_megakernel.choices import (
     DTYPES_BY_PART,
     NORMALIZE,
     TELEPHONE_RATE,
+    TEXT_FORMATS,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -210,8 +211,20 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         'before the text is complete), "full" all of it before speaking (default: auto, as the '
         "official package does for this model)",
     )
+    add_text_format_option(parser)
     add_sampling_options(parser)
     add_sound_options(parser)
+
+
+def add_text_format_option(parser: argparse.ArgumentParser) -> None:
+    """--text-format."""
+    parser.add_argument(
+        "--text-format",
+        default="plain",
+        choices=TEXT_FORMATS,
+        help="what the text is: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in "
+        "it) (default: plain)",
+    )
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
@@ -279,7 +292,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    names = ("language", "instruct", "text_feed")
+    names = ("language", "instruct", "text_feed", "text_format")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
     return options | sampling_options(args) | sound_options(args)
 
@@ -435,6 +448,7 @@ def read_speech(
     dump_codes: str | None = None,
     subtitles: str | None = None,
     encoding: str = "pcm",
+    text_format: str = "plain",
 ) -> str:
     """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
 
@@ -444,22 +458,30 @@ def read_speech(
         dump_codes: the file of codes to be written; None: none.
         subtitles: the file of the words' times to be written; None: none.
         encoding: encoding of the audio file.
+        text_format: one of `choices.TEXT_FORMATS`.
     Raises:
         UsageError: the text is empty or too long, or a format of audio or subtitles is unknown.
+        MarkupError: the markup of the text is broken.
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
-    from qwen_megakernel.engine import codes_file
-    from qwen_megakernel.text.cleaning import validate
+    from qwen_megakernel.output_files import check_writable
+    from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, validate
+    from qwen_megakernel.text.markup.marked_text import check_markup
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
         audio.check_path(output, encoding)
     if dump_codes is not None:
-        codes_file.check_path(Path(dump_codes))
+        check_writable(Path(dump_codes), "codes")
     if subtitles is not None:
         check_subtitles(Path(subtitles))
-    return validate(read_text(text))
+    text = read_text(text)
+    if text_format == "plain":
+        return validate(text)
+    check_length(len(text), MAX_CHARS)
+    check_markup(text, text_format)
+    return text
 
 
 def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
