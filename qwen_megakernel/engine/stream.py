@@ -272,6 +272,11 @@ class SpeechStream:
         While a part of the text is being spoken, the times of its words are an estimate."""
         return self._timer.words(self.written_text, self.spoken_pieces)
 
+    async def find_words(self) -> list[TimedWord]:
+        """Return `words`; the event loop is free while a thread looks at the samples."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, lambda: self.words)
+
     @property
     def segments(self) -> list[Segment]:
         """The sentences of the user's text that the chunks received so far speak."""
