@@ -133,7 +133,7 @@ def test_a_language_is_that_of_its_part(tts: TTSEngine, monkeypatch):
 
 
 def test_words_are_those_that_the_user_wrote_with_the_pause_between_them(tts: TTSEngine):
-    text = f'<s>It is 3:05 pm</s><break time="2s"/><prosody rate="fast">{SECOND}</prosody>'
+    text = f'<s>It is 3:05 pm</s> <break time="2s"/><prosody rate="fast">{SECOND}</prosody>'
     speech = tts.synthesize(text, **SSML)
     words = speech.words
     assert [word.word for word in words] == f"It is 3:05 pm {SECOND}".split()
@@ -142,8 +142,8 @@ def test_words_are_those_that_the_user_wrote_with_the_pause_between_them(tts: TT
     ((first, length),) = silences((speech.audio * 32768).astype(np.int16), 2 * RATE - 1)
     assert words[3].end <= (first + length) / RATE - 2 + 0.001
     assert words[4].start >= (first + 2 * RATE) / RATE - 0.001
-    # Sentences are those of the written text, which has no mark here.
-    assert [segment.text for segment in speech.segments] == ["It is 3:05 pm " + SECOND]
+    # <s> ends a sentence without a mark, too.
+    assert [segment.text for segment in speech.segments] == ["It is 3:05 pm", SECOND]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -23,6 +23,7 @@ from qwen_megakernel.text.markup.items import (
 from qwen_megakernel.text.markup.pauses import PauseParser
 from qwen_megakernel.text.markup.ssml import SsmlParser
 from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.sentences import PARAGRAPH_SEPARATOR
 
 _SENTENCE_ENDS = ".!?;:…。！？；："  # behind one of them, no mark is missing
 _MAX_WARNINGS = 20  # of one text
@@ -95,6 +96,7 @@ class MarkedText:
         self._manner = Manner()
         self._written: list[str] = []
         self._last = ""  # the last character that is spoken
+        self._is_behind_sentence = False  # the space that follows stands between two of them
         self._warnings: list[str] = []
         self._warned: set[str] = set()
 
@@ -185,7 +187,12 @@ class MarkedText:
 
     def _plain(self, text: str) -> str:
         self._note(text)
-        self._written.append(text)
+        written = text
+        if self._is_behind_sentence and text:
+            self._is_behind_sentence = False
+            if text[0] == " ":
+                written = PARAGRAPH_SEPARATOR + text[1:]
+        self._written.append(written)
         return self._reader.feed(text)
 
     def _note(self, text: str) -> None:
@@ -195,6 +202,7 @@ class MarkedText:
     def _end_sentence(self) -> str:
         """End a sentence with a mark, if it has none."""
         last, self._last = self._last, ""
+        self._is_behind_sentence = True
         if not last or last in _SENTENCE_ENDS:
             return ""
         return self._reader.insert("。" if unicodedata.east_asian_width(last) in "WF" else ".")

@@ -18,6 +18,7 @@ from qwen_megakernel.text.markup.marked_text import (
 )
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
+from qwen_megakernel.text.sentences import sentence_spans
 from qwen_megakernel.timing.words import spoken_spans, word_spans
 
 READING = Reading(True)
@@ -65,7 +66,7 @@ def test_words_are_read_cut_at_pauses_and_manners_each_in_its_language():
 def test_each_written_word_knows_what_is_spoken_for_it():
     made, reader = marked()
     made.whole(TEXT)
-    assert made.written == "Dr. Smith paid $5 on 3/4/2024 for it. 21 francs That is Qwen "
+    assert made.written == "Dr. Smith paid $5 on 3/4/2024 for it. 21 francs That is Qwen\u2029"
     said = reader.spoken
     assert said.text == spoken(TEXT)
     spans = [span[:2] for span in word_spans(made.written)]
@@ -137,6 +138,14 @@ def test_any_text_in_any_pieces_gives_the_words_of_the_whole(pieces: list[str], 
 def test_sentences_get_the_mark_that_they_lack():
     assert spoken("<s>One</s><s>Two!</s><p>“Three”</p><s></s>") == "One. Two! “Three”. "
     assert spoken('<s xml:lang="ja">水</s>').strip() == "水。"
+
+
+def test_sentences_are_apart_in_the_written_text():
+    for text in ("<s>One two</s><s>Three</s> Four", "<p><s>One two</s> <s>Three</s></p>Four"):
+        made, _ = marked()
+        made.whole(text)
+        spans = sentence_spans(made.written)
+        assert [made.written[a:b].strip() for a, b in spans] == ["One two", "Three", "Four"]
 
 
 def test_without_normalize_the_markup_alone_is_read():
