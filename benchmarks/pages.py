@@ -44,7 +44,7 @@ from benchmarks.page_parts import (
 )
 from benchmarks.performance_page import configs, performance, plot
 from qwen_megakernel.choices import WEIGHTS
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 
 
 def speech_table() -> list[str]:
@@ -550,7 +550,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        type=options.plot_file,
+        type=parsing.plot_file,
         help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
     )
     args = parser.parse_args(argv)

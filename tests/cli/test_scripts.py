@@ -21,7 +21,7 @@ from tolerances import nearly
 
 from benchmarks import common
 from qwen_megakernel import families
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, running
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.gpu import driver
@@ -103,7 +103,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
     for file, code, shown in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
         with open(file, "w") as output:
             monkeypatch.setattr(sys, "stdout", output)
-            assert options.run(lambda _: prints("figures") or 0, args) == code
+            assert running.run(lambda _: prints("figures") or 0, args) == code
             output.flush()  # as Python's exit does
         assert shown in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
         print("figures")
         raise error
 
-    assert options.run(fail, argparse.Namespace(debug=False, quiet=False)) == 5
+    assert running.run(fail, argparse.Namespace(debug=False, quiet=False)) == 5
     shown = capsys.readouterr()
     assert shown.out == "figures\n" and shown.err == f"error: {error.strerror}.\n"
 
@@ -242,7 +242,7 @@ def test_options_that_greedy_decoding_ignores_are_reported(speak, tmp_path, capl
     ("count", "shown"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")]
 )
 def test_one_frame_is_not_plural(caplog, count, shown):
-    options.warn_of_end("length", count, 0.08 * count, 7)
+    running.warn_of_end("length", count, 0.08 * count, 7)
     assert shown in caplog.text
 
 

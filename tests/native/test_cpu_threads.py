@@ -8,7 +8,7 @@ from commands import run
 from programs import ROOT, imports, programs
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
@@ -118,7 +118,7 @@ def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
     many_cores, run_here, monkeypatch, backend
 ):
     speak = ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--max-frames", 2, "--stdout")
-    monkeypatch.setattr(options, "write_output", lambda data: None)
+    monkeypatch.setattr(running, "write_output", lambda data: None)
     for words, threads in (((), 1), (("--threads", 3), 3)):
         done = run_here(*speak, "--backend", backend, *words)
         assert done.returncode == 0, done.stderr
