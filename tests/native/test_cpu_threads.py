@@ -161,6 +161,8 @@ COMMANDS = [
 WITHOUT_TORCH = {
     "benchmarks/machine.py",  # imports torch to describe the machine of a result file
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
+    "tools/kernel_study/ptxas_table.py",  # compiles, and computes nothing
+    "tools/kernel_study/mutate_kernel.py",  # the same; the tests of its mutants are other programs
     "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }
 PROGRAMS = {str(path.relative_to(ROOT)): path for path in programs()}

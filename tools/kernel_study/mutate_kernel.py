@@ -19,8 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
-
 from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling

@@ -6,7 +6,6 @@ block leaves.
 """
 
 import argparse
-import os
 import re
 import resource
 import sys
@@ -14,8 +13,6 @@ from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.checkpoint.config import parse_model_config
