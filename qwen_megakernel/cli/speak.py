@@ -59,7 +59,9 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(args.text, output, args.dump_codes, args.subtitles, args.encoding)
+    return options.read_speech(
+        args.text, output, args.dump_codes, args.subtitles, args.encoding, args.sample_rate
+    )
 
 
 def write_speech(

@@ -418,6 +418,7 @@ class Speech:
         Args:
             encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
+            UsageError: there is no such format or encoding, or it has not the sample rate.
             OutputError: the path cannot be written.
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding)

@@ -65,6 +65,14 @@ def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeyp
     assert message in capsys.readouterr().err
 
 
+def test_a_format_that_has_not_the_sample_rate_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    output = tmp_path / "a.mp3"
+    assert main.main(["speak", "Hello", "--sample-rate", "9000", "-o", str(output)]) == 2
+    assert "a.mp3: sample_rate is 9000, and mp3 has 8000, 11025, " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     lengths = [
         len(spoken(tmp_path, "--leading-silence", ms, "--quiet")[0]) for ms in ("0", "60", "60000")
