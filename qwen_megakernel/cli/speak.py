@@ -67,7 +67,12 @@ def read_text(args: argparse.Namespace) -> str:
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Write a stream where the options say; `text` estimates its length for the progress bar."""
+    """Write a stream where the options say; `text` estimates its length for the progress bar.
+
+    Raises:
+        UsageError: nothing is heard of the speech, so no file is written.
+        OutputError: a file cannot be written.
+    """
     import numpy as np
 
     from qwen_megakernel import audio
@@ -97,6 +102,8 @@ def write_speech(
                 samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
                 samples = at_loudness(samples, stream.sample_rate, args.loudness)
                 writer.write(audio.to_int16(samples))
+        if not seconds:
+            raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
         subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:

@@ -83,6 +83,16 @@ def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
 
 
+def test_a_speech_of_which_nothing_is_heard_is_no_file(tmp_path: Path, capsys):
+    output = tmp_path / "out.wav"
+    options = ("-o", str(output), "--max-frames", "1", "--leading-silence", "0")
+    assert main.main(["speak", "Hello there.", *VOICE, *options]) == 2
+    assert f"There is no audio to write to {output}: all of it is silence." in (
+        capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_has_the_loudness_that_is_asked_for(tmp_path: Path):
     levels = []
     for loudness in ("-30", "-20"):
