@@ -283,6 +283,7 @@ class SpeechEngine(ABC):
             parts=parts,
             planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
             watch=TextWatch(self._read_languages),
+            heard=heard,
         )
         state.warn(request.sampling.cold_warnings(self._sampling))
         if text is not None:
@@ -293,9 +294,9 @@ class SpeechEngine(ABC):
             state.warn(reader.take_warnings())
         loop.submit(state)
         if not text_open:
-            return SpeechStream(state, self, None, reader, text, heard, self._workers, marked)
+            return SpeechStream(state, self, None, reader, text, self._workers, marked)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader, None, heard, self._workers, marked)
+        return SpeechStream(state, self, cutter, reader, None, self._workers, marked)
 
     def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
         """What makes the sound of a stream; None if its samples are heard as they are."""

@@ -1,8 +1,9 @@
 """The chunks of an engine, as their reader hears them."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +20,14 @@ class NewChain(Protocol):
     ) -> SoundChain | None: ...
 
 
+class Progress(NamedTuple):
+    """How much of a stream its reader has been given to hear."""
+
+    made_s: float = 0.0  # of the engine's samples and pauses that were taken, in seconds
+    heard_s: float = 0.0  # of what the reader was given for them, in seconds
+    begun: float | None = None  # time.perf_counter() of its first sample; None: nothing is heard
+
+
 class HeardChunks:
     """Takes the chunks of a stream through its chain, in the reader's thread.
 
@@ -33,6 +42,8 @@ class HeardChunks:
 
     def __init__(self, chain: SoundChain, new_chain: NewChain | None = None) -> None:
         self._chain, self._new_chain = chain, new_chain
+        # Replaced as a whole by the reader's thread, so any other thread sees one state of it.
+        self.progress = Progress()
         self._latest: AudioChunk | None = None  # with the frames that were held before it
         self._is_held = False  # no chunk has stood for the frames of `_latest` yet
         self._num_samples = 0  # heard so far
@@ -48,10 +59,17 @@ class HeardChunks:
 
     def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
         """Return what is heard with a chunk of the engine; nothing if that is nothing yet."""
-        heard = [*self._turn(chunk)]
+        heard = [*self._turn(chunk), *self._take(chunk)]
+        begun = self.progress.begun or (time.perf_counter() if self._num_samples else None)
+        made_s = chunk.end_s + chunk.pause_s
+        self.progress = Progress(made_s, self._num_samples / self.sample_rate, begun)
+        return heard
+
+    def _take(self, chunk: AudioChunk) -> list[AudioChunk]:
+        """Take a chunk through the chain that it is heard by."""
         if chunk.pause_s:
             silence = np.zeros(round(chunk.pause_s * self.sample_rate), np.float32)
-            return [*heard, self._heard(chunk, silence)]
+            return [self._heard(chunk, silence)]
         samples = np.empty(0, np.float32)
         if not self._has_ended:
             samples = self._chain.push(chunk.samples.astype(np.float32) / FULL_SCALE)
@@ -62,7 +80,7 @@ class HeardChunks:
         if chunk.is_last and not self._has_ended:
             samples = np.concatenate([samples, self._chain.finish()])
         self._is_held = not (len(samples) or chunk.is_last)
-        return heard if self._is_held else [*heard, self._heard(chunk, samples)]
+        return [] if self._is_held else [self._heard(chunk, samples)]
 
     def rest(self) -> AudioChunk | None:
         """Return what is left to hear of a speech that broke off, once; None if that is nothing."""
