@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import ENCODINGS
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(
+    return running.read_speech(
         args.text, output, args.dump_codes, args.subtitles, args.encoding, args.sample_rate
     )
 
@@ -83,7 +83,7 @@ def write_speech(
     output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     if args.stdout:
         for chunk in stream:
-            options.write_output(chunk.pcm16)
+            running.write_output(chunk.pcm16)
             _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
@@ -116,7 +116,7 @@ def write_speech(
         )
         num_frames = len(stream.codes)
         made_s = num_frames * tts.seconds_per_frame
-        options.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
+        running.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
 
 
 def speak(args: argparse.Namespace) -> int:
@@ -129,7 +129,7 @@ def speak(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `speak` to the subparsers `commands`."""
-    command = options.new_command(commands, "speak", speak, "speak a text")
+    command = parsing.new_command(commands, "speak", speak, "speak a text")
     command.add_argument("text", help="text to speak; - reads standard input")
     add_output_options(command)
     options.add_model_options(command)
