@@ -312,7 +312,9 @@ def _need_packages(args: argparse.Namespace) -> None:
         ) from error
     if args.play:
         try:
-            import sounddevice  # noqa: F401
+            import sounddevice
+
+            sounddevice.query_devices(kind="output")
         except ImportError as error:
             raise MissingPackageError(
                 f"--play needs sounddevice ({error}).", hint=install_command("play")
@@ -322,6 +324,8 @@ def _need_packages(args: argparse.Namespace) -> None:
                 f"--play needs the system's PortAudio library ({error}).",
                 hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
             ) from error
+        except sounddevice.PortAudioError as error:
+            raise OutputError(f"--play finds no loudspeaker: {error}.") from error
 
 
 def parse_args() -> argparse.Namespace:

@@ -278,13 +278,17 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     """Make the engine that `add_model_options` describes, and report it on stderr."""
     if "voice_sample" in args:
         check_speech(args)
+    from qwen_megakernel.text.reading.lexicon import Lexicon
+
+    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
+    num_slots = options.get("num_slots", 1)
+    slots = f", {num_slots} slots" if num_slots > 1 else ""
+    report_loading(args, f"{args.model or 'the default model'}{slots}")
     import torch
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
-    from qwen_megakernel.text.reading.lexicon import Lexicon
 
-    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     report_compiling(args)
     # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -305,6 +309,16 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     )
     report_engine(args, engine)
     return engine
+
+
+def report_loading(args: argparse.Namespace, what: str) -> None:
+    """Print to stderr what is being loaded, unless --quiet.
+
+    Importing PyTorch alone takes seconds, beside busy programs ten of them, which nothing else
+    explains to the user.
+    """
+    if not args.quiet:
+        print(f"loading {what}", file=sys.stderr, flush=True)
 
 
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
