@@ -315,6 +315,8 @@ def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
     with speaker(english_folder, phonemes=True) as plain:
         said = plain.synthesize("Hello, world.", **GREEDY).codes.tolist()
         assert said == engine.synthesize("Hello, world.", **GREEDY).codes.tolist()
+        marked = 'Hello, <phoneme ph="world.">w</phoneme>'
+        assert said == plain.synthesize(marked, text_format="ssml", **GREEDY).codes.tolist()
 
 
 def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
