@@ -18,7 +18,7 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, TextType
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 from pipecat.utils.tracing.service_decorators import traced_tts
 
-from qwen_megakernel.errors import EngineClosed, GenerationError
+from qwen_megakernel.errors import EngineClosed, GenerationError, MarkupError
 from qwen_megakernel.pipecat.base import InProcessTTSService
 from qwen_megakernel.pipecat.word_timestamps import WordTime, WordTimer
 from qwen_megakernel.records import AudioChunk
@@ -277,6 +277,8 @@ class ContextTTSService(InProcessTTSService):
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
         except Exception as error:  # run_tts must not raise: that would leave the context open
+            if isinstance(error, MarkupError):  # what is before it has been spoken
+                await self._push_words(context_id, await timer.finish())
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
