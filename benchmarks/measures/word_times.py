@@ -53,7 +53,7 @@ class Error:
 
 @common.takes(
     functools.partial(options.add_model_options, default="demo-voice"),
-    common.count("--every", 1, "take each n-th sentence only"),
+    common.count("--every", 1, "measure only every n-th sentence (default: all)"),
 )
 def word_times(args: argparse.Namespace) -> int:
     """Measure and report; return 1 when a limit is missed."""

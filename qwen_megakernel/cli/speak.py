@@ -28,10 +28,11 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "--encoding",
         default="pcm",
         choices=ENCODINGS,
-        help="encoding of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
+        help="samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at "
+        "8000 Hz) (default: pcm)",
     )
     options.add_loudness_option(parser)
-    add("--stream", action="store_true", help="print a line for each chunk")
+    add("--stream", action="store_true", help="print a line to stderr when each chunk is made")
     add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
     options.add_subtitles_option(parser)
     add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
