@@ -38,7 +38,9 @@ CLIENT_BUFFERS_MS = (0, 100)
 def main(args: argparse.Namespace) -> int:
     """Speak, write the file, and report."""
     _need_packages(args)
-    text = running.read_speech(args.text, args.output, args.dump_codes)
+    text = running.read_speech(
+        args.text, args.output, args.dump_codes, sample_rate=args.sample_rate
+    )
     with ExitStack() as stack:
         engine = stack.enter_context(options.engine_from_args(args))
         rate = args.sample_rate or engine.sample_rate

@@ -42,6 +42,7 @@ def read_speech(
     dump_codes: str | None = None,
     subtitles: str | None = None,
     encoding: str = "pcm",
+    sample_rate: int | None = None,
 ) -> str:
     """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
 
@@ -51,8 +52,10 @@ def read_speech(
         dump_codes: the file of codes to be written; None: none.
         subtitles: the file of the words' times to be written; None: none.
         encoding: encoding of the audio file.
+        sample_rate: samples per second of the audio file; None: the model's.
     Raises:
-        UsageError: the text is empty or too long, or a format of audio or subtitles is unknown.
+        UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
+            it has not the sample rate.
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
@@ -61,7 +64,7 @@ def read_speech(
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
-        audio.check_path(output, encoding)
+        audio.check_path(output, encoding, sample_rate)
     if dump_codes is not None:
         codes_file.check_path(Path(dump_codes))
     if subtitles is not None:

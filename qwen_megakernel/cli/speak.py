@@ -60,13 +60,20 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return running.read_speech(args.text, output, args.dump_codes, args.subtitles, args.encoding)
+    return running.read_speech(
+        args.text, output, args.dump_codes, args.subtitles, args.encoding, args.sample_rate
+    )
 
 
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Write a stream where the options say; `text` estimates its length for the progress bar."""
+    """Write a stream where the options say; `text` estimates its length for the progress bar.
+
+    Raises:
+        UsageError: nothing is heard of the speech, so no file is written.
+        OutputError: a file cannot be written.
+    """
     import numpy as np
 
     from qwen_megakernel import audio
@@ -96,6 +103,8 @@ def write_speech(
                 samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
                 samples = at_loudness(samples, stream.sample_rate, args.loudness)
                 writer.write(audio.to_int16(samples))
+        if not seconds:
+            raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
         subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:
