@@ -196,7 +196,7 @@ class Heard:
 
 
 def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a run; names as in benchmarks/common.py where they mean the same."""
+    """Return the figures of a run, named as in benchmarks/common.py if they mean the same."""
     silence_ms = leading_silence_ms(np.concatenate(heard.chunks), heard.sample_rate)
     times, durations = heard.times_ms, heard.durations_ms
     return {

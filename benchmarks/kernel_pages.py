@@ -4,13 +4,13 @@ from benchmarks.page_parts import ROOT, table
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The rows of the only table of a page, as they are."""
+    """Return the rows of the only table of a page, as they are."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     return [line[2:-2].split(" | ") for line in lines if line.startswith("|")][2:]
 
 
 def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
-    """docs/kernel_ptxas.md, with the rows of tools/kernel_study/ptxas_table.py."""
+    """Return docs/kernel_ptxas.md, with the rows of tools/kernel_study/ptxas_table.py."""
     columns = ["model", "weights", "arch", "kernel", "threads", "registers", "stack"]
     return [
         "# What ptxas says",
@@ -23,7 +23,7 @@ def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
 
 
 def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
-    """docs/kernel_mutations.md, with the rows of tools/kernel_study/mutate_kernel.py."""
+    """Return docs/kernel_mutations.md, with the rows of tools/kernel_study/mutate_kernel.py."""
     rows = rows_of(MUTATIONS) if rows is None else rows
     unexplained = sum(not any(row[2:]) for row in rows)
     columns = ["where", "removed", "other codes or failure", "ThreadSanitizer", "if unnoticed: why"]

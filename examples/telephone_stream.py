@@ -122,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--text", default="Your table for two is ready.", help="text to say to every caller"

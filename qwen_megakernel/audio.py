@@ -79,6 +79,25 @@ def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None)
     _begin_file(Path(path), encoding, rate).unlink()
 
 
+def check_writable(path: Path, what: str) -> None:
+    """Check that a file can be written, and leave none there.
+
+    Args:
+        what: what the file is to hold, for the error.
+    Raises:
+        OutputError: the path cannot be written.
+    """
+    was_there = path.exists()
+    if was_there and not (path.is_file() or path.is_dir()):
+        return  # opening a pipe would end it for its reader
+    try:
+        path.open("a").close()
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise OutputError(f"Cannot write {what} to {path}: {error.strerror}.") from error
+
+
 def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
@@ -89,11 +108,11 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")
     if encoding != "pcm" and path.suffix.lower() != ".wav":
-        raise UsageError(f"Cannot write {path}: encoding is {encoding}, which wav alone has.")
+        raise UsageError(f"Cannot write {path}: encoding is {encoding}, which only wav has.")
     if path.suffix.lower() == ".mp3" and rate not in (None, *MP3_RATES):
         raise UsageError(
-            f"Cannot write {path}: sample_rate is {rate}, and mp3 has "
-            f"{', '.join(map(str, MP3_RATES))} alone.",
+            f"Cannot write {path}: sample_rate is {rate}, and mp3 has only "
+            f"{', '.join(map(str, MP3_RATES))}.",
             hint="wav, flac and ogg have every rate.",
         )
     target = path.resolve()

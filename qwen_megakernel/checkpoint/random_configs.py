@@ -12,7 +12,7 @@ from typing import Any
 from qwen_megakernel import PACKAGE_FOLDER
 
 FOLDER = PACKAGE_FOLDER / "assets" / "random-checkpoints"
-DIALECTS = ("beijing_dialect", "sichuan_dialect")  # languages of CustomVoice checkpoints alone
+DIALECTS = ("beijing_dialect", "sichuan_dialect")  # only CustomVoice checkpoints have them
 
 
 @dataclass(frozen=True, slots=True)

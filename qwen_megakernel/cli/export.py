@@ -71,9 +71,5 @@ def add_command(commands: Any) -> None:
         default=4,
         help="frames that the speech decoder takes in one call (default: 4)",
     )
-    add(
-        "--local-files-only",
-        action="store_true",
-        help="use only files that are on this machine; download nothing",
-    )
+    options.add_local_files_option(command)
     options.add_verbosity(command)

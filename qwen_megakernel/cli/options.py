@@ -66,11 +66,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         f"{' or '.join(DTYPES_BY_PART)}",
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    add(
-        "--local-files-only",
-        action="store_true",
-        help="use only files that are on this machine; download nothing",
-    )
+    add_local_files_option(parser)
     add(
         "--normalize",
         default="auto",
@@ -85,6 +81,15 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "pronunciation lexicon",
     )
     add_verbosity(parser)
+
+
+def add_local_files_option(parser: argparse.ArgumentParser) -> None:
+    """Add --local-files-only."""
+    parser.add_argument(
+        "--local-files-only",
+        action="store_true",
+        help="use only files that are on this machine; download nothing",
+    )
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

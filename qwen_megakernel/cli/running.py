@@ -59,14 +59,13 @@ def read_speech(
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
-    from qwen_megakernel.engine import codes_file
     from qwen_megakernel.text.cleaning import validate
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
         audio.check_path(output, encoding, sample_rate)
     if dump_codes is not None:
-        codes_file.check_path(Path(dump_codes))
+        audio.check_writable(Path(dump_codes), "codes")
     if subtitles is not None:
         check_subtitles(Path(subtitles))
     return validate(read_text(text))

@@ -168,7 +168,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
-            "--wyoming-port and --ray exclude each other: Ray Serve's proxy has HTTP alone.",
+            "--wyoming-port and --ray exclude each other: Ray Serve's proxy has only HTTP.",
             hint="Run a server without --ray for Wyoming.",
         )
     if args.access_log:

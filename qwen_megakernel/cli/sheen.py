@@ -290,11 +290,7 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_SNAC})",
     )
     add("--device", help=options.DEVICE_HELP)
-    add(
-        "--local-files-only",
-        action="store_true",
-        help="use only files that are on this machine; download nothing",
-    )
+    options.add_local_files_option(command)
     options.add_verbosity(command)
 
 

@@ -268,7 +268,7 @@ class SpeechEngine(ABC):
     def _reader(
         self, normalize: str, language: str | None, lexicon: Lexicon | None
     ) -> TextReader | None:
-        """What reads the text of a request; a model of one language is not asked which it is in."""
+        """Return the reader of a request's text; a model of one language always has that one."""
         name = (language or AUTO).strip().lower()
         own = [each for each in self.languages if each != AUTO]
         if name == AUTO and len(own) == 1:

@@ -208,7 +208,7 @@ class ContextTTSService(InProcessTTSService):
         yield None  # the audio comes through the context
 
     def _timer(self, stream: SpeechStream, start_s: float = 0.0) -> WordTimer:
-        """What times the words of a request, by what is spoken for them."""
+        """Return what times the words of a request, by what is spoken for them."""
         spoken = (lambda: stream.spoken_pieces) if stream.is_normalized else None
         return WordTimer(self._pace, start_s, spoken)
 
@@ -247,7 +247,7 @@ class ContextTTSService(InProcessTTSService):
         try:
             while (chunk := await speech.next_chunk(stream)) is not None:
                 if not len(chunk.samples):
-                    continue  # a last chunk may have the finish reason alone
+                    continue  # a last chunk may have only the finish reason
                 await self.stop_ttfb_metrics()
                 duration_s = len(chunk.samples) / chunk.sample_rate
                 if is_silent:  # the first word begins with the first audible sample

@@ -14,7 +14,7 @@ from qwen_megakernel.timing.words import count_letters, split_words
 # Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
 DEFAULT_PACE = 1 / 15
 
-# Words this far ahead of the listener are told while their text is still being spoken; later ones
+# Words this far ahead of the listener are reported while their text is being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
 LOOKAHEAD_S = 0.3
 
@@ -67,7 +67,7 @@ class WordTimer:
             self._spoken_end = len(self._letters)
 
     def due(self, made_s: float, heard_s: float) -> list[WordTime]:
-        """Words to tell now: within the audio made so far, and soon to be heard.
+        """Return the words to report now: within the audio made so far, and soon to be heard.
 
         Args:
             made_s: end of the audio so far, on the scale of `start_s`.
@@ -81,13 +81,13 @@ class WordTimer:
         return words
 
     def finish(self, made_s: float) -> list[WordTime]:
-        """All words not told yet, now that the audio is known to end at `made_s`."""
+        """Return all words not reported yet, now that the audio is known to end at `made_s`."""
         self._listen()
         pace = (made_s - self.start_s) / max(1.0, sum(self._letters))
         return [self._tell(pace) for _ in range(self._next, len(self._words))]
 
     def learned_pace(self, made_s: float) -> float:
-        """What to expect of the voice's next text, after all audio of this one."""
+        """Return the pace to expect of the voice's next text, after all audio of this one."""
         num_letters = sum(self._letters)
         if num_letters < _LEARNABLE_LETTERS:
             return self.pace
@@ -111,7 +111,7 @@ class WordTimer:
                 self._letters[place] += more
 
     def _is_next_spoken(self) -> bool:
-        """Whether the engine has taken the next word: an expression may wait for what follows."""
+        """Return whether the engine took the next word: an expression may wait for more text."""
         return self._next < len(self._words) and self._words[self._next][2] < self._spoken_end
 
     def _time(self, pace: float) -> float:
@@ -131,7 +131,7 @@ class WordTimer:
 class PlayoutClock:
     """Where a listener is, judged by what audio was sent and when. All times in seconds.
 
-    Audio plays at once, or behind what was sent before. An engine slower than speech, or a pause
+    Audio plays at once, or after what was sent before. An engine slower than speech, or a pause
     between sentences, leaves holes in it.
     """
 
@@ -142,7 +142,7 @@ class PlayoutClock:
     _kept_end_s: float = 0.0  # the same for what an interruption does not drop
 
     def begin(self, context_id: str | None, now_s: float, words_from_s: float) -> None:
-        """A context's first audio comes next; its word times count from `words_from_s`."""
+        """Begin a context, whose word times count from `words_from_s`."""
         self._context_id = context_id
         self._began_s = self._end_s = max(now_s, self._end_s)
         self.delay_s = self._began_s - words_from_s
@@ -157,9 +157,9 @@ class PlayoutClock:
             self._kept_end_s = self._end_s
 
     def cut(self, now_s: float) -> None:
-        """An interruption: what was sent and not heard yet is dropped."""
+        """Drop what was sent and not heard yet, after an interruption."""
         self._end_s = max(now_s, self._kept_end_s)
 
     def heard_s(self, context_id: str, now_s: float) -> float:
-        """How much of a context's audio the listener has heard; 0 before it is sent."""
+        """Return how much of a context's audio was heard; 0 before it is sent."""
         return max(0.0, now_s - self._began_s) if context_id == self._context_id else 0.0

@@ -85,7 +85,10 @@ class SpeechSettings(BaseModel):
     )
     volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
     loudness: float | None = Field(
-        None, ge=MIN_LOUDNESS, le=MAX_LOUDNESS, description="LUFS; with stream false alone."
+        None,
+        ge=MIN_LOUDNESS,
+        le=MAX_LOUDNESS,
+        description="LUFS of the whole speech; only with stream false.",
     )
     sample_rate: int | None = Field(
         None,
@@ -164,7 +167,7 @@ class SpeechBody(SpeechSettings):
         None, description="true: all events; false: one answer with its length."
     )
     event_format: Literal["phases"] | None = Field(
-        None, description="With stream true: events of phases alone, and the audio at the end."
+        None, description="With stream true: only events of phases, and the audio at the end."
     )
     include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 
@@ -209,7 +212,7 @@ class SessionConfig(SpeechSettings):
 def sound_options(
     body: SpeechSettings, settings: ServerSettings, sample_rate: int
 ) -> dict[str, Any]:
-    """How the speech is heard: keyword arguments for `TTSEngine.stream`.
+    """Return the keyword arguments for `TTSEngine.stream` that change the sound.
 
     Args:
         sample_rate: of the loaded model.
@@ -230,7 +233,7 @@ def sound_options(
     if body.encoding is not None and response_format != "wav":
         error = UsageError(
             f"encoding is {body.encoding} and response_format {response_format}.",
-            "Samples of wav alone can be of several kinds.",
+            "Only wav can hold samples of several kinds.",
             "response_format ulaw and alaw are their raw samples, pcm those of 16 bits.",
         )
         raise ApiError.about("encoding", error)

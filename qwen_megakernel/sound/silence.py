@@ -77,7 +77,7 @@ class Edges:
         return np.concatenate([np.empty(0, np.float32), *heard])
 
     def _begin(self) -> np.ndarray:
-        """The silence that is heard before a sound."""
+        """Return the silence that is heard before a sound."""
         if not self._has_begun:
             self._cut()
             self._has_begun = True
@@ -95,7 +95,7 @@ class Edges:
         self._silence = self._silence[num_cut:]
 
     def _let_out(self) -> np.ndarray:
-        """The held silence, as far as it may be heard though no sound should follow."""
+        """Return the held silence, as much as may be heard even if no sound follows."""
         count = len(self._silence)
         if self._trailing is not None:
             count = min(count, self._trailing - self._num_silent)
@@ -151,6 +151,6 @@ class HighPass:
 
 
 def _loud_blocks(samples: np.ndarray, block: int) -> np.ndarray:
-    """Whether each block of `samples` has sound: [num_blocks] bool."""
+    """Return whether each block of `samples` has sound: [num_blocks] bool."""
     blocks = samples.reshape(-1, block)
     return np.square(blocks, dtype=np.float64).mean(axis=1) > _SILENT

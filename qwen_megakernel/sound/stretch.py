@@ -2,7 +2,7 @@
 
 The output is a sum of segments of the input under a window, one put down every `HOP_S`. They come
 from places of the input that lie `speed` times as far apart; but each is taken up to `REACH_S`
-before or behind its place, where the input is most like what followed the segment before it. There
+before or after its place, where the input is most like what followed the segment before it. There
 the waveform goes on as if nothing had been left out or said twice, so the pitch stays.
 
 Source: W. Verhelst, M. Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for

@@ -32,7 +32,7 @@ class Loudness:
         self._rows.append(np.stack([10 * np.log10(power), sharpness], axis=1))
 
     def rows(self) -> np.ndarray:
-        """All features so far, [num_hops, NUM_FEATURES]; another thread may `add` meanwhile."""
+        """Return all features so far, [num_hops, NUM_FEATURES]; another thread may `add` more."""
         so_far = self._rows[:]
         if not so_far:
             return np.empty((0, NUM_FEATURES), np.float32)

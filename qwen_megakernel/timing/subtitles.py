@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from qwen_megakernel.audio import check_writable
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.timing.words import Segment, TimedWord
 
@@ -38,15 +39,7 @@ def check_path(path: Path) -> None:
         raise UsageError(
             f"Cannot write subtitles to {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}."
         )
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # the reader of a pipe would take this for its end
-    was_there = path.exists()
-    try:
-        path.open("a").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write subtitles to {path}: {error.strerror}.") from error
+    check_writable(path, "subtitles")
 
 
 def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -> None:
@@ -64,7 +57,7 @@ def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -
 
 
 def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Caption]:
-    """A caption for each sentence; of a long one several, cut between words."""
+    """Return a caption for each sentence; a long one has several, cut between words."""
     found: list[Caption] = []
     place = 0
     for segment in segments:
@@ -85,7 +78,7 @@ def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Ca
 
 
 def _cuts(words: Sequence[TimedWord], segment: Segment) -> Iterator[tuple[int, int]]:
-    """Which words of a sentence are in one caption: pieces of about equal length."""
+    """Divide the words of a sentence among captions of about equal length."""
     seconds, length = segment.end - segment.start, len(segment.text)
     count = max(math.ceil(length / _CAPTION_CHARS), math.ceil(seconds / _CAPTION_S), 1)
     begin, most = 0, length / count + min(_LINE_CHARS, 2 * length / count) / 4

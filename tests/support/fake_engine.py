@@ -226,7 +226,7 @@ class FakeStream:
         return heard
 
     async def _next(self) -> AudioChunk:
-        """The next chunk, as an engine makes it."""
+        """Make the next chunk, as an engine does."""
         if self._over:
             raise StopAsyncIteration
         if self._due is None:

@@ -96,7 +96,7 @@ SANITIZED_ENVIRONMENT = {
 
 
 def sanitized_config(talker_head_dim: int = 64) -> ModelConfig:
-    """The model of sanitized.cu: its prompt is two chunks of attention, in float32 and in bf16."""
+    """Return the model of sanitized.cu, whose prompt is two chunks of attention in either dtype."""
     return small_config(
         talker={"head_dim": talker_head_dim}, predictor={"hidden_size": 96, "head_dim": 48}
     )
@@ -151,7 +151,7 @@ def lose_a_block(decoder: Any) -> None:
 
 
 def is_clean(decoder: Any) -> bool:
-    """Whether every launch that has ended left its control block and its tickets as they were."""
+    """Return whether ended launches left their control block and tickets as they were."""
     controls = decoder._buffers.controls
     return len(controls.free) == len(controls) and not (
         controls.words.any() or controls.tickets.any()

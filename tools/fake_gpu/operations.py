@@ -171,7 +171,7 @@ class _Operation:
         raise NotImplementedError(f"{self._exact}: both changes its arguments and returns others")
 
     def _waits(self, args: tuple, options: dict) -> bool:
-        """Whether a GPU would be waited for, to learn a size or to copy an index."""
+        """Return whether a GPU would wait here, to learn a size or to copy an index."""
         for x in pytree.tree_leaves((args, options)):
             if isinstance(x, Tensor) and x.device.type == "cpu" and x.dim():
                 return True

@@ -246,7 +246,7 @@ def report(result: dict[str, Any], folder: Path) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether nvidia-smi lists a GPU."""
+    """Return whether nvidia-smi lists a GPU."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except OSError:

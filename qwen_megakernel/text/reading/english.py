@@ -141,7 +141,7 @@ class English(Language):
         return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
-        """ "5, 2026" behind the name of a month."""
+        """ "5, 2026" after the name of a month."""
         is_month = before.lower().strip("*_(\"'.") in self.month_forms
         if not is_month or not 1 <= int(match["d"]) <= 31:
             return None
@@ -177,7 +177,7 @@ class English(Language):
     # ---- other numbers ---------------------------------------------------------------------------
 
     def roman(self, match: re.Match[str], before: str) -> str | None:
-        """Return a numeral behind a name or a title: "Henry VIII", "Chapter IV"."""
+        """Return a numeral after a name or a title: "Henry VIII", "Chapter IV"."""
         if not before[:1].isupper() or before.isupper() or not before.isalpha():
             return None
         number = roman_number(match[0])
@@ -186,7 +186,7 @@ class English(Language):
 
 
 def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
-    """A title where a name follows, a street where one stands before and none follows."""
+    """Read a title if a name follows, and a street if one precedes and none follows."""
     rest = match.string[match.end() :]
     is_name_next = re.match(r"\s+[\"'“]?[A-Z]", rest) is not None
     is_name_before = before[:1].isupper() and before[-1:].isalpha()

@@ -60,7 +60,7 @@ class Lexicon:
             if number > MAX_ENTRIES:
                 raise UsageError(
                     f"{where} has more than {MAX_ENTRIES} entries.",
-                    hint="Give the words of this text alone.",
+                    hint="Give only the words of this text.",
                 )
             place = f"line {entry.line}" if entry.line else f"entry {number}"
             _check(entry, f"{where}, {place}")
