@@ -56,7 +56,7 @@ def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
     ("options", "message"),
     [
         (("--stdout",), "--stdout and --encoding ulaw exclude each other."),
-        (("-o", "a.flac"), "encoding is ulaw, which wav alone has."),
+        (("-o", "a.flac"), "encoding is ulaw, which only wav has."),
     ],
 )
 def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeypatch, capsys):
