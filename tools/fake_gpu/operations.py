@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-_runtime = ctypes.CDLL(None)  # runtime.cpp, which was loaded before everything else
+_runtime = ctypes.CDLL(None)  # the runtime, which was loaded before everything else
 _runtime.fake_is_capturing.argtypes = [ctypes.c_void_p]
 _runtime.fake_record.argtypes = [ctypes.c_void_p, ctypes.c_int]
 _runtime.fake_finish.argtypes = [ctypes.c_void_p]
