@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
         heard = Heard(rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
-        finally:  # this keeps the codes of what was spoken until Ctrl-C, too
+        finally:  # the codes of what was spoken are written after a Ctrl-C, too
             if args.dump_codes and heard.codes:
                 codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:

@@ -212,8 +212,8 @@ def configs() -> dict[str, ModelConfig]:
 def calculated() -> list[str]:
     """Calculate bytes and floors from the config and the GPUs' data sheets."""
     lines = paragraph(
-        "A floor is the time that the memory alone demands. Barriers, starting kernels and the "
-        "host come on top; `benchmarks/LOG.md` has what is expected of them and what came of each "
+        "A floor is the time that reading memory takes. Barriers, starting kernels and the host "
+        "come on top; `benchmarks/LOG.md` records what was expected of them and the result of each "
         "experiment."
     )
     lines += ["", "Weights that one frame reads, whatever the number of streams:", ""]

@@ -25,7 +25,7 @@ class Recipe:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The file of all other dimensions: config.json of a CustomVoice, and its codec's."""
+        """The file with all other dimensions: config.json of a CustomVoice model and its codec."""
         return read_json("tiny" if self.hidden_size < 1024 else "released")
 
 

@@ -268,7 +268,7 @@ def check_speech(args: argparse.Namespace) -> None:
     if args.voice is None:
         return
     if args.voice_sample is not None:
-        raise UsageError("--voice and --voice-sample exclude each other.")
+        raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(

@@ -161,19 +161,19 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `ray_serve.application` for the options of `serve`.
 
     Raises:
-        UsageError: options exclude each other.
+        UsageError: options cannot be combined.
         MissingPackageError: Ray is not installed.
     """
     with _packages_of("ray"):
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
-            "--wyoming-port and --ray exclude each other: Ray Serve's proxy has only HTTP.",
+            "--wyoming-port and --ray cannot be combined: Ray Serve's proxy has only HTTP.",
             hint="Run a server without --ray for Wyoming.",
         )
     if args.access_log:
         raise UsageError(
-            "--access-log and --ray exclude each other: Ray Serve has a log of its own.",
+            "--access-log and --ray cannot be combined: Ray Serve has a log of its own.",
             hint="Look under logs/serve of Ray's session.",
         )
     for name in ("model", "voices"):  # replicas have working folders of their own

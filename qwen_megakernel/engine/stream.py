@@ -82,7 +82,7 @@ class StreamState:
 
     request: SpeechRequest
     prompt_ids: TextIds  # each part replaces the body
-    wake: Callable[[], None]  # makes the engine's thread look again
+    wake: Callable[[], None]  # makes the engine's thread check the streams again
     interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
     sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)

@@ -170,7 +170,10 @@ def check_status(status: int, what: str, hint: str) -> None:
     if status == OUT_OF_MEMORY:
         raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
     if status == NO_THREADS:
-        raise GenerationError(f"{what}: the system refuses a thread.")
+        raise GenerationError(
+            f"{what}: the system refuses a thread.",
+            hint="Use fewer threads, or raise the limit of processes (ulimit -u).",
+        )
     if status != DONE:
         raise GenerationError(f"{what} failed: native code returned status {status}.")
 

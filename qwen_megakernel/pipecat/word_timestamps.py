@@ -131,8 +131,8 @@ class WordTimer:
 class PlayoutClock:
     """Where a listener is, judged by what audio was sent and when. All times in seconds.
 
-    Audio plays at once, or after what was sent before. An engine slower than speech, or a pause
-    between sentences, leaves holes in it.
+    Audio plays at once, or after what was sent before. There are gaps between
+    sentences, and where the engine is slower than speech.
     """
 
     delay_s: float = 0.0  # how much later the next sample is heard than its words were set for

@@ -247,8 +247,8 @@ def sound_options(
     rates = SAMPLE_RATES.get(response_format, (rate,))
     if rate not in rates:
         error = UsageError(
-            f"sample_rate is {rate} and response_format {response_format}, which has "
-            f"{', '.join(map(str, rates))} alone.",
+            f"sample_rate is {rate} and response_format {response_format}, which has only "
+            f"{', '.join(map(str, rates))}.",
             hint="wav, pcm, flac, ulaw and alaw have every rate.",
         )
         raise ApiError.about("sample_rate", error)
@@ -270,7 +270,7 @@ async def engine_options(
         voices: the engine's voices.
         model_name, sample_rate: the loaded model's.
     Raises:
-        ApiError: 404, the model is not loaded; 400, values exclude each other.
+        ApiError: 404, the model is not loaded; 400, values contradict each other.
         QwenTTSError: the voice or its recording is refused.
     """
     if body.model is not None:

@@ -70,7 +70,7 @@ class ServerSettings:
         if rates and self.sound.sample_rate not in (None, *rates):
             raise UsageError(
                 f"sample_rate is {self.sound.sample_rate} and the default format "
-                f"{self.default_format}, which has {', '.join(map(str, rates))} alone."
+                f"{self.default_format}, which has only {', '.join(map(str, rates))}."
             )
         if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
             raise UsageError(

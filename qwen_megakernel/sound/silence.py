@@ -1,7 +1,7 @@
 """Silence at the edges of a speech: how much is heard before its first sound, and after its last.
 
-A block of samples is silent if its energy is low, or if those of both its neighbours are: one block
-alone is a tick. Silence is held back until sound shows that it is none of the edges.
+A block of samples is silent if its energy is low, or if that of both its neighbours is: a single
+loud block is a click. Silence is held back until the sound after it shows that it is no edge.
 """
 
 import numpy as np

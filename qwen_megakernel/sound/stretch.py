@@ -119,7 +119,7 @@ class Stretch:
             self._input, self._origin = self._input[index - self._origin :], index
 
     def _give(self, num_heard: int) -> np.ndarray:
-        """Give out the output up to `num_heard` samples in all, as far as it is there."""
+        """Return the output up to `num_heard` samples in all, as much of it as exists."""
         count = max(0, num_heard - self._num_given)
         given, self._output = self._output[:count], self._output[count:]
         self._num_given += len(given)

@@ -17,7 +17,7 @@ class Loudness:
         self.seconds_per_hop = 1 / HOPS_PER_SECOND
 
     def add(self, samples: np.ndarray, rate: int) -> None:
-        """Look at the next samples: [num_samples] int16."""
+        """Compute the features of the next samples, [num_samples] int16."""
         hop = max(1, rate // HOPS_PER_SECOND)
         self.seconds_per_hop = hop / rate
         sound = np.concatenate([self._left, samples.astype(np.float32) / 32768])

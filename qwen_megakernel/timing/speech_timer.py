@@ -130,7 +130,7 @@ class SpeechTimer:
         return self._as_settled(found)
 
     def segments(self, written: str, pieces: Sequence[Piece]) -> list[Segment]:
-        """Return the sentences heard so far, the last one as far as it was heard."""
+        """Return the sentences heard so far; the last one may be incomplete."""
         return _segments(written, self.words(written, pieces))
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:

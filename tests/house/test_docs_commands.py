@@ -45,7 +45,6 @@ NOT_RUN = {
     r"python -m qwen_megakernel serve": "serves until it is ended; tests/server does",
     r"python -m qwen_megakernel speak .*--backend": "downloads a model",
     "python benchmarks/load_test": "needs a server, and minutes",
-    "python benchmarks/measure.py texts": "minutes; tests/benchmarks/measures runs it at toy size",
     "tools/gpu_check.sh": "needs a GPU; tests/tools runs its steps by emulation",
     "python benchmarks/pages.py": "writes pages; tests/benchmarks/test_pages.py runs it",
     "python -m tools.demo_voice": "takes hours; tests/tools/test_demo_voice_tools.py runs it small",

@@ -6,7 +6,7 @@ from qwen_megakernel.text.reading.language import Language, Rules, roman_number
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # of a whole that have names; 120/80 is "over"
+_MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
 _NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict

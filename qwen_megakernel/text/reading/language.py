@@ -135,7 +135,7 @@ class Language:
     decimal = "."  # the mark before decimals; the other one of "." and "," groups digits
     decimals_are_a_number = False  # else each is said by itself
     ENDINGS = ""  # by the gender of what is counted: expressions, and what they become
-    DIGITS = ""  # the ten of them, where one alone is said otherwise than a number
+    DIGITS = ""  # the ten digits, if a single one is read differently from a number
     PARTS = ""  # of a whole, by the number below the line
     parts_form = "{bottom} {top}"  # a fraction of other parts
     ordinal_marks = r"(?!)"  # what follows the digits of an ordinal, as an expression

@@ -39,7 +39,7 @@ class Entry:
     respelling: str
     language: str | None = None  # None: all of them
     is_exact: bool = False  # upper and lower case count
-    line: int | None = None  # of the file that it stands in
+    line: int | None = None  # the entry's line in its file
 
 
 class Lexicon:
