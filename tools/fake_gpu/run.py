@@ -4,8 +4,9 @@
 This needs PyTorch's CUDA build (which `pip install torch` installs on most machines), its Python
 first on the PATH, nm and a C++ compiler. runtime.cpp and the files beside it take the place of the
 CUDA runtime; tensors on "cuda" lie in host memory, the CPU does the operations on them, and the
-frame kernel is its emulation. So all of the project's code that only a GPU executes is executed: uploads, downloads,
-graphs, captures. It proves nothing about speed, nor about PyTorch's own kernels.
+frame kernel is its emulation. So all of the project's code that only a GPU executes is executed:
+uploads, downloads, graphs, captures. It proves nothing about speed, nor about PyTorch's own
+kernels.
 """
 
 import hashlib
