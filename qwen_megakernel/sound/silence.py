@@ -33,7 +33,7 @@ class Edges:
         self._was_loud = False  # the last block before
         self._silence = np.empty(0, np.float32)  # held back
         self._num_cut = 0  # samples before the first sound
-        self._num_silent = 0  # given out since the last sound
+        self._num_silent = 0  # samples of silence returned since the last sound
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """See `chain.Step`."""

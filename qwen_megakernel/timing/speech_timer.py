@@ -57,7 +57,7 @@ class _Heard:
 
 
 class SpeechTimer:
-    """Times of one stream's words. One thread may `hear` while another asks.
+    """Times of one stream's words. One thread may call `hear` while another one asks for times.
 
     Args:
         parts: those that the engine has begun, in order; the engine appends to them.
@@ -135,7 +135,7 @@ class SpeechTimer:
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
         """Return the words and sentences settled since the last call; they never change."""
-        is_over = self._is_over  # looked at before the words are: more may be heard meanwhile
+        is_over = self._is_over  # read before the words, because more may be heard meanwhile
         if not self._is_look_due(is_over):
             return [], []
         limit_s = self._settled_s()

@@ -170,7 +170,7 @@ class Language:
     FINAL = ""  # abbreviations that may end a sentence
     SYMBOLS: str
     WEB: str  # characters of addresses
-    OPENS = ""  # words, as written, that the next word says how to read
+    OPENS = ""  # words, as written, whose reading depends on the next word
     FOLLOWERS = ""  # other words, in lower case, that go with a number
     space = " "  # between words
     letters_follow = False  # whether words are written after digits without a space
