@@ -79,25 +79,6 @@ def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None)
     _begin_file(Path(path), encoding, rate).unlink()
 
 
-def check_writable(path: Path, what: str) -> None:
-    """Check that a file can be written, and leave none there.
-
-    Args:
-        what: what the file is to hold, for the error.
-    Raises:
-        OutputError: the path cannot be written.
-    """
-    was_there = path.exists()
-    if was_there and not (path.is_file() or path.is_dir()):
-        return  # opening a pipe would end it for its reader
-    try:
-        path.open("a").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write {what} to {path}: {error.strerror}.") from error
-
-
 def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():

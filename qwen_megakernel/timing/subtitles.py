@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from qwen_megakernel.audio import check_writable
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.output_files import check_writable
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 FORMATS = (".srt", ".vtt", ".json")
