@@ -1,5 +1,6 @@
 """tools/gpu_check: steps that fail or hang do not stop the others; a bare machine is enough."""
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -9,6 +10,9 @@ import re
 import subprocess
 import sys
 import time
+import venv
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -16,6 +20,8 @@ from unittest.mock import Mock, call
 import kernel_models as k
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import validate_kernel
 from benchmarks import performance_page
@@ -35,8 +41,10 @@ from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 
-# A machine with a GPU may lack these.
-ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
+# All that a machine with a GPU must have, as the head of gpu_check.sh says, and what the steps use
+# where it is there.
+PROMISED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub")
+BARE = (*PROMISED, "ninja", "pytest", "pytest-timeout")
 
 ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
 ENGINE_SECONDS = 20  # time to start a script and load an engine of 256 slots
@@ -233,6 +241,7 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
     (folder / "old.tar.xz").write_text("of other sources")
     assert carry.main() == 0
     names = {path.name for path in folder.iterdir()}
+    names.remove(carried.VERSION)
     assert len(names) > len(VARIANTS) and "old.tar.xz" not in names
     monkeypatch.setattr(carry, "MOST_MB", 0.0)
     assert carry.main() == 1
@@ -255,6 +264,33 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
     for model, defines in itertools.product((SMALL, BIG), VARIANTS.values()):
         target = build.Target("sm_90a", "bfloat16", defines=tuple(defines.items()))
         build.build(parse_model_config(model_config(model)), target)
+
+
+@pytest.mark.parametrize(
+    ("there", "answers"),
+    [
+        ("release 13.0, V13.0.48", "release 13.0, V13.0.88"),
+        ("release 12.9, V12.9.41", "release 12.9, V12.9.41"),
+    ],
+)
+def test_libraries_of_another_build_of_the_same_nvcc_are_found(
+    gpu_check, run, monkeypatch, tmp_path, there, answers
+):
+    """A machine may have 13.0.48 where 13.0.88 compiled; any other call still reaches its nvcc."""
+    folder, nvcc = tmp_path / "carried", tmp_path / "there" / "nvcc"
+    carried.pack([], folder, "release 13.0, V13.0.88\n")
+    nvcc.parent.mkdir()
+    nvcc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{there}" || echo "compiles $*"\n')
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(carried, "CARRIED", folder)
+    ask = 'subprocess.run("nvcc --version; nvcc -c --version; nvcc -O3 a.cu", shell=True)'
+    _, result = run("--emulation", "--steps", "build", then=ask)
+    said = (tmp_path / "out" / "log.txt").read_text().splitlines()[-3:]
+    assert said == [answers, "compiles -c --version", "compiles -O3 a.cu"]
+    assert result["nvcc"] == there
+    assert result.get("carried_nvcc") == (answers if answers != there else None)
+    assert os.environ["PATH"].startswith(f"{nvcc.parent}:")
 
 
 @pytest.mark.ci
@@ -416,12 +452,49 @@ def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     assert "No GPU" in capsys.readouterr().out
 
 
-def bare_machine(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the packages of `ABSENT` cannot be imported."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nfor name in {ABSENT}:\n    sys.modules[name] = None\n"
+def distributions(names: Iterable[str]) -> Iterator[metadata.Distribution]:
+    """Yield these installed distributions and all that they require, each once."""
+    seen, wanted = set(), list(names)
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # not of this platform
+            found = metadata.distribution(name)
+            requirements = map(Requirement, found.requires or ())
+            wanted += [
+                r.name for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})
+            ]
+            yield found
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment in which nothing is installed but `BARE`."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for distribution in distributions(BARE):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:  # one that several share, as nvidia, is there whole
+            link = packages / top
+            if not link.exists():
+                link.symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    return str(folder / "bin" / "python")
+
+
+def test_a_bare_machine_has_what_the_program_promises_and_nothing_else(bare_python):
+    head = (ROOT / "tools" / "gpu_check.sh").read_text().split("set -eu")[0]
+    promised = re.search(r"a Python with (.*?);", " ".join(head.split()))[1]
+    assert re.split(r", | and ", promised) == [name.replace("-", "_") for name in PROMISED]
+    hidden = ("soundfile", "soxr", "pipecat", "sentence_stream", "num2words", "transformers")
+    hidden += ("fastapi", "uvicorn", "pydantic", "psutil", "aiohttp", "matplotlib", "qwen_tts")
+    program = "from importlib.util import find_spec as f; import sys; print(*map(f, sys.argv[1:]))"
+    done = subprocess.run(
+        [bare_python, "-c", program, *hidden], capture_output=True, text=True, cwd=ROOT / "docs"
     )
-    return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    assert done.stdout.split() == ["None"] * len(hidden), done.stdout + done.stderr
 
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -448,12 +521,12 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         ),
     ],
 )
-def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
+def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, bare_python, which, steps):
     command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
     done = subprocess.run(
         [*command, "--steps", steps],
         cwd=ROOT,
-        env=bare_machine(tmp_path) | {"PYTHON": sys.executable},
+        env=os.environ | {"PYTHON": bare_python, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
