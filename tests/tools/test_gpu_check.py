@@ -22,6 +22,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tolerances import nearly
 
 import validate_kernel
 from benchmarks import performance_page
@@ -311,6 +312,31 @@ def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ(
         assert all(re.search(rf"\b{name}\b", sources) for name in defines), defines
     assert len({tuple(defines.items()) for defines in VARIANTS.values()}) == len(VARIANTS)
     assert next(iter(VARIANTS.values())) == {}  # the others are compared with this
+
+
+def test_the_vocoder_is_timed_with_float32_products_and_with_tf32(monkeypatch, tmp_path):
+    seen = []
+
+    def chunk_ms(vocoder, codes, rounds):
+        precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        seen.append((*precision, *codes.shape[:2]))
+        samples = torch.tensor([3.0, 4.0], dtype=torch.float64)
+        return samples * (1.001 if precision[1] else 1), [7.0, 5.0, 6.0]
+
+    monkeypatch.setattr(speed, "GraphVocoder", Mock())
+    monkeypatch.setattr(speed, "chunk_ms", chunk_ms)
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        rows = speed.vocoder_times(Context(True, 0.0, tmp_path / "result.json"))["rows"]
+    finally:
+        compare.forbid_reduced_precision()
+        torch.backends.cudnn.allow_tf32 = allowed
+    settings = [("highest", False), ("high", True)]
+    shapes = speed.VOCODER_CHUNKS[:2]
+    assert seen == [(*setting, *shape) for shape in shapes for setting in settings]
+    assert [row["products"] for row in rows] == ["float32", "TF32"] * 2
+    assert [row["relative_rms_error"] for row in rows] == nearly([0, 0.001] * 2)
+    assert all((row["ms"], row["best_ms"]) == (6, 5) for row in rows)
 
 
 def listening_seconds(listeners: int) -> float:
