@@ -267,6 +267,13 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
         build.build(parse_model_config(model_config(model)), target)
 
 
+def test_the_checkout_and_as_much_as_may_be_packed_travel_together():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    names = filter(None, listed.stdout.split("\0"))  # none in a copy without git's history
+    checkout = sum((ROOT / name).stat().st_size for name in names if (ROOT / name).exists())
+    assert checkout + carry.MOST_MB * 1e6 < 64 * 2**20
+
+
 @pytest.mark.parametrize(
     ("there", "answers"),
     [
