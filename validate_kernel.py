@@ -22,7 +22,7 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -164,14 +164,14 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--model", default="tiny-random", help="model to load: hub id, folder or built-in name"
     )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--steps",
-        type=options.at_least(1),
+        type=parsing.at_least(1),
         help=f"codec frames to compare in each table (default: {FULL_STEPS}, or "
         f"{EMULATED_STEPS} where the kernel is emulated)",
     )
@@ -216,4 +216,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
-from qwen_megakernel.cli import options, speak
+from qwen_megakernel.cli import options, parsing, speak
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -185,7 +185,7 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 
 
 def _add_prepare(sheen: Any) -> None:
-    command = options.new_command(sheen, "prepare", prepare, "encode recordings for training")
+    command = parsing.new_command(sheen, "prepare", prepare, "encode recordings for training")
     add = command.add_argument
     add("dataset", metavar="DIR", help="folder with metadata.csv (id|phonemes) and wav/")
     add(
@@ -204,7 +204,7 @@ def _add_prepare(sheen: Any) -> None:
 
 
 def _add_train(sheen: Any) -> None:
-    command = options.new_command(sheen, "train", train, "train a voice")
+    command = parsing.new_command(sheen, "train", train, "train a voice")
     add = command.add_argument
     _add_training_options(command)
     add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
@@ -213,7 +213,7 @@ def _add_train(sheen: Any) -> None:
 
 
 def _add_infer(sheen: Any) -> None:
-    command = options.new_command(sheen, "infer", infer, "speak with a voice")
+    command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
     add = command.add_argument
     add("text", help="text to speak; - reads standard input")
     add("--model", required=True, metavar="DIR", help="folder of the trained voice")
@@ -247,7 +247,7 @@ def _add_infer(sheen: Any) -> None:
 def _add_verify(sheen: Any) -> None:
     command = sheen.add_parser("verify", help="check a dataset, a voice, a codec or training")
     verify = command.add_subparsers(required=True)
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "dataset", verify_dataset, "check every line of a dataset"
     )
     add = command.add_argument
@@ -256,7 +256,7 @@ def _add_verify(sheen: Any) -> None:
     add("--max-length", type=int, default=1024, help="tokens per sequence (default: 1024)")
     options.add_verbosity(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify,
         "tokenizer",
         verify_tokenizer,
@@ -265,12 +265,12 @@ def _add_verify(sheen: Any) -> None:
     command.add_argument("model", metavar="DIR", help="folder of the trained voice")
     options.add_verbosity(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "snac", verify_snac, "check that the SNAC codec encodes, decodes and streams"
     )
     _add_snac_options(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "training", verify_training, "check training on two samples"
     )
     _add_training_options(command)

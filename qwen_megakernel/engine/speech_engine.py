@@ -252,6 +252,7 @@ class SpeechEngine(ABC):
             parts=deque(encoded.whole_parts()),
             planned_parts=len(encoded.parts) or None,
             watch=TextWatch(self._read_languages),
+            heard=HeardChunks(chain) if chain else None,
         )
         state.warn(request.sampling.cold_warnings(self._sampling))
         if text is not None:
@@ -259,11 +260,10 @@ class SpeechEngine(ABC):
         if reader:
             state.warn(reader.take_warnings())
         loop.submit(state)
-        heard = HeardChunks(chain) if chain else None
         if not text_open:
-            return SpeechStream(state, self, None, reader, text, heard, self._workers)
+            return SpeechStream(state, self, None, reader, text, self._workers)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader, None, heard, self._workers)
+        return SpeechStream(state, self, cutter, reader, None, self._workers)
 
     def _reader(
         self, normalize: str, language: str | None, lexicon: Lexicon | None

@@ -7,6 +7,7 @@ the stream, so an abandoned loop never keeps a slot.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -96,7 +97,8 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    delivered_s: float = 0.0  # seconds for which the reader can play what it was given
+    heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
+    delivered_s: float = 0.0  # seconds of the samples that the reader was given
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
     warnings: list[str] = field(default_factory=list)  # about the text and the options
 
@@ -119,7 +121,7 @@ class StreamState:
     ) -> None:
         """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
         start_s = self.delivered_s
-        self.delivered_s += len(samples) / self.sample_rate / self.request.sound.speed
+        self.delivered_s += len(samples) / self.sample_rate
         self.outbox.put(
             AudioChunk(
                 samples=samples,
@@ -132,6 +134,24 @@ class StreamState:
                 start_s=start_s,
             )
         )
+
+    def lead_s(self) -> float:
+        """Seconds until a reader that plays from its first sample on has nothing left to play.
+
+        Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
+        knows what has been heard, which silence that it cuts or holds back is not; of chunks that
+        the reader has not taken yet, all is expected to be heard.
+        """
+        if self.heard is None:
+            begun_ms = self.timings.get("first_chunk")
+            if begun_ms is None:
+                return -math.inf
+            return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
+        progress = self.heard.progress
+        untaken_s = (self.delivered_s - progress.made_s) / self.request.sound.speed
+        if progress.begun is None:
+            return untaken_s or -math.inf
+        return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request was made."""
@@ -158,7 +178,6 @@ class SpeechStream:
         cutter: PartCutter | None = None,
         reader: TextReader | None = None,
         written: str | None = None,
-        heard: HeardChunks | None = None,
         workers: Executor | None = None,
     ) -> None:
         self._state = state
@@ -167,7 +186,7 @@ class SpeechStream:
         self._reader = reader  # None: the text is spoken as it is written
         self._written = [written or ""]  # the user's text so far
         self._timer = SpeechTimer(state.spoken_parts)
-        self._heard = heard  # None: the samples are heard as the engine makes them
+        self._heard = state.heard
         self._workers = workers  # make what a coroutine hears; None: those of its event loop
         self._working: asyncio.Future[AudioChunk | None] | None = None  # on what is heard
         self._over = False
@@ -399,6 +418,7 @@ class Speech:
         Args:
             encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
+            UsageError: there is no such format or encoding, or it has not the sample rate.
             OutputError: the path cannot be written.
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding)

@@ -17,6 +17,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
+from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
@@ -112,27 +113,26 @@ class MegakernelTTSService(ContextTTSService):
             ModelFilesError: The model cannot be loaded.
         """
         self._check_arguments(model_path, engine, settings, kwargs)
-        SoundOptions(sample_rate=sample_rate)  # refused before a model is loaded
+        SoundOptions(sample_rate=sample_rate)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
                 f"{engine_timeout_s}; the first must be longer."
             )
         self._owned_engine: SpeechEngine | None = None
+        self._chunking: dict[str, Any] = {
+            "first_chunk_frames": first_chunk_frames,
+            "chunk_frames": chunk_frames,
+        }
+        self._check_values(self._stored(settings, model_path))  # before a model is loaded
         if engine is None:
             from qwen_megakernel import families  # brings torch
 
             engine = self._owned_engine = families.load_engine(model_path)
         self._voices = dict(voices or {})
         self._unspoken: set[Language] = set()  # languages that a warning has named
-        self._chunking: dict[str, Any] = {
-            "first_chunk_frames": first_chunk_frames,
-            "chunk_frames": chunk_frames,
-        }
 
-        store = self.Settings.defaults(engine.files.name)
-        if settings is not None:
-            store.apply_update(settings)
+        store = self._stored(settings, engine.files.name)
         store.language = as_language(store.language)
         super().__init__(
             engine=engine,
@@ -182,6 +182,16 @@ class MegakernelTTSService(ContextTTSService):
             hint = HINTS.get(name, in_settings if name in known else "")
             raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
 
+    @classmethod
+    def _stored(
+        cls, settings: MegakernelTTSSettings | None, model: str | None
+    ) -> MegakernelTTSSettings:
+        """Return the settings of a service, with the defaults of those that are not given."""
+        store = cls.Settings.defaults(model or DEFAULT_MODEL)
+        if settings is not None:
+            store.apply_update(settings)
+        return store
+
     def can_generate_metrics(self) -> bool:
         """Return True: the service reports metrics."""
         return True
@@ -228,10 +238,20 @@ class MegakernelTTSService(ContextTTSService):
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Return the voice of these settings; raises an error if a request of them would fail."""
-        options = settings.stream_options
-        name = options["voice"]
+        name = settings.stream_options["voice"]
         voice = self._engine.find_voice(self._voices.get(name, name))
-        resolve_language(options["language"], self._engine.languages)
+        resolve_language(settings.stream_options["language"], self._engine.languages)
+        self._lexicon = self._check_values(settings)
+        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
+            logger.warning(
+                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
+                "speak. TOKEN mode speaks it sentence by sentence."
+            )
+        return voice
+
+    def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
+        """Return the lexicon of these settings; raises `UsageError` for one that no model takes."""
+        options = settings.stream_options
         SpeechRequest(
             text=None,
             sampling=Sampling().override(**settings.sampling_knobs),
@@ -242,13 +262,7 @@ class MegakernelTTSService(ContextTTSService):
             **self._chunking,
         )
         check_normalize(settings.normalize or AUTO)
-        self._lexicon = Lexicon.of(settings.lexicon)
-        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
-            logger.warning(
-                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
-                "speak. TOKEN mode speaks it sentence by sentence."
-            )
-        return voice
+        return Lexicon.of(settings.lexicon)
 
     async def _rotate_turn(self) -> None:
         """End the current turn's request; the rest of the turn goes to a new context."""

@@ -222,7 +222,8 @@ def sound_options(
             error = UsageError(
                 f"loudness is {body.loudness:g}, and the speech is streamed.",
                 "It is that of a whole speech, which is known at its end.",
-                "Say stream false, or volume, in dB.",
+                ("Say stream false, or " if isinstance(body, SpeechBody) else "Say ")
+                + "volume, in dB.",
             )
             raise ApiError.about("loudness", error)
         check_loudness(body.loudness)

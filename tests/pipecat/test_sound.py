@@ -98,7 +98,17 @@ def test_what_can_never_work_is_refused_at_the_start(arguments, message):
         service(FakeEngine(), **arguments)
 
 
-def test_a_sample_rate_that_cannot_work_is_refused_before_a_model_is_loaded(monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sample_rate": 1}, "sample_rate is 1;"),
+        ({"settings": Settings(speed=9)}, "speed is 9;"),
+        ({"settings": Settings(temperature=0)}, "temperature is 0"),
+        ({"settings": Settings(lexicon={"": "a"})}, "lexicon"),
+        ({"first_chunk_frames": 0}, "first_chunk_frames is 0"),
+    ],
+)
+def test_what_can_never_work_is_refused_before_a_model_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UsageError, match="sample_rate is 1;"):
-        MegakernelTTSService(sample_rate=1)
+    with pytest.raises(UsageError, match=message):
+        MegakernelTTSService(**arguments)

@@ -1,6 +1,6 @@
 """What is read of ptxas' reports, and what a run of some builds leaves of the page."""
 
-from benchmarks import pages
+from benchmarks import kernel_pages
 from qwen_megakernel.decoders.kernel import build
 from tools.kernel_study import ptxas_table as tool
 
@@ -36,7 +36,7 @@ def test_a_run_of_some_builds_replaces_their_rows_and_no_others(monkeypatch):
         for a in build.ARCHITECTURES
     ]
     page.append(["random-0.6b", "bf16", "sm_70", "step", "of an architecture that is gone"])
-    monkeypatch.setattr(pages, "rows_of", lambda name: page)
+    monkeypatch.setattr(kernel_pages, "rows_of", lambda name: page)
     made = [["random-0.6b", "int8", "sm_86", kernel, "new"] for kernel in ("few_step", "step")]
     rows = tool.with_others(made)
     assert [row for row in rows if row[4] == "new"] == made and len(rows) == 36 - 1 + 2
@@ -45,7 +45,7 @@ def test_a_run_of_some_builds_replaces_their_rows_and_no_others(monkeypatch):
 
 
 def test_no_kernel_of_the_page_spills():
-    rows = pages.rows_of(pages.PTXAS)
+    rows = kernel_pages.rows_of(kernel_pages.PTXAS)
     builds = {tuple(row[:3]) for row in rows}
     assert len(builds) == len(tool.MODELS) * len(tool.WEIGHTS) * len(build.ARCHITECTURES)
     assert all(row[6:8] == ["0", "0/0"] for row in rows)

@@ -7,7 +7,6 @@ registers than the block leaves.
 """
 
 import argparse
-import os
 import re
 import resource
 import sys
@@ -16,9 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
-
-from benchmarks import pages
+from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
@@ -63,7 +60,11 @@ def with_others(made: list[list[str]]) -> list[list[str]]:
     builds = product(MODELS, WEIGHTS, build.ARCHITECTURES)
     order = {each: index for index, each in enumerate(builds)}
     new = {tuple(row[:3]) for row in made}
-    kept = [row for row in pages.rows_of(pages.PTXAS) if tuple(row[:3]) in order.keys() - new]
+    kept = [
+        row
+        for row in kernel_pages.rows_of(kernel_pages.PTXAS)
+        if tuple(row[:3]) in order.keys() - new
+    ]
     return sorted(kept + made, key=lambda row: order.get((row[0], row[1], row[2]), len(order)))
 
 
@@ -103,7 +104,7 @@ def main() -> int:
                 failed |= int(row[5]) * int(row[4]) > REGISTERS_PER_SM
                 table.append(row)
                 print(*row, flush=True)
-    pages.write(pages.PTXAS, pages.kernel_ptxas(with_others(table)))
+    page_parts.write(kernel_pages.PTXAS, kernel_pages.kernel_ptxas(with_others(table)))
     return int(failed)
 
 
