@@ -39,7 +39,11 @@ def main(args: argparse.Namespace) -> int:
     """Speak, write the file, and report."""
     _need_packages(args)
     text = running.read_speech(
-        args.text, args.output, args.dump_codes, sample_rate=args.sample_rate
+        args.text,
+        args.output,
+        args.dump_codes,
+        sample_rate=args.sample_rate,
+        text_format=args.text_format,
     )
     with ExitStack() as stack:
         engine = stack.enter_context(options.engine_from_args(args))
@@ -308,7 +312,9 @@ def _need_packages(args: argparse.Namespace) -> None:
         ) from error
     if args.play:
         try:
-            import sounddevice  # noqa: F401
+            import sounddevice
+
+            sounddevice.query_devices(kind="output")
         except ImportError as error:
             raise MissingPackageError(
                 f"--play needs sounddevice ({error}).", hint=install_command("play")
@@ -318,6 +324,8 @@ def _need_packages(args: argparse.Namespace) -> None:
                 f"--play needs the system's PortAudio library ({error}).",
                 hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
             ) from error
+        except sounddevice.PortAudioError as error:
+            raise OutputError(f"--play finds no loudspeaker: {error}.") from error
 
 
 def parse_args() -> argparse.Namespace:

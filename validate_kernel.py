@@ -28,7 +28,7 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, make_deco
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import MissingPackageError, SetupError
 from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare, progress
+from qwen_megakernel.validation import compare, official, progress
 from qwen_megakernel.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
@@ -72,6 +72,8 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
     if args.reference:
         cases = greedy_cases.load_cases(Path(args.reference))
     else:
+        options.report_loading(args, "the official package")
+        official.package()  # takes seconds, which are no part of the estimate
         with progress.bar(title, args.steps, quiet=args.quiet) as on_frames:
             cases = greedy_cases.official_cases(loaded, args.steps, on_frames)
         rows.append(compare.compare_prompts(loaded, plain, cases))

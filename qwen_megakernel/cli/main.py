@@ -25,6 +25,7 @@ def download(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Print what this machine has: versions, processor, GPU, compilers, caches, backend."""
+    options.report_loading(args, "PyTorch")
     from qwen_megakernel.cli.doctor import report
 
     facts = report()

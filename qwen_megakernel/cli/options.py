@@ -14,6 +14,7 @@ from qwen_megakernel.choices import (
     DTYPES_BY_PART,
     NORMALIZE,
     TELEPHONE_RATE,
+    TEXT_FORMATS,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -106,8 +107,20 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         'before the text is complete), "full" all of it before speaking (default: auto, as the '
         "official package does for this model)",
     )
+    add_text_format_option(parser)
     add_sampling_options(parser)
     add_sound_options(parser)
+
+
+def add_text_format_option(parser: argparse.ArgumentParser) -> None:
+    """--text-format."""
+    parser.add_argument(
+        "--text-format",
+        default="plain",
+        choices=TEXT_FORMATS,
+        help="what the text is: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in "
+        "it) (default: plain)",
+    )
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +188,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    names = ("language", "instruct", "text_feed")
+    names = ("language", "instruct", "text_feed", "text_format")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
     return options | sampling_options(args) | sound_options(args)
 
@@ -265,13 +278,17 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     """Make the engine that `add_model_options` describes, and report it on stderr."""
     if "voice_sample" in args:
         check_speech(args)
+    from qwen_megakernel.text.reading.lexicon import Lexicon
+
+    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
+    num_slots = options.get("num_slots", 1)
+    slots = f", {num_slots} slots" if num_slots > 1 else ""
+    report_loading(args, f"{args.model or 'the default model'}{slots}")
     import torch
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
-    from qwen_megakernel.text.reading.lexicon import Lexicon
 
-    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     report_compiling(args)
     # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -292,6 +309,16 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     )
     report_engine(args, engine)
     return engine
+
+
+def report_loading(args: argparse.Namespace, what: str) -> None:
+    """Print to stderr what is being loaded, unless --quiet.
+
+    Importing PyTorch alone takes seconds, beside busy programs ten of them, which nothing else
+    explains to the user.
+    """
+    if not args.quiet:
+        print(f"loading {what}", file=sys.stderr, flush=True)
 
 
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:

@@ -238,9 +238,6 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
     from qwen_megakernel.server.service import freeze_garbage_collector
 
     def make() -> Any:
-        if not args.quiet:
-            slots = f"{args.slots} slots" if args.slots > 1 else "1 slot"
-            print(f"loading {args.model or 'the default model'}, {slots}", file=sys.stderr)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
