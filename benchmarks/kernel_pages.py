@@ -11,14 +11,18 @@ def rows_of(page: str) -> list[list[str]]:
 
 def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
     """Return docs/kernel_ptxas.md, with the rows of tools/kernel_study/ptxas_table.py."""
+    rows = rows_of(PTXAS) if rows is None else rows
     columns = ["model", "weights", "arch", "kernel", "threads", "registers", "stack"]
     return [
         "# What ptxas says",
         "",
         "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side.",
+        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side. A dash",
+        "means that they were in the cache. Rows of a build without few_step are of the sources",
+        "before that kernel was added: few_step_kernel decodes one to four streams, step_kernel",
+        "more.",
         "",
-        *table([*columns, "spill stores/loads", "CPU s"], rows_of(PTXAS) if rows is None else rows),
+        *table([*columns, "spill stores/loads", "CPU s"], rows),
     ]
 
 

@@ -125,7 +125,13 @@ def main() -> int:
         "nvcc": version("nvcc"),
         "steps": {},
     }
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        carried.compiler_of(carried.CARRIED) as theirs,
+    ):
+        if theirs:
+            result["carried_nvcc"] = theirs.strip().splitlines()[-1]
+            print(f"They are of {result['carried_nvcc']}, not of {result['nvcc']}.", flush=True)
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
             budget = budgets[step] * (TOY_FACTOR if args.toy else 1)
