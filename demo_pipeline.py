@@ -39,7 +39,11 @@ def main(args: argparse.Namespace) -> int:
     """Speak, write the file, and report."""
     _need_packages(args)
     text = running.read_speech(
-        args.text, args.output, args.dump_codes, sample_rate=args.sample_rate
+        args.text,
+        args.output,
+        args.dump_codes,
+        sample_rate=args.sample_rate,
+        text_format=args.text_format,
     )
     with ExitStack() as stack:
         engine = stack.enter_context(options.engine_from_args(args))

@@ -12,7 +12,11 @@ from qwen_megakernel.cli import options, parsing, running
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line to stderr, unless --quiet."""
     text = running.read_speech(
-        args.text, args.output, subtitles=args.subtitles, sample_rate=args.sample_rate
+        args.text,
+        args.output,
+        subtitles=args.subtitles,
+        sample_rate=args.sample_rate,
+        text_format=args.text_format,
     )
     with options.engine_from_args(args) as tts:
         how = options.speech_options(args, tts)

@@ -10,6 +10,9 @@ BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 # Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
 NORMALIZE = ("auto", "on", "off")
 
+# Whether a text is spoken as it stands, has "[pause 1.5s]" in it, or is SSML.
+TEXT_FORMATS = ("plain", "pauses", "ssml")
+
 # What the samples of a WAV file are: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
 ENCODINGS = ("pcm", "ulaw", "alaw")
 TELEPHONE_RATE = 8000  # Hz; of ulaw and alaw, if a request says nothing else

@@ -14,6 +14,7 @@ from qwen_megakernel.choices import (
     DTYPES_BY_PART,
     NORMALIZE,
     TELEPHONE_RATE,
+    TEXT_FORMATS,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -106,8 +107,20 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         'before the text is complete), "full" all of it before speaking (default: auto, as the '
         "official package does for this model)",
     )
+    add_text_format_option(parser)
     add_sampling_options(parser)
     add_sound_options(parser)
+
+
+def add_text_format_option(parser: argparse.ArgumentParser) -> None:
+    """--text-format."""
+    parser.add_argument(
+        "--text-format",
+        default="plain",
+        choices=TEXT_FORMATS,
+        help="what the text is: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in "
+        "it) (default: plain)",
+    )
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +188,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    names = ("language", "instruct", "text_feed")
+    names = ("language", "instruct", "text_feed", "text_format")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
     return options | sampling_options(args) | sound_options(args)
 

@@ -43,6 +43,7 @@ def read_speech(
     subtitles: str | None = None,
     encoding: str = "pcm",
     sample_rate: int | None = None,
+    text_format: str = "plain",
 ) -> str:
     """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
 
@@ -53,23 +54,31 @@ def read_speech(
         subtitles: the file of the words' times to be written; None: none.
         encoding: encoding of the audio file.
         sample_rate: samples per second of the audio file; None: the model's.
+        text_format: one of `choices.TEXT_FORMATS`.
     Raises:
         UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
             it has not the sample rate.
+        MarkupError: the markup of the text is broken.
         OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
-    from qwen_megakernel.engine import codes_file
-    from qwen_megakernel.text.cleaning import validate
+    from qwen_megakernel.output_files import check_writable
+    from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, validate
+    from qwen_megakernel.text.markup.marked_text import check_markup
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
     if output is not None:
         audio.check_path(output, encoding, sample_rate)
     if dump_codes is not None:
-        codes_file.check_path(Path(dump_codes))
+        check_writable(Path(dump_codes), "codes")
     if subtitles is not None:
         check_subtitles(Path(subtitles))
-    return validate(read_text(text))
+    text = read_text(text)
+    if text_format == "plain":
+        return validate(text)
+    check_length(len(text), MAX_CHARS)
+    check_markup(text, text_format)
+    return text
 
 
 def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:

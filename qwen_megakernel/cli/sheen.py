@@ -116,6 +116,7 @@ def infer(args: argparse.Namespace) -> int:
     with engine as tts:
         options.report_engine(args, tts)
         how = options.sampling_options(args) | options.sound_options(args)
+        how["text_format"] = args.text_format
         stream = tts.stream(text, **how)
         speak.write_speech(args, tts, stream, text)
     return 0
@@ -256,6 +257,7 @@ def _add_infer(sheen: Any) -> None:
         help="number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     speak.add_output_options(command)
+    options.add_text_format_option(command)
     options.add_sampling_options(command)
     options.add_sound_options(command)
     options.add_verbosity(command)

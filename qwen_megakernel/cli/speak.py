@@ -59,9 +59,8 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return running.read_speech(
-        args.text, output, args.dump_codes, args.subtitles, args.encoding, args.sample_rate
-    )
+    files = output, args.dump_codes, args.subtitles, args.encoding
+    return running.read_speech(args.text, *files, args.sample_rate, args.text_format)
 
 
 def write_speech(
@@ -138,7 +137,9 @@ def add_command(commands: Any) -> None:
 
 def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
     """Print a line about a chunk that was written, with --stream."""
-    if args.stream and chunk.num_frames:
+    if args.stream and chunk.pause_s:
+        print(f"{chunk.t_ms:8.1f} ms  pause of {chunk.pause_s:g} s", file=sys.stderr)
+    elif args.stream and chunk.num_frames:
         last = chunk.frame_index + chunk.num_frames - 1
         print(f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}..{last}", file=sys.stderr)
 

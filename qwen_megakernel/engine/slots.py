@@ -156,7 +156,8 @@ class ActiveStream:
         self.state.codes.extend(codes[: len(frames)])
         if len(frames):
             self.state.timings.setdefault("first_chunk", self.state.elapsed_ms())
-            self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames))
+            manner = self.part.manner if self.part else None
+            self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
 
     def end_part(self) -> bool:
         """Go on to the next part; returns whether there is none, or no frame left for it."""

@@ -21,6 +21,7 @@ from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
+    MarkupError,
     QwenTTSError,
     TextTooLong,
     UnknownLanguage,
@@ -29,9 +30,9 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
 from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
 from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.text.languages import AUTO, resolve_language
+from qwen_megakernel.text.markup.marked_text import check_text_format
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import check_normalize
 from qwen_megakernel.voice import Voice
@@ -45,6 +46,8 @@ HINTS = {
         "Leave it out: the service itself pushes words, starts and stops.",
     ),
 }
+
+PLAIN = "plain"  # the format of texts, unless the settings say otherwise
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -153,7 +156,6 @@ class MegakernelTTSService(ContextTTSService):
             if self._owned_engine:
                 self._owned_engine.close()
             raise
-        self._pace = self._first_pace
 
     def _check_arguments(
         self,
@@ -231,8 +233,8 @@ class MegakernelTTSService(ContextTTSService):
         self._warn_unhandled_updated_settings(changed.keys() & {"model"})
         if changed.keys() - {"model"}:
             self._voice = voice
-            self._pace = self._first_pace
-            if self._is_streaming_tokens:
+            # The rest of a turn with markup may close what its beginning has opened.
+            if self._is_streaming_tokens and not self._has_markup:
                 await self._rotate_turn()
         return changed
 
@@ -261,6 +263,7 @@ class MegakernelTTSService(ContextTTSService):
             sound=SoundOptions().override(**settings.sound),
             **self._chunking,
         )
+        check_text_format(settings.text_format or PLAIN)
         check_normalize(settings.normalize or AUTO)
         return Lexicon.of(settings.lexicon)
 
@@ -284,6 +287,7 @@ class MegakernelTTSService(ContextTTSService):
         return self._engine.stream(
             text,
             text_open=text is None,
+            text_format=self._settings.text_format or PLAIN,
             normalize=self._settings.normalize or AUTO,
             lexicon=self._lexicon,
             sample_rate=self._sound_rate,
@@ -292,9 +296,8 @@ class MegakernelTTSService(ContextTTSService):
         )
 
     @property
-    def _first_pace(self) -> float:
-        """Seconds per letter, until speech with the settings of now has been heard."""
-        return DEFAULT_PACE / (self._settings.speed or 1)
+    def _has_markup(self) -> bool:
+        return (self._settings.text_format or PLAIN) != PLAIN
 
     @property
     def _needs_whole_sentences(self) -> bool:
@@ -303,7 +306,7 @@ class MegakernelTTSService(ContextTTSService):
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         """Return the category of an error; INVALID_REQUEST is permanent."""
-        if isinstance(exception, (EmptyText, TextTooLong)):
+        if isinstance(exception, (EmptyText, TextTooLong, MarkupError)):
             return ErrorCategory.APPLICATION  # other texts work
         if isinstance(exception, UsageError):
             return ErrorCategory.INVALID_REQUEST  # fails until the settings change

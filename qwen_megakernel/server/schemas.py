@@ -112,6 +112,9 @@ class SpeechSettings(BaseModel):
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = Field(None, description="true: read all text first.")
     first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
+    text_format: Literal["plain", "pauses", "ssml"] | None = Field(
+        None, description='ssml: markup; pauses: plain text with "[pause 1.5s]"; absent: plain.'
+    )
     normalize: Literal["auto", "on", "off"] | None = Field(
         None, description="Read numbers, dates and Markdown as words; absent: as the server does."
     )
@@ -293,6 +296,7 @@ async def engine_options(
     except UsageError as error:
         raise ApiError.about("lexicon", error) from error
     options = {
+        "text_format": body.text_format or "plain",
         "normalize": body.normalize or "auto",
         "lexicon": lexicon,
         "voice": voice,

@@ -16,7 +16,6 @@ from tolerances import PEAK_DB, nearly
 from qwen_megakernel import families
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
 from qwen_megakernel.records import SoundOptions
 
 Settings = MegakernelTTSService.Settings
@@ -79,10 +78,6 @@ async def test_a_bot_begins_with_a_sound_where_its_settings_say_so():
         await run.until(TTSStoppedFrame)
     assert np.abs(np.frombuffer(run.pcm, "<i2")[:240]).max() > 7000
     assert run.pcm == run.sent
-
-
-def test_words_are_expected_at_the_speed_of_the_settings():
-    assert service(FakeEngine(), settings=Settings(speed=2))._pace == nearly(DEFAULT_PACE / 2)
 
 
 @pytest.mark.parametrize(
