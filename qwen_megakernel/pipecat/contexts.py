@@ -268,7 +268,7 @@ class ContextTTSService(InProcessTTSService):
         try:
             while (chunk := await speech.next_chunk(stream)) is not None:
                 if not len(chunk.samples):
-                    continue  # a last chunk may have the finish reason alone
+                    continue  # a last chunk may have only the finish reason
                 await self.stop_ttfb_metrics()
                 speech.audio_s += len(chunk.samples) / chunk.sample_rate
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)

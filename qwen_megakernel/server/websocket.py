@@ -1,7 +1,7 @@
 """WS /v1/audio/speech/stream: takes text by the token, and sends audio before it is complete.
 
 The protocol is vLLM-Omni's, with `response.cancel` added and audio sent while it is made. One
-connection speaks one utterance after the other; `input.done` ends an utterance alone.
+connection speaks one utterance after the other; `input.done` ends an utterance, not the connection.
 
     client                                server
     session.config (settings)
@@ -199,7 +199,9 @@ class Session:
         elif kind == "session.close":
             return True
         elif self._config is None:
-            raise UsageError("The first message must be session.config.")
+            raise UsageError(
+                f"The first message is {json.dumps(kind)[:80]}; it must be session.config."
+            )
         elif kind == "input.text":
             self._take_text(facts.get("text"))
         elif kind == "input.done":
@@ -210,7 +212,11 @@ class Session:
                 utterance.cancel()
             self._writing = None
         else:
-            raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.")
+            raise UsageError(
+                f"Unknown message type {json.dumps(kind)[:80]}.",
+                hint="Known: session.config, input.text, input.done, response.cancel, "
+                "session.close.",
+            )
         return False
 
     async def _set_config(self, facts: dict[str, Any]) -> None:
@@ -223,7 +229,9 @@ class Session:
 
     def _take_text(self, text: Any) -> None:
         if not isinstance(text, str):
-            raise UsageError("input.text needs a string in `text`.")
+            raise UsageError(
+                f"The `text` of input.text is {json.dumps(text)[:80]}; it must be a string."
+            )
         if not text:
             return
         utterance = self._writing or self._begin()
@@ -278,7 +286,10 @@ class Session:
 
     async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:
         if utterance.num_refused:
-            raise UsageError(f"{MAX_WAITING} utterances were waiting when this one began.")
+            raise UsageError(
+                f"{MAX_WAITING} utterances were waiting when this one began, which is the limit.",
+                hint="Wait for a session.done before you send more.",
+            )
         while not utterance.pieces and not utterance.ended:
             utterance.changed.clear()
             await utterance.changed.wait()

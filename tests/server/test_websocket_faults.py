@@ -159,7 +159,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
                 await say(socket, "input.done")
             await say(socket, "input.text")  # a fault: when it is heard of, all are in
             events, _ = await hear_until(socket, "error")
-            assert "needs a string" in events[-1]["message"]
+            assert "it must be a string" in events[-1]["message"]
             gc.collect()  # what earlier tests left
             assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
             engine.stall_after = None

@@ -62,7 +62,7 @@ def test_auto_says_why_it_stays_on_torch(trained, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with SheenEngine.from_pretrained(trained, backend="auto", warmup=False) as engine:
         assert engine.backend == "torch"
-        assert engine.why == "no GPU is visible; backend cpu runs Qwen3-TTS alone"
+        assert engine.why == "no GPU is visible; backend cpu runs only Qwen3-TTS"
 
 
 def test_tokens_are_those_of_transformers(trained, refusing, samples):

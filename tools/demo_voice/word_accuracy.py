@@ -13,7 +13,7 @@ from tools.demo_voice.shards import SILENCE
 
 CLOSE = 25.0  # distance of latents; frames of one sound are about 10 apart, other sounds 50
 MOST = 0.7  # share of a word's frames
-SKIP_COST = 8.0  # cost of a frame that only one of the two has
+SKIP_COST = 8.0  # cost of a frame that only one of the two speeches has
 
 
 def words_right(
