@@ -123,4 +123,5 @@ sys.exit(main.main(sys.argv[1:]))
 @pytest.mark.parametrize("module", ["numpy", "numpy.exceptions", "numpy.lib", "torch.functional"])
 def test_ctrl_c_while_libraries_are_imported_ends_the_command(module):
     done = run("-c", INTERRUPT_AT, module, "doctor")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.removeprefix("loading PyTorch\n") == "interrupted\n"

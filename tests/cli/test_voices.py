@@ -189,7 +189,7 @@ def test_a_transcript_that_is_not_utf_8_is_refused_unless_the_x_vector_is_enough
             ("speak", "Hi.", "--voice-sample", "{recordings}/mario.wav", "--model", "tiny-random"),
             "--voice-sample needs a model that clones voices; tiny-random cannot.",
         ),
-        (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "exclude"),
+        (("speak", "Hi.", "--voice", "x", "--voice-sample", "a.wav", *BASE), "cannot be combined"),
         (("speak", "Hi.", "--voice", "{recordings}/mario.wav"), "Use --voice-sample {recordings}"),
         (("speak", "Hi.", "--xvector", *BASE), "--voice-sample"),
         (("speak", "Hi.", "--voice-sample", "{recordings}/mario.txt", *BASE), "cannot be read"),

@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tolerances import ROUNDED_COUNT
+from tolerances import (
+    PART_LEVEL_DB,
+    PAUSED_SAMPLES,
+    PAUSED_SECONDS,
+    ROUNDED_COUNT,
+    ROUNDING_F64,
+    WORD_AT_PAUSE_SECONDS,
+    nearly,
+)
 
 from qwen_megakernel import AudioChunk, TTSEngine
 from qwen_megakernel.errors import EmptyText, MarkupError, TextTooLong, UsageError
@@ -68,7 +76,7 @@ def test_a_pause_is_exact_silence_between_parts_that_keep_voice_and_seed(
     first = tts.synthesize(FIRST, seed=1)
     assert stream.codes[: len(first.codes)].tolist() == first.codes.tolist()
     ends = np.cumsum([len(chunk.samples) for chunk in chunks]) / (rate or RATE)
-    assert [chunk.end_s for chunk in chunks] == pytest.approx(ends.tolist())
+    assert [chunk.end_s for chunk in chunks] == nearly(ends.tolist())
     starts = np.cumsum([0, *(chunk.num_frames for chunk in chunks)])[:-1]
     assert [chunk.frame_index for chunk in chunks] == starts.tolist()
 
@@ -78,15 +86,17 @@ def test_a_pause_is_as_long_as_it_says_between_sound_and_sound(tts: TTSEngine):
     loud = np.flatnonzero(np.abs(speech.audio) > 10 ** (-40 / 20)) / RATE
     first_end = speech.segments[0].end
     before, behind = loud[loud < first_end + 0.1][-1], loud[loud > first_end + 0.4][0]
-    assert behind - before == pytest.approx(0.7, abs=0.12)
+    assert behind - before == pytest.approx(0.7, abs=PAUSED_SECONDS)
 
 
 def test_pauses_at_both_ends_are_heard(tts: TTSEngine):
     text = f'<break time="300ms"/>{FIRST}<break time="400ms"/><break time="100ms"/>'
     samples = (tts.synthesize(text, **SSML).audio * 32768).astype(np.int16)
     begin, end = silences(samples)
-    assert begin[0] == 0 and begin[1] == pytest.approx(0.3 * RATE, abs=50)
-    assert end[0] + end[1] == len(samples) and end[1] == pytest.approx(0.5 * RATE, abs=50)
+    assert begin[0] == 0 and begin[1] == pytest.approx(0.3 * RATE, abs=PAUSED_SAMPLES)
+    assert end[0] + end[1] == len(samples) and end[1] == pytest.approx(
+        0.5 * RATE, abs=PAUSED_SAMPLES
+    )
 
 
 def test_speed_and_volume_are_those_of_their_part(tts: TTSEngine):
@@ -105,7 +115,7 @@ def test_speed_and_volume_are_those_of_their_part(tts: TTSEngine):
         np.sqrt(np.mean(np.concatenate([c.samples for c in each]).astype(float) ** 2))
         for each in (slow, fast)
     ]
-    assert 20 * np.log10(levels[1] / levels[0]) == pytest.approx(-12, abs=2)
+    assert 20 * np.log10(levels[1] / levels[0]) == pytest.approx(-12, abs=PART_LEVEL_DB)
 
 
 def test_the_speed_of_a_part_is_times_that_of_the_request(tts: TTSEngine):
@@ -140,8 +150,8 @@ def test_words_are_those_that_the_user_wrote_with_the_pause_between_them(tts: TT
     times = [time for word in words for time in (word.start, word.end)]
     assert times == sorted(times) and times[-1] <= len(speech.audio) / RATE
     ((first, length),) = silences((speech.audio * 32768).astype(np.int16), 2 * RATE - 1)
-    assert words[3].end <= (first + length) / RATE - 2 + 0.001
-    assert words[4].start >= (first + 2 * RATE) / RATE - 0.001
+    assert words[3].end <= (first + length) / RATE - 2 + WORD_AT_PAUSE_SECONDS
+    assert words[4].start >= (first + 2 * RATE) / RATE - WORD_AT_PAUSE_SECONDS
     # <s> ends a sentence without a mark, too.
     assert [segment.text for segment in speech.segments] == ["It is 3:05 pm", SECOND]
 
@@ -265,7 +275,7 @@ def test_words_of_a_closed_stream_end_where_its_sound_ended(tts: TTSEngine):
                 stream.close()
         words = stream.words
     assert stream.finish_reason == "cancelled"
-    assert words[-1].end <= heard_s + 1e-9
+    assert words[-1].end <= heard_s + ROUNDING_F64
     assert [word.word for word in words] == f"{FIRST} {SECOND}".split()[: len(words)]
     assert all(a.end <= b.start for a, b in pairwise(words))
 

@@ -118,9 +118,9 @@ async def test_a_reader_that_loses_patience_loses_no_sound(tts: TTSEngine):
 async def test_a_reader_that_goes_away_leaves_nothing_behind(tts: TTSEngine, monkeypatch):
     made, init = [], HeardChunks.__init__
 
-    def noting_init(heard, chain):
+    def noting_init(heard, *given):
         made.append(weakref.ref(heard))
-        init(heard, chain)
+        init(heard, *given)
 
     monkeypatch.setattr(HeardChunks, "__init__", noting_init)
     async with contextlib.aclosing(tts.astream(TEXT, **VOICE, **ALL)) as chunks:

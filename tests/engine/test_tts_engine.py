@@ -58,9 +58,9 @@ def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
         events.append(("step", num_frames))
         return launch(slots, num_frames)
 
-    def recording_deliver(state, samples, first, count, reason=None):
+    def recording_deliver(state, samples, first, count, *rest, **options):
         events.append(("chunk", count))
-        return deliver(state, samples, first, count, reason)
+        return deliver(state, samples, first, count, *rest, **options)
 
     monkeypatch.setattr(decoder, "launch", recording_launch)
     monkeypatch.setattr(StreamState, "deliver", recording_deliver)

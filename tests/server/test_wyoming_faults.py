@@ -119,7 +119,7 @@ BAD = {
     "no text": event("synthesize"),
     "empty text": event("synthesize", text=" ... "),
     "text of numbers": event("synthesize", text=[1, 2]),
-    "markup": event("synthesize", text="<speak>Hi</speak>", text_format="ssml"),
+    "format of numbers": event("synthesize", text="Hi.", text_format=7),
     "voice of the wrong type": event("synthesize", text="Hi.", voice="aiden"),
     "voice of numbers": event("synthesize", text="Hi.", voice={"name": 7}),
     "speaker": event("synthesize", text="Hi.", voice={"name": "aiden", "speaker": "loud"}),

@@ -121,9 +121,9 @@ def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, mo
         drawn.extend(range(result.num_frames[0]))
         return result
 
-    def noting_deliver(*chunk):
+    def noting_deliver(*chunk, **options):
         drawn_before_chunk.append(len(drawn))
-        return deliver(*chunk)
+        return deliver(*chunk, **options)
 
     monkeypatch.setattr(decoder, "step", counting_step)
     monkeypatch.setattr(StreamState, "deliver", noting_deliver)

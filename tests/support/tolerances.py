@@ -178,6 +178,21 @@ WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15
 # A number of samples is a duration, rounded.
 ROUNDED_COUNT = 0.5
 
+# Pauses. Seconds between two sounds: each is found by blocks of 10 ms, and fades for some ms; with
+# a voice's own attack and decay up to 60 ms at either side. Samples by which the silence at an edge
+# is longer than the pause: zeros of the sound beside it. Decibels of a part's level against the
+# same text's in another speech.
+PAUSED_SECONDS, PAUSED_SAMPLES, PART_LEVEL_DB = 0.12, 50, 2.0
+# Seconds between two hums: a block of silence, and the resampler's filter; of the whole as well.
+HUM_PAUSE_SECONDS, HUMS_SECONDS = 0.012, 0.02
+# Seconds by which a word moves with a pause before it: the alignment has steps of 10 ms.
+MOVED_WORD_SECONDS = 0.011
+# Seconds between a word and the pause beside it, which is exact: a millisecond.
+WORD_AT_PAUSE_SECONDS = 0.001
+
+# Milliseconds of the calculated frame that memory costs where a page says that it costs nothing.
+NO_MEMORY_MS = 0.005
+
 # Speed: a pitch and a tone's peak, shares; the steepest slope between two samples, a multiple of
 # the original's (segments meet to half a sample; a click is tens of times as steep).
 PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from spelling_voice import RATE, Spelled, spell
-from tolerances import SILENT_END, WORD_AT_HALF_SPEED, WORD_P50
+from tolerances import MOVED_WORD_SECONDS, SILENT_END, WORD_AT_HALF_SPEED, WORD_P50
 
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.cleaning import MAX_CHARS, visible
@@ -293,8 +293,8 @@ def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
     first_s = sum(len(chunk.samples) for chunk in before) / RATE
     for index, (word, other) in enumerate(zip(words, plain, strict=True)):
         moved_s = 0.5 + (3.0 if index >= count else 0.0)
-        assert abs(word.start - other.start - moved_s) < 0.011
-        assert abs(word.end - other.end - moved_s) < 0.011
+        moved = pytest.approx((other.start + moved_s, other.end + moved_s), abs=MOVED_WORD_SECONDS)
+        assert (word.start, word.end) == moved
     assert words[count - 1].end <= 0.5 + first_s and words[count].start >= 3.5 + first_s
 
 

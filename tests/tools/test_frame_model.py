@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tolerances import nearly
+from tolerances import NO_MEMORY_MS, nearly
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -103,7 +103,7 @@ def test_the_page_says_which_model_waits_for_memory(monkeypatch):
     monkeypatch.setattr(tool, "BANDWIDTH", tool.BANDWIDTH * 1e6)
     infinite = [[frame_ms(name, each) for each in tool.CONSTANTS.values()] for name in NAMES]
     small, large = np.subtract(as_it_is, infinite)
-    assert (small < 0.005).all() and "A frame of 0.6B waits for memory in neither" in page
+    assert (small < NO_MEMORY_MS).all() and "A frame of 0.6B waits for memory in neither" in page
     assert "1.7B would be {:.2f} or {:.2f} ms shorter".format(*large) in page
 
 

@@ -6,6 +6,7 @@ python -m tools.demo_voice.samples
 import argparse
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
@@ -33,6 +34,13 @@ SENTENCES = (
 )
 
 
+DESCRIPTION = (
+    "`python -m tools.demo_voice.samples` wrote these files. The shipped checkpoint speaks with its "
+    "own sampling settings; the seed is the number of the file minus one. A test speaks the "
+    "sentences again and compares the samples. The training texts contain none of these sentences."
+)
+
+
 def file_name(index: int) -> str:
     """Return the file name of sentence `index`."""
     return f"{index + 1:02d}.wav"
@@ -48,11 +56,7 @@ def page() -> str:
     lines = [
         "# Samples of the demonstration voice",
         "",
-        "Written by `python -m tools.demo_voice.samples`: the shipped checkpoint with its own "
-        "sampling, the number",
-        "of the file less one as the seed. A test says them again and compares the samples. None "
-        "of them is a",
-        "sentence of the training texts.",
+        *textwrap.wrap(DESCRIPTION, 120),
         "",
         "| file | text |",
         "|---|---|",
