@@ -91,10 +91,7 @@ def test_the_vocoders_first_pitch_book_draws_the_fundamental_in_a_line():
     codes = np.arange(natural.NO_PITCH)
     waves = []
     for code in codes:
-        start, cycles, growth = natural.unpack_pitch(int(code))
-        waves.append(
-            np.cos(2 * np.pi * (start + cycles * share + growth * share * (share - 1) / 2))
-        )
+        waves.append(np.cos(2 * np.pi * natural.phase(int(code), share)))
     drawn = book[codes] @ np.linalg.lstsq(book[codes], np.array(waves), rcond=None)[0]
     assert np.abs(drawn - waves).mean() < 0.1
     assert not book[natural.NO_PITCH].any()

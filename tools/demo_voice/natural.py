@@ -173,7 +173,7 @@ def pulses(pitch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if code >= NO_PITCH:
             continue
         start, cycles, slope = unpack_pitch(int(code))
-        # The phase after a share u of the frame is start + cycles u + slope u (u - 1) / 2.
+        # This solves `phase` for the shares at which it is a whole number.
         wanted = np.arange(np.ceil(start), start + cycles) - start
         linear = cycles - slope / 2
         root = np.sqrt(np.maximum(linear**2 + 2 * slope * wanted, 1e-6))
@@ -185,14 +185,20 @@ def pulses(pitch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def unpack_pitch(code: int) -> tuple[float, float, float]:
     """Return a code's phase at the start, its number of periods, and their growth in the frame."""
-    rest, phase = divmod(code, PHASES)
+    rest, third = divmod(code, PHASES)
     slope, parts = divmod(rest, NUM_COUNTS)
-    return phase / PHASES, (parts + LEAST_PARTS) / PHASES, SLOPES_HZ[slope] * FRAME_SECONDS
+    return third / PHASES, (parts + LEAST_PARTS) / PHASES, SLOPES_HZ[slope] * FRAME_SECONDS
 
 
-def pack_pitch(phase: int, parts: int, slope: int) -> int:
-    """Return the code of a phase and a number of parts of periods, and the slope's index."""
-    return (slope * NUM_COUNTS + parts - LEAST_PARTS) * PHASES + phase
+def pack_pitch(third: int, parts: int, slope: int) -> int:
+    """Return the code of a phase in thirds, a number of thirds of periods, and a slope's index."""
+    return (slope * NUM_COUNTS + parts - LEAST_PARTS) * PHASES + third
+
+
+def phase(code: int, share: np.ndarray) -> np.ndarray:
+    """Return a frame's phase, in periods, after these shares of it."""
+    start, cycles, slope = unpack_pitch(code)
+    return start + cycles * share + slope * share * (share - 1) / 2
 
 
 def pitch_book(width: int) -> np.ndarray:
@@ -204,9 +210,8 @@ def pitch_book(width: int) -> np.ndarray:
     share = (np.arange(PITCH_POINTS) + 0.5) / PITCH_POINTS
     rows = np.zeros((256, 2 * PITCH_POINTS))
     for code in range(NO_PITCH):
-        start, cycles, slope = unpack_pitch(code)
-        phase = 2 * np.pi * (start + cycles * share + slope * share * (share - 1) / 2)
-        rows[code] = np.concatenate([np.cos(phase), np.sin(phase)])
+        angles = 2 * np.pi * phase(code, share)
+        rows[code] = np.concatenate([np.cos(angles), np.sin(angles)])
     _, _, directions = np.linalg.svd(rows[:NO_PITCH], full_matrices=False)
     book = np.zeros((256, width), np.float32)
     book[:, :-1] = rows @ directions[: width - 1].T

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from qwen_megakernel.validation import official
-from tools.demo_voice import natural, package, recipe, run_options, texts
+from tools.demo_voice import natural, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import SPEAKERS
 
@@ -121,10 +121,14 @@ class Training:
     def __init__(self, args: argparse.Namespace, training: list[Pair], test: list[Pair]):
         self.args, self.device = args, torch.device(args.device)
         self.training, self.test_pairs = training, test
-        books = initial_books(Codebooks.load(args.codebooks), args.teacher)
+        codebooks = Codebooks.load(args.codebooks)
+        books = initial_books(codebooks, args.teacher)
         self.decoder = new_decoder(books, args.seed).to(self.device)
         if args.init:
             self._start_from(package.load_vocoder(args.init))
+        if args.warm_up and not args.resume:
+            sentences = [codes for codes, _ in training]
+            vocoder_start.teach(self.decoder, codebooks, sentences, args.warm_up, args.seed)
         self.spectra = Spectra(self.device)
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(), args.learning_rate, (0.8, 0.99), weight_decay=0.0
@@ -265,6 +269,12 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--sentences", type=int, default=1300, help="number of sentences to learn from"
     )
     parser.add_argument("--steps", type=int, default=8000, help="number of updates")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        help="number of updates of the first layers alone before that; of use with flite",
+    )
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
     return parser.parse_args(arguments)
