@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE_FOLDER
-from tools.demo_voice import codebooks, natural, quality, recipe, vocoder_start
+from tools.demo_voice import codebooks, evaluate, natural, quality, recipe, vocoder_start
 
 RATE = recipe.SAMPLE_RATE
 
@@ -38,13 +38,39 @@ def test_the_pitch_of_a_glide_is_found():
 def test_a_melody_is_compared_in_tones_and_where_the_teacher_is_voiced():
     wanted = 100 * 2 ** (0.3 * np.sin(np.arange(200) / 9))
     is_voiced = np.arange(200) % 50 > 10
-    same = quality.melody(np.where(is_voiced, wanted, 50), wanted, is_voiced)
+    same = natural.compare_melodies(np.where(is_voiced, wanted, 50), wanted, is_voiced)
     assert same == pytest.approx({"correlation": 1, "median_error": 0, "range": 1})
-    octave = quality.melody(2 * np.sqrt(wanted * 100), wanted, is_voiced)
+    octave = natural.compare_melodies(2 * np.sqrt(wanted * 100), wanted, is_voiced)
     assert octave["correlation"] == pytest.approx(1) and octave["range"] == pytest.approx(0.5)
     assert octave["median_error"] == pytest.approx(12, abs=1.5)
-    flat = quality.melody(np.full(200, 100.0), wanted, is_voiced)
+    flat = natural.compare_melodies(np.full(200, 100.0), wanted, is_voiced)
     assert flat["correlation"] == 0 and flat["range"] == 0
+
+
+def test_a_reading_is_heard_with_its_melody_and_its_questions():
+    rng = np.random.default_rng(0)
+    books = torch.from_numpy(rng.standard_normal((2, 256, 8)).astype(np.float32)) * 20
+    size = torch.ones(8)
+    reader = object.__new__(evaluate.Reader)
+    reader._codebooks = codebooks.Codebooks(0 * size, torch.eye(8), books, size)
+    rising = np.linspace(80, 125, 40)[:, None] * np.ones(16)
+    up, down = (
+        natural.encode_pitch(hertz, np.ones(40, bool))[:, None] for hertz in (rising, rising[::-1])
+    )
+    envelope = rng.integers(0, 256, (40, 2))
+    reference = np.concatenate([envelope, up], axis=1)
+
+    def summary(codes: np.ndarray) -> dict[str, float]:
+        pitches = reader._pitches(codes, reference)
+        said = evaluate.Reading("written", "Is it?", codes, True, 1, 1, 1.0, pitches)
+        found = evaluate.summary([said])
+        return found["melody"] | {"questions_rise": found["questions_rise"]}
+
+    slow = summary(np.repeat(reference, 2, axis=0))
+    assert slow["correlation"] > 0.98 and slow["questions_rise"] == 1
+    falling = summary(np.concatenate([envelope, down], axis=1))
+    assert falling["correlation"] < -0.95 and falling["questions_rise"] == 0
+    assert reader._pitches(envelope, envelope) is None  # a voice without pitch codes
 
 
 def test_the_same_sound_is_alike_and_noise_is_not():

@@ -255,6 +255,27 @@ def decode_pitch(codes: np.ndarray) -> np.ndarray:
     return rows
 
 
+def compare_melodies(
+    ours: np.ndarray, wanted: np.ndarray, is_voiced: np.ndarray
+) -> dict[str, float]:
+    """Compare two melodies where the teacher is voiced.
+
+    Args:
+        ours, wanted: [n] Hz.
+        is_voiced: [n] bool.
+    Returns:
+        The correlation of their logarithms; the error in semitones that half of the places do not
+        exceed; and our range over the teacher's, as standard deviations in semitones.
+    """
+    tones = [12 * np.log2(np.asarray(hz, float)[is_voiced]) for hz in (ours, wanted)]
+    ranges = [tone.std() for tone in tones]
+    return {
+        "correlation": float(np.corrcoef(*tones)[0, 1]) if min(ranges) > 0 else 0.0,
+        "median_error": float(np.median(np.abs(tones[0] - tones[1]))),
+        "range": float(ranges[0] / max(ranges[1], 1e-9)),
+    }
+
+
 def place(spoken: Spoken, grid: float = GRID_SECONDS) -> tuple[np.ndarray, np.ndarray]:
     """Return where in flite's time each row of the frames lies, and its word or SILENCE.
 

@@ -70,25 +70,6 @@ def pitch(sound: np.ndarray) -> np.ndarray:
     )
 
 
-def melody(ours: np.ndarray, wanted: np.ndarray, is_voiced: np.ndarray) -> dict[str, float]:
-    """Compare two melodies where the teacher is voiced.
-
-    Args:
-        ours, wanted: [n] Hz.
-        is_voiced: [n] bool.
-    Returns:
-        The correlation of their logarithms; the error in semitones that half of the places do not
-        exceed; and our range over the teacher's, as standard deviations in semitones.
-    """
-    tones = [12 * np.log2(np.asarray(hz, float)[is_voiced]) for hz in (ours, wanted)]
-    ranges = [tone.std() for tone in tones]
-    return {
-        "correlation": float(np.corrcoef(*tones)[0, 1]) if min(ranges) > 0 else 0.0,
-        "median_error": float(np.median(np.abs(tones[0] - tones[1]))),
-        "range": float(ranges[0] / max(ranges[1], 1e-9)),
-    }
-
-
 def alike(ours: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
     """Return log-mel distance, and PESQ and STOI where their packages are installed."""
     mels = [
@@ -147,7 +128,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.teacher == "flite":
             hertz = natural.decode_pitch(codes[:, -1]).ravel()
             row = pitch(ours)[: len(hertz)]
-            melodies.append(melody(row, hertz[: len(row)], hertz[: len(row)] > 0))
+            melodies.append(natural.compare_melodies(row, hertz[: len(row)], hertz[: len(row)] > 0))
     found: dict[str, Any] = {
         "vocoder": args.vocoder.name,
         "teacher": args.teacher,

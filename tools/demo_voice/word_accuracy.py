@@ -51,6 +51,12 @@ def word_onsets(
     return {word: int(rows[at]) for word, at in firsts.items() if nearest[at] < CLOSE}
 
 
+def aligned_rows(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -> np.ndarray:
+    """Return [num_reference]: the drawn frame that each reference frame was found in."""
+    _, rows = _aligned(_distances(codes, reference, codebooks))
+    return rows
+
+
 def _distances(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -> np.ndarray:
     """Return the distances of latents: [num_frames, num_reference]."""
     left, right = codebooks.latents(codes), codebooks.latents(reference)
