@@ -26,6 +26,8 @@ from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
 
 SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # the shipped voice's codebooks
 
+SHIPPED_SPREAD = 66.97  # the median distance of two entries of its first codebook
+
 NUM_COMPONENTS = 64
 VOICED_WEIGHT = 3.0  # weight of a voiced value beside a log energy, in the distance
 BEAM = 3  # candidates that the search keeps from codebook to codebook
@@ -62,6 +64,11 @@ class Codebooks:
         """Write float16."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         save_file({name: t.half().contiguous() for name, t in tensors.items()}, path)
+
+    @property
+    def unit(self) -> float:
+        """How far sounds lie apart in these latents, beside those of the shipped voice: 1 there."""
+        return round(float(torch.pdist(self.books[0]).median()) / SHIPPED_SPREAD, 2)
 
     def encode(self, frames: np.ndarray) -> np.ndarray:
         """[num_frames, NUM_FEATURES] -> [num_frames, num_books] uint8."""
