@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from benchmarks import common
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 
 
 def main(args: argparse.Namespace) -> int:
@@ -27,17 +27,17 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
     common.add_result_option(parser)
     parser.add_argument(
         "--max-ttfc-ms",
-        type=options.positive,
+        type=parsing.positive,
         help="exit with 1 if the median of first_chunk_ms is above this",
     )
     parser.add_argument(
         "--max-rtf",
-        type=options.positive,
+        type=parsing.positive,
         help="exit with 1 if the median real-time factor is above this",
     )
     return parser.parse_args()

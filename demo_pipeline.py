@@ -22,7 +22,7 @@ import numpy as np
 
 from qwen_megakernel import Voice, signals
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import GenerationError, MissingPackageError, OutputError, QwenTTSError
 from qwen_megakernel.installing import install_command
@@ -38,7 +38,13 @@ CLIENT_BUFFERS_MS = (0, 100)
 def main(args: argparse.Namespace) -> int:
     """Speak, write the file, and report."""
     _need_packages(args)
-    text = options.read_speech(args.text, args.output, args.dump_codes)
+    text = running.read_speech(
+        args.text,
+        args.output,
+        args.dump_codes,
+        sample_rate=args.sample_rate,
+        text_format=args.text_format,
+    )
     with ExitStack() as stack:
         engine = stack.enter_context(options.engine_from_args(args))
         rate = args.sample_rate or engine.sample_rate
@@ -111,7 +117,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
     async def on_speech_ended(_: MegakernelTTSService, context_id: str, stream: Any) -> None:
         num_frames = len(stream.codes)
         seconds = num_frames * engine.seconds_per_frame
-        options.warn_of_end(stream.finish_reason, num_frames, seconds, stream.seed)
+        running.warn_of_end(stream.finish_reason, num_frames, seconds, stream.seed)
         heard.finish_reasons.append(stream.finish_reason)
         heard.seeds.append(stream.seed)
         heard.codes.append(stream.codes)
@@ -306,7 +312,9 @@ def _need_packages(args: argparse.Namespace) -> None:
         ) from error
     if args.play:
         try:
-            import sounddevice  # noqa: F401
+            import sounddevice
+
+            sounddevice.query_devices(kind="output")
         except ImportError as error:
             raise MissingPackageError(
                 f"--play needs sounddevice ({error}).", hint=install_command("play")
@@ -316,11 +324,13 @@ def _need_packages(args: argparse.Namespace) -> None:
                 f"--play needs the system's PortAudio library ({error}).",
                 hint="Install libportaudio2 (Debian, Ubuntu) or portaudio (Fedora, Homebrew).",
             ) from error
+        except sounddevice.PortAudioError as error:
+            raise OutputError(f"--play finds no loudspeaker: {error}.") from error
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--text", required=True, help="text to speak; - reads it from standard input"
     )
@@ -346,4 +356,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

@@ -6,12 +6,18 @@ The whole utterance is made before the file is written; `demo_pipeline.py` strea
 import argparse
 import sys
 
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 
 
 def main(args: argparse.Namespace) -> int:
     """Synthesize and save; prints a summary line to stderr, unless --quiet."""
-    text = options.read_speech(args.text, args.output, subtitles=args.subtitles)
+    text = running.read_speech(
+        args.text,
+        args.output,
+        subtitles=args.subtitles,
+        sample_rate=args.sample_rate,
+        text_format=args.text_format,
+    )
     with options.engine_from_args(args) as tts:
         how = options.speech_options(args, tts)
         speech = tts.synthesize(text, loudness=args.loudness, **how)
@@ -28,13 +34,13 @@ def main(args: argparse.Namespace) -> int:
         )
         num_frames = len(speech.codes)
         made_s = num_frames * tts.seconds_per_frame
-        options.warn_of_end(speech.finish_reason, num_frames, made_s, speech.seed)
+        running.warn_of_end(speech.finish_reason, num_frames, made_s, speech.seed)
     return 0
 
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="what to say; - reads standard input")
     parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
     options.add_subtitles_option(parser)
@@ -46,4 +52,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import common
 from qwen_megakernel.audio import FULL_SCALE
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import ModelFilesError
 from qwen_megakernel.records import MAX_SILENCE
 
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser, runs=3)
     common.add_result_option(parser)
     return parser.parse_args()

@@ -22,13 +22,13 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import MissingPackageError, SetupError
 from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare, progress
+from qwen_megakernel.validation import compare, official, progress
 from qwen_megakernel.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
@@ -72,6 +72,8 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
     if args.reference:
         cases = greedy_cases.load_cases(Path(args.reference))
     else:
+        options.report_loading(args, "the official package")
+        official.package()  # takes seconds, which are no part of the estimate
         with progress.bar(title, args.steps, quiet=args.quiet) as on_frames:
             cases = greedy_cases.official_cases(loaded, args.steps, on_frames)
         rows.append(compare.compare_prompts(loaded, plain, cases))
@@ -164,14 +166,14 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--model", default="tiny-random", help="model to load: hub id, folder or built-in name"
     )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--steps",
-        type=options.at_least(1),
+        type=parsing.at_least(1),
         help=f"codec frames to compare in each table (default: {FULL_STEPS}, or "
         f"{EMULATED_STEPS} where the kernel is emulated)",
     )
@@ -216,4 +218,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

@@ -26,12 +26,12 @@ import numpy as np
 
 from benchmarks import machine
 from qwen_megakernel import audio
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import MissingPackageError, OutputError
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import cpu_library
 
-if TYPE_CHECKING:  # torch is imported after `options.wait_passively`
+if TYPE_CHECKING:  # torch is imported after `running.wait_passively`
     import torch
 
     from qwen_megakernel import TTSEngine
@@ -79,7 +79,7 @@ def add_result_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle",
         metavar="SECONDS",
-        type=options.at_least(0),
+        type=parsing.at_least(0),
         default=machine.IDLE_SECONDS,
         help="with --json: longest wait, before the run, for the load average to fall",
     )
@@ -89,14 +89,14 @@ _conditions: machine.Conditions | None = None  # of the run whose result is writ
 
 
 def run(main: Measurement, args: argparse.Namespace) -> int:
-    """Do `options.run` of a command, observing the machine if it writes a result file."""
+    """Do `running.run` of a command, observing the machine if it writes a result file."""
 
     def observed(args: argparse.Namespace) -> int:
         if args.json:
             observe(args.idle)
         return main(args)
 
-    return options.run(observed, args)
+    return running.run(observed, args)
 
 
 def observe(idle_seconds: float = machine.IDLE_SECONDS) -> None:
@@ -118,7 +118,7 @@ def option(name: str, **settings: Any) -> Options:
 
 def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
     """Return an option for `takes` that is a whole number from `least` on."""
-    return option(name, type=options.at_least(least), default=default, help=meaning)
+    return option(name, type=parsing.at_least(least), default=default, help=meaning)
 
 
 def takes(*added: Options) -> Callable[[Measurement], Measurement]:
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        type=options.plot_file,
+        type=parsing.plot_file,
         help="picture of the runs to write (needs the [plots] extra)",
     )
     parser.add_argument(
@@ -184,7 +184,7 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
     speech_options = options.speech_options(args, tts)
     speech_options["seed"] = (args.seed or 0) + index
     stream = tts.stream(
-        options.read_text(args.text),
+        running.read_text(args.text),
         first_chunk_frames=args.first_chunk_frames,
         chunk_frames=args.chunk_frames,
         **speech_options,

@@ -126,7 +126,8 @@ def vocoder_table() -> list[str]:
         "The vocoder",
         "PyTorch's vocoder (`torch`), the native one (`native`), and the native one without fast "
         "convolutions along time (`direct`), by turns with two threads each. Before every chunk "
-        "the native decoder draws its frames, with the weights of the second column.",
+        "the native decoder draws its frames, with the weights of the second column (–: it draws "
+        "none).",
         [
             *("model", "weights", "vocoder", "frames of a chunk", "ms a frame, p50", "at best"),
             "memory reads, GB/s",

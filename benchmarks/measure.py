@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing, running
 
 # name -> (function in measures/, what it measures)
 MEASUREMENTS = {
@@ -48,21 +48,21 @@ EXTRAS = ("bench", "pipecat", "server")  # measurements that need more than the 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the measurement that the command line names."""
-    options.wait_passively()
-    with options.needed(*EXTRAS, by="This measurement"):
+    running.wait_passively()
+    with running.needed(*EXTRAS, by="This measurement"):
         return run(parser(argv), argv)
 
 
 def script(name: str) -> int:
     """Run the measurement `name` as a script of its own, without NAME on its command line."""
-    options.wait_passively()
-    return run(_complete(options.Parser(description=MEASUREMENTS[name][1]), name))
+    running.wait_passively()
+    return run(_complete(parsing.Parser(description=MEASUREMENTS[name][1]), name))
 
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser, with the options of the measurement that `argv` begins with."""
     words = sys.argv[1:] if argv is None else argv
-    root = options.Parser(prog="measure.py", description=__doc__.splitlines()[0])
+    root = parsing.Parser(prog="measure.py", description=__doc__.splitlines()[0])
     names = root.add_subparsers(metavar="NAME", required=True)
     for name, (_, description) in MEASUREMENTS.items():
         command = names.add_parser(name, help=description, description=description)

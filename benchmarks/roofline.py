@@ -22,7 +22,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.frame_weights import frame_weights, layer_weights
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.int8 import GROUP
 
 RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
@@ -127,7 +127,7 @@ def vocoder_weights(codec: CodecConfig) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--model",
         action="append",
@@ -135,7 +135,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--bandwidth",
-        type=options.positive,
+        type=parsing.positive,
         metavar="GB/S",
         help="memory bandwidth of another machine than the known GPUs",
     )

@@ -23,11 +23,11 @@ import numpy as np
 
 from qwen_megakernel import audio
 from qwen_megakernel.audio import WavWriter
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.records import SpeechRequest
 
-with options.needed("pipecat", by="offline_agent.py"):
+with running.needed("pipecat", by="offline_agent.py"):
     from loguru import logger
     from pipecat.audio.vad.vad_analyzer import VADAnalyzer, VADParams
     from pipecat.frames.frames import (
@@ -323,7 +323,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("-o", "--output", default="agent.wav", help="audio file to write (default: %(default)s)")
     add("--token", action="store_true", help="speak each turn as one request, fed word by word")
@@ -342,4 +342,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

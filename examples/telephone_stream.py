@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.audio import to_g711
 from qwen_megakernel.choices import TELEPHONE_RATE
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import QwenTTSError
 
-with options.needed("server", by="telephone_stream.py"):
+with running.needed("server", by="telephone_stream.py"):
     from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed
 
@@ -123,12 +123,12 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """The command line."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", default="Your table for two is ready.", help="what to say")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
     parser.add_argument("--port", type=int, default=8765, help="default 8765; 0: any free one")
     parser.add_argument(
-        "--slots", type=options.at_least(1), default=4, help="calls at once (default: 4)"
+        "--slots", type=parsing.at_least(1), default=4, help="calls at once (default: 4)"
     )
     parser.add_argument("--voice", help="a speaker of the model, or a voice file")
     parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn)")
@@ -138,4 +138,4 @@ def parse_args() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = parse_args()
-    sys.exit(options.run(main, args))
+    sys.exit(running.run(main, args))

@@ -24,9 +24,9 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
 
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 
-with options.needed("pipecat", by="voice_agent.py", also=["pipecat-ai[webrtc,runner,whisper]"]):
+with running.needed("pipecat", by="voice_agent.py", also=["pipecat-ai[webrtc,runner,whisper]"]):
     from pipecat.audio.vad.silero import SileroVADAnalyzer
     from pipecat.frames.frames import LLMRunFrame
     from pipecat.pipeline.pipeline import Pipeline
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     from pipecat.runner.run import main
 
     if not {"-h", "--help"} & set(sys.argv):
-        code = options.run(preload, model_parser().parse_known_args()[0])
+        code = running.run(preload, model_parser().parse_known_args()[0])
         if code:
             sys.exit(code)
-    main(options.Parser(description=__doc__.splitlines()[0], parents=[model_parser()]))
+    main(parsing.Parser(description=__doc__.splitlines()[0], parents=[model_parser()]))

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from qwen_megakernel.choices import TELEPHONE_RATE
+from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 from qwen_megakernel.signals import deferred_signals
 
@@ -67,16 +67,19 @@ def to_g711(samples: np.ndarray, encoding: str) -> bytes:
     return file.getvalue()
 
 
-def check_path(path: str | Path, encoding: str = "pcm") -> None:
+def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None) -> None:
     """Raise the error that a `WavWriter` of this path would raise; no file is left there.
 
+    Args:
+        path, encoding: see `WavWriter`.
+        rate: samples per second; None: a rate that every format has.
     Raises:
         UsageError, OutputError: see `WavWriter`.
     """
-    _begin_file(Path(path), encoding).unlink()
+    _begin_file(Path(path), encoding, rate).unlink()
 
 
-def _begin_file(path: Path, encoding: str) -> Path:
+def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
         raise OutputError(f"Cannot write {path}: it is a folder.")
@@ -87,6 +90,12 @@ def _begin_file(path: Path, encoding: str) -> Path:
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")
     if encoding != "pcm" and path.suffix.lower() != ".wav":
         raise UsageError(f"Cannot write {path}: encoding is {encoding}, which wav alone has.")
+    if path.suffix.lower() == ".mp3" and rate not in (None, *MP3_RATES):
+        raise UsageError(
+            f"Cannot write {path}: sample_rate is {rate}, and mp3 has "
+            f"{', '.join(map(str, MP3_RATES))} alone.",
+            hint="wav, flac and ogg have every rate.",
+        )
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
@@ -114,14 +123,15 @@ class WavWriter:
             rate: samples per second.
             encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
-            UsageError: the extension or the encoding is unknown, or they do not go together.
+            UsageError: the extension or the encoding is unknown, or they or the rate do not go
+                together.
             OutputError: the folder is not writable, or `path` is no regular file.
         """
         import soundfile
 
         self.path = Path(path)
         self._target = target = self.path.resolve()
-        self._partial = _begin_file(self.path, encoding)
+        self._partial = _begin_file(self.path, encoding, rate)
         self._has_audio = False
         file_format = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
@@ -193,8 +203,8 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = 
         rate: samples per second.
         encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
     Raises:
-        UsageError: the extension or the encoding is unknown, they do not go together, or there are
-            no samples.
+        UsageError: the extension or the encoding is unknown, they or the rate do not go together,
+            or there are no samples.
         OutputError: the file cannot be written.
         GenerationError: a sample is NaN or infinite.
     """

@@ -10,9 +10,14 @@ BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 # Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
 NORMALIZE = ("auto", "on", "off")
 
+# Whether a text is spoken as it stands, has "[pause 1.5s]" in it, or is SSML.
+TEXT_FORMATS = ("plain", "pauses", "ssml")
+
 # What the samples of a WAV file are: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
 ENCODINGS = ("pcm", "ulaw", "alaw")
 TELEPHONE_RATE = 8000  # Hz; of ulaw and alaw, if a request says nothing else
+# All that MP3 has, in Hz (ISO/IEC 11172-3 and 13818-3, with MPEG-2.5).
+MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 DTYPES = ("float32", "bfloat16")
 # Further values of `dtype=`: one number format for the talker, another for the code predictor.

@@ -44,6 +44,10 @@ class EmptyText(UsageError):
     """The text has nothing to speak: it is empty, or holds no letter and no digit."""
 
 
+class MarkupError(UsageError):
+    """The markup of a text is broken; the message names the line and the column."""
+
+
 class TextTooLong(UsageError):
     """The text is longer than the engine accepts in one request."""
 

@@ -176,6 +176,21 @@ class SoundOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How a part of a text is spoken and heard, beside what the request says for all of it."""
+
+    language: str | None = None  # None: the request's
+    speed: float = 1.0  # times the request's
+    volume: float = 0.0  # dB, beside the request's
+
+    def sound(self, options: SoundOptions) -> SoundOptions:
+        """Return a request's options as they are for this part, within the limits of both."""
+        speed = min(max(options.speed * self.speed, MIN_SPEED), MAX_SPEED)
+        volume = min(max(options.volume + self.volume, MIN_VOLUME), MAX_VOLUME)
+        return replace(options, speed=speed, volume=volume)
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """What to say and how. `text` is None for a request whose text arrives later, in pieces."""
 
@@ -259,7 +274,7 @@ class AudioChunk:
     are the codec's.
     """
 
-    samples: np.ndarray  # [num_frames * samples_per_frame] int16
+    samples: np.ndarray  # [num_frames * samples_per_frame] int16; of a pause, its silence
     sample_rate: int
     frame_index: int  # first frame of this chunk, counted over the whole utterance
     num_frames: int
@@ -267,6 +282,8 @@ class AudioChunk:
     is_last: bool = False  # a last chunk may be empty and carry only the reason
     finish_reason: FinishReason | None = None
     start_s: float = 0.0  # seconds that are heard before it
+    manner: Manner = field(default_factory=Manner)  # of the part that it belongs to
+    pause_s: float = 0.0  # of a pause that the text asks for, which is a chunk of its own
 
     @property
     def end_s(self) -> float:

@@ -5,10 +5,10 @@ event loop and many callers share one model.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TTSEngine(OfficialNames):
@@ -235,13 +237,24 @@ class TTSEngine(OfficialNames):
         """Clone a voice from 1 to 60 s of one speaker; see `VoiceLibrary.create`.
 
         With `text`, exactly what is said, the voice is used in context, else by its x-vector alone.
-        The engine remembers the last few recordings: a repeated call costs a hash.
+        The engine remembers the last few recordings: a repeated call costs a hash. With the native
+        CPU decoder one core computes, so that the engine can go on speaking meanwhile.
         """
-        return self._voices.create(audio, text, rate=rate, name=name, silence_tail=silence_tail)
+        return self._beside_speech(
+            lambda: self._voices.create(
+                audio, text, rate=rate, name=name, silence_tail=silence_tail
+            )
+        )
 
     def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
         """Return a recording's codes, [num_frames, num_code_groups] int32; `decode` reverses it."""
-        return self._voices.encode(audio, rate)
+        return self._beside_speech(lambda: self._voices.encode(audio, rate))
+
+    def _beside_speech(self, work: Callable[[], T]) -> T:
+        if self.backend != "cpu":
+            return work()
+        with cpu_threads.single_threads() as thread:
+            return thread.submit(work).result()
 
     @property
     def reference_cache_hits(self) -> int:

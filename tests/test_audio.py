@@ -14,7 +14,9 @@ import pytest
 import soundfile
 from tolerances import LOSSY_LOUDNESS, nearly
 
+from qwen_megakernel import audio
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps, to_int16, write_wav
+from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 
 RATE = 24000
@@ -84,6 +86,23 @@ def test_the_extension_picks_the_format(tmp_path: Path, extension: str):
     else:
         kept = np.abs(read[4000:16000]).mean() / np.abs(samples[4000:16000]).mean()
         assert abs(kept - 1) < LOSSY_LOUDNESS
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3"])
+@pytest.mark.parametrize("rate", [8000, 9000, 22050, 37800, 47999, 48000])
+def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
+    tmp_path: Path, extension: str, rate: int
+):
+    path = tmp_path / f"a.{extension}"
+    if extension == "mp3" and rate not in MP3_RATES:
+        for begin in (lambda: audio.check_path(path, rate=rate), lambda: WavWriter(path, rate)):
+            with pytest.raises(UsageError, match=f"sample_rate is {rate}, and mp3 has 8000, "):
+                begin()
+        assert not list(tmp_path.iterdir())
+    else:
+        audio.check_path(path, "pcm", rate)
+        write_wav(path, np.zeros(100, np.int16), rate)
+        assert soundfile.info(path).samplerate == rate
 
 
 def test_minutes_of_vorbis_in_one_write(tmp_path: Path):

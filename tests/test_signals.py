@@ -10,7 +10,7 @@ import soundfile
 from commands import run, start
 
 from qwen_megakernel import signals
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import running
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_a_command_under_nohup_outlives_its_terminal():
     args = argparse.Namespace(debug=False, quiet=False)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
-        assert options.run(lambda _: signal.raise_signal(signal.SIGHUP) or 0, args) == 0
+        assert running.run(lambda _: signal.raise_signal(signal.SIGHUP) or 0, args) == 0
         assert signal.getsignal(signal.SIGTERM) == before[1]
     finally:
         signal.signal(signal.SIGHUP, before[0])

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
 from benchmarks import common, page_parts
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.engine import codes_file
 
 MAX_FRAMES = 200  # 16 s
@@ -100,7 +100,7 @@ def plot(path: str, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
     options.add_model_options(parser)
     options.add_speech_options(parser)
     parser.set_defaults(max_frames=MAX_FRAMES)
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        type=options.plot_file,
+        type=parsing.plot_file,
         help="file for a picture of repeats and entropy by steps (needs the [plots] extra)",
     )
     args = parser.parse_args()

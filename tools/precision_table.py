@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it 
 import torch
 from torch import Tensor
 
-from benchmarks import common, page_parts, pages
+from benchmarks import common, page_parts, precision_page
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
@@ -129,13 +129,13 @@ def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor]
 
 
 def make_variants(config: ModelConfig) -> dict[str, Any]:
-    """Return a decoder for each of `pages.VARIANTS`, on the same weights; the first is float32."""
+    """Return a decoder for each of `VARIANTS`, on the same weights; the first is float32."""
     checkpoint = random_checkpoint(config)
     int8 = {
         weights: SimpleNamespace(
             config=config, talker=int8_weights.quantize(checkpoint.talker, weights)
         )
-        for weights in pages.INT8_FORMS
+        for weights in precision_page.INT8_FORMS
     }
     full, half = (DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF))
     return {
@@ -237,7 +237,7 @@ def main() -> int:
         "runs": all_runs(),
     }
     common.write_json(str(RESULT), found)
-    pages.write(PAGE, pages.precision())
+    page_parts.write(PAGE, precision_page.precision())
     return 0
 
 

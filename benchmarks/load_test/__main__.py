@@ -22,9 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 
-with options.needed("bench", by="The load test"):
+with running.needed("bench", by="The load test"):
     from benchmarks.load_test import plot
     from benchmarks.load_test.levels import measure
     from benchmarks.load_test.workload import PROMPTS, numbers
@@ -33,7 +33,7 @@ from qwen_megakernel.errors import UsageError
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    root = options.Parser(prog="load_test", description=__doc__.splitlines()[0])
+    root = parsing.Parser(prog="load_test", description=__doc__.splitlines()[0])
     root.add_argument(
         "--url", default="http://127.0.0.1:8090", help="address of the server, without /v1"
     )
@@ -50,25 +50,25 @@ def parser() -> argparse.ArgumentParser:
         help="numbers of listeners at once, separated by commas: 1,4,16",
     )
     root.add_argument(
-        "--duration", type=options.positive, default=30.0, help="seconds that each load lasts"
+        "--duration", type=parsing.positive, default=30.0, help="seconds that each load lasts"
     )
     root.add_argument(
         "--warmup", type=float, default=5.0, help="seconds of unmeasured load before each level"
     )
     root.add_argument(
         "--timeout",
-        type=options.positive,
+        type=parsing.positive,
         default=120.0,
         help="longest time for a request, in seconds",
     )
     root.add_argument(
         "--word-ms",
-        type=options.positive,
+        type=parsing.positive,
         help="send the text over the WebSocket, one word each so many milliseconds",
     )
     root.add_argument(
         "--max-in-flight",
-        type=options.at_least(1),
+        type=parsing.at_least(1),
         default=4096,
         help="most requests to have open at once; further ones count as failed (default: 4096)",
     )
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--plot",
         metavar="FILE",
-        type=options.plot_file,
+        type=parsing.plot_file,
         help="picture of the result to write (needs the [plots] extra)",
     )
     options.add_verbosity(root)

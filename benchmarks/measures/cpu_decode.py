@@ -21,7 +21,7 @@ from benchmarks.measures.load import endless
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.backends import choose_backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -43,7 +43,7 @@ AS_STORED = "stored"  # weights as the checkpoint has them
         help="forms of weights to compare: stored, int8, int8-rows, ...",
     ),
     common.option(
-        "--threads", type=options.at_least(1), help="numbers of streams to decode at once"
+        "--threads", type=parsing.at_least(1), help="numbers of streams to decode at once"
     ),
     common.count("--rounds", 15, "number of turns that each decoder has"),
     common.option("--without-torch", action="store_true", help="measure the native decoder only"),

@@ -17,7 +17,7 @@ from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, h
 from benchmarks.measures.threads import busy_loops
 from qwen_megakernel import TTSEngine, audio
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ RAMP_S = 1.0  # a crowd arrives within this time
         help="numbers of listeners at once, separated by commas: 8,16",
     ),
     common.option(
-        "--duration", type=options.positive, default=60.0, help="seconds that each load lasts"
+        "--duration", type=parsing.positive, default=60.0, help="seconds that each load lasts"
     ),
     common.option("--streams", type=int, default=64, help="number of slots of the engine"),
     common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
@@ -223,7 +223,7 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
     common.count("--crowd", 200, "number of streams at once, to count interruptions"),
     common.option(
         "--rtf",
-        type=options.positive,
+        type=parsing.positive,
         default=0.4,
         help="real-time factor of the engine with a fixed pace",
     ),

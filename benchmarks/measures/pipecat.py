@@ -14,7 +14,7 @@ from loguru import logger
 
 from benchmarks import common
 from benchmarks.measures.paced_engine import FRAME_S, PacedEngine, handed_over
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
@@ -33,7 +33,7 @@ METRICS = {
     common.count("--turns", 5, "number of turns of each pipeline in a run"),
     common.count("--runs", 3, "number of runs whose figures count"),
     common.option(
-        "--rtf", type=options.positive, default=0.25, help="real-time factor of the chunks"
+        "--rtf", type=parsing.positive, default=0.25, help="real-time factor of the chunks"
     ),
     common.option("--token", action="store_true", help="feed text in Pipecat's TOKEN mode"),
 )

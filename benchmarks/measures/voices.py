@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 
 RATE = 24000
@@ -34,7 +34,7 @@ METRICS = {
 @common.takes(
     common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
     common.option(
-        "--seconds", type=options.positive, default=10.0, help="length of the recording in seconds"
+        "--seconds", type=parsing.positive, default=10.0, help="length of the recording in seconds"
     ),
     common.count("--threads", 2, "number of PyTorch threads"),
     common.count("--runs", 5, "number of runs whose figures count"),

@@ -22,12 +22,11 @@ from qwen_megakernel.audio import leading_silence_ms, to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import SetupError
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE, WordTimer
 from qwen_megakernel.records import MAX_SILENCE, AudioChunk
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
-from qwen_megakernel.timing.words import word_spans
+from qwen_megakernel.timing.words import count_letters, spoken_spans, word_spans
 from tools.demo_voice import shards
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.espeak import Espeak
@@ -138,16 +137,17 @@ def missed(
     """
     rate, seconds = tts.sample_rate, len(samples) / tts.sample_rate
     silence_s = leading_silence_ms(samples, rate) / 1000
-    letters = WordTimer(DEFAULT_PACE, silence_s, spoken=lambda: pieces)
-    letters.add(text)
-    by_letters = [word.seconds for word in letters.finish(seconds)]
+    spans = list(word_spans(text))
+    spoken = "".join(piece.text for piece in pieces)
+    places = [low for low, _ in spoken_spans(pieces, [span[:2] for span in spans])]
+    pace_s = (seconds - silence_s) / max(1, count_letters(spoken))
+    by_letters = [silence_s + pace_s * count_letters(spoken[:place]) for place in places]
     num_frames = round(seconds / tts.seconds_per_frame)
-    part = SpokenPart(TextPart(text="".join(piece.text for piece in pieces)), 0)
+    part = SpokenPart(TextPart(text=spoken), 0)
     part.end(num_frames, "eos")
     timer = SpeechTimer([part])
     timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0, True, "eos"))
     found = [word.start for word in timer.words(text, pieces)]
-    spans = list(word_spans(text))
     for index, (begin, end, _) in enumerate(spans):
         begins = [time for place, time in exact.items() if begin <= place < end]
         if begins:

@@ -20,7 +20,7 @@ import torch
 from model import Decoder  # the file beside this one
 
 from benchmarks import common
-from qwen_megakernel.cli.options import at_least
+from qwen_megakernel.cli.parsing import at_least
 from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
 
 # Qwen/Qwen3-0.6B, config.json.

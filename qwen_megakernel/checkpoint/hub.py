@@ -234,6 +234,19 @@ def _home(path: str) -> str:
 
 
 @contextmanager
+def without_advice() -> Iterator[None]:
+    """Silence transformers' warnings in the block; they are about settings that no user made."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
     """Set huggingface_hub's global switch for the block."""
     if shown or are_progress_bars_disabled():

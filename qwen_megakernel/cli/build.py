@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, Int8Format
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
 
 # Values of --arch that are no GPU's.
@@ -48,7 +48,7 @@ def build(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `build` to the subparsers `commands`."""
-    command = options.new_command(
+    command = parsing.new_command(
         commands, "build", build, "compile native code ahead of its first use"
     )
     add = command.add_argument

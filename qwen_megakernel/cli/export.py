@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 
 PRECISIONS = ("float16", "float32")  # those of coreml.export, which imports torch
 
@@ -36,7 +36,7 @@ def export_coreml(args: argparse.Namespace) -> int:
 def add_command(commands: Any) -> None:
     """Add `export` to the subparsers `commands`."""
     targets = commands.add_parser("export", help="convert a model for other runtimes")
-    command = options.new_command(
+    command = parsing.new_command(
         targets.add_subparsers(required=True),
         "coreml",
         export_coreml,
@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
     add("--to", metavar="DIR", required=True, help="folder to write the models to")
     add(
         "--positions",
-        type=options.at_least(1),
+        type=parsing.at_least(1),
         default=1024,
         help="length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "
         "1024, about 80 s)",
@@ -67,7 +67,7 @@ def add_command(commands: Any) -> None:
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     add(
         "--chunk-frames",
-        type=options.at_least(1),
+        type=parsing.at_least(1),
         default=4,
         help="frames that the speech decoder takes in one call (default: 4)",
     )

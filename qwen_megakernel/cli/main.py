@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from qwen_megakernel import __version__
-from qwen_megakernel.cli import build, export, options, serve, speak, voices
+from qwen_megakernel.cli import build, export, options, parsing, running, serve, speak, voices
 from qwen_megakernel.cli import sheen as sheen_cli
 from qwen_megakernel.errors import UsageError
 
@@ -25,6 +25,7 @@ def download(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Print what this machine has: versions, processor, GPU, compilers, caches, backend."""
+    options.report_loading(args, "PyTorch")
     from qwen_megakernel.cli.doctor import report
 
     facts = report()
@@ -81,7 +82,7 @@ def compare_codes(args: argparse.Namespace) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their options."""
-    root = options.Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
+    root = parsing.Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 
@@ -90,13 +91,13 @@ def parser() -> argparse.ArgumentParser:
     sheen_cli.add_commands(commands)
     voices.add_commands(commands)
 
-    command = options.new_command(commands, "download", download, "download a model")
+    command = parsing.new_command(commands, "download", download, "download a model")
     add = command.add_argument
     add("model_id", metavar="MODEL", help="hub id, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
     add("--to", metavar="DIR", help="folder to copy the files to as well")
     options.add_verbosity(command)
 
-    command = options.new_command(commands, "doctor", doctor, "describe this machine")
+    command = parsing.new_command(commands, "doctor", doctor, "describe this machine")
     command.add_argument("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
 
@@ -104,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_command(commands)
 
     codes = commands.add_parser("codes", help="inspect files of codec codes")
-    command = options.new_command(
+    command = parsing.new_command(
         codes.add_subparsers(required=True),
         "compare",
         compare_codes,
@@ -121,4 +122,4 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run `qwen-megakernel` or `python -m qwen_megakernel`; returns the exit code."""
     args = parser().parse_args(argv)
-    return options.run(args.run, args)
+    return running.run(args.run, args)

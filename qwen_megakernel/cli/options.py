@@ -1,16 +1,11 @@
-"""What the commands, the demos and the benchmarks share: options, errors and exit codes."""
+"""Options that the commands, the demos and the benchmarks share, and the engine they describe."""
 
 import argparse
-import contextlib
 import logging
-import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import (
     BACKENDS,
@@ -19,12 +14,12 @@ from qwen_megakernel.choices import (
     DTYPES_BY_PART,
     NORMALIZE,
     TELEPHONE_RATE,
+    TEXT_FORMATS,
     WEIGHTS,
     WEIGHTS_HELP,
 )
-from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
-from qwen_megakernel.installing import install_command
-from qwen_megakernel.signals import GracefulExit
+from qwen_megakernel.cli import parsing
+from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -35,105 +30,7 @@ SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence"
 
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
-STANDARD_OUTPUT = "standard output"
-
 logger = logging.getLogger(__name__)
-
-# How a warning about a speech that ended without an end token begins, by finish reason.
-_ENDS = {
-    "length": "Stopped",
-    "silence": "The speech fell silent: stopped",
-    "repeat": "The speech repeated itself: stopped",
-}
-
-
-def whole_number(text: str) -> int:
-    """Parse a whole number, as an argparse type."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def number(text: str) -> float:
-    """Parse a number, as an argparse type."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return an argparse type: whole numbers from `minimum` on."""
-
-    def bounded(text: str) -> int:
-        if (value := whole_number(text)) < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
-        return value
-
-    return bounded
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above zero, as an argparse type."""
-    if not 0 < (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def temperature(text: str) -> float:
-    """Parse a temperature, by which logits can be divided, as an argparse type."""
-    from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
-
-    if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
-        raise argparse.ArgumentTypeError(
-            f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
-            "For greedy decoding use --greedy."
-        )
-    return value
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors take two lines and suggest the nearest option for an unknown one."""
-
-    def __init__(self, *arguments: Any, **settings: Any):
-        super().__init__(*arguments, **settings)
-        # argparse's own errors of `type=int` and `type=float` would name the Python type.
-        self.register("type", int, whole_number)
-        self.register("type", float, number)
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2; argparse would print the usage of all options before."""
-        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
-
-    # argparse's stub has overloads, one for each type of `namespace`.
-    def parse_known_args(  # type: ignore[override]
-        self, args: Any = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
-            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
-            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
-            hint = f"; did you mean {meant}?" if meant else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return known, unknown
-
-
-def new_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
-) -> Any:
-    """Add a command, `run` with its docstring as description, to the subparsers `commands`."""
-    command = commands.add_parser(name, help=summary, description=run.__doc__)
-    command.set_defaults(run=run)
-    return command
-
-
-def plot_file(text: str) -> str:
-    """Refuse a plot's file where matplotlib is missing, before anything is measured (argparse)."""
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
-    return text
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -157,7 +54,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     add("--device", help=DEVICE_HELP)
     add(
         "--threads",
-        type=at_least(1),
+        type=parsing.at_least(1),
         help="threads that compute on the CPU (default: by the model's size and the cores; "
         "1 for demo-voice)",
     )
@@ -210,8 +107,20 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         'before the text is complete), "full" all of it before speaking (default: auto, as the '
         "official package does for this model)",
     )
+    add_text_format_option(parser)
     add_sampling_options(parser)
     add_sound_options(parser)
+
+
+def add_text_format_option(parser: argparse.ArgumentParser) -> None:
+    """--text-format."""
+    parser.add_argument(
+        "--text-format",
+        default="plain",
+        choices=TEXT_FORMATS,
+        help="what the text is: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in "
+        "it) (default: plain)",
+    )
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
@@ -235,7 +144,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
     knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
-        ("temperature", temperature, "divisor of the logits: below 1 less varied"),
+        ("temperature", parsing.temperature, "divisor of the logits: below 1 less varied"),
         ("top-k", int, "number of likeliest codes to draw from; 0: all"),
         ("top-p", float, "share of the probability to draw from; 1: all"),
         ("repetition-penalty", float, "factor against codes drawn before; 1: none"),
@@ -279,7 +188,7 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    names = ("language", "instruct", "text_feed")
+    names = ("language", "instruct", "text_feed", "text_format")
     options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
     return options | sampling_options(args) | sound_options(args)
 
@@ -369,13 +278,17 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     """Make the engine that `add_model_options` describes, and report it on stderr."""
     if "voice_sample" in args:
         check_speech(args)
+    from qwen_megakernel.text.reading.lexicon import Lexicon
+
+    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
+    num_slots = options.get("num_slots", 1)
+    slots = f", {num_slots} slots" if num_slots > 1 else ""
+    report_loading(args, f"{args.model or 'the default model'}{slots}")
     import torch
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
-    from qwen_megakernel.text.reading.lexicon import Lexicon
 
-    lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     report_compiling(args)
     # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -398,6 +311,16 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     return engine
 
 
+def report_loading(args: argparse.Namespace, what: str) -> None:
+    """Print to stderr what is being loaded, unless --quiet.
+
+    Importing PyTorch alone takes seconds, beside busy programs ten of them, which nothing else
+    explains to the user.
+    """
+    if not args.quiet:
+        print(f"loading {what}", file=sys.stderr, flush=True)
+
+
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
     """Print to stderr what an engine runs on, unless --quiet."""
     if not args.quiet:
@@ -415,154 +338,3 @@ def report_compiling(args: argparse.Namespace) -> None:
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
     logging.getLogger(compiling.__name__).setLevel(level)
-
-
-def read_text(text: str) -> str:
-    """Return the text itself, or standard input for "-"."""
-    if text != "-":
-        return text
-    if sys.stdin is None:
-        raise UsageError("There is no standard input to read the text from.")
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
-
-
-def read_speech(
-    text: str,
-    output: str | None,
-    dump_codes: str | None = None,
-    subtitles: str | None = None,
-    encoding: str = "pcm",
-) -> str:
-    """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
-
-    Args:
-        text: the text, or "-" for standard input.
-        output: the audio file to be written; None: no file.
-        dump_codes: the file of codes to be written; None: none.
-        subtitles: the file of the words' times to be written; None: none.
-        encoding: encoding of the audio file.
-    Raises:
-        UsageError: the text is empty or too long, or a format of audio or subtitles is unknown.
-        OutputError: a file cannot be written.
-    """
-    from qwen_megakernel import audio
-    from qwen_megakernel.engine import codes_file
-    from qwen_megakernel.text.cleaning import validate
-    from qwen_megakernel.timing.subtitles import check_path as check_subtitles
-
-    if output is not None:
-        audio.check_path(output, encoding)
-    if dump_codes is not None:
-        codes_file.check_path(Path(dump_codes))
-    if subtitles is not None:
-        check_subtitles(Path(subtitles))
-    return validate(read_text(text))
-
-
-def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
-    """Warn that a speech ended without an end token; what was spoken until then is kept."""
-    how = _ENDS.get(finish_reason or "")
-    if how:
-        logger.warning(
-            "%s at %d frame%s (%.1f s) without an end token (seed %d).",
-            *(how, num_frames, "" if num_frames == 1 else "s", seconds, seed),
-        )
-
-
-def write_output(data: bytes) -> None:
-    """Write all of `data` to standard output, at once.
-
-    Raises:
-        OSError: the write failed; `filename` names standard output, which `run` reports.
-    """
-    left = memoryview(data)
-    try:
-        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take only a part
-            left = left[sys.stdout.buffer.write(left) :]
-        sys.stdout.buffer.flush()
-    except OSError as error:
-        error.filename = STANDARD_OUTPUT
-        raise
-
-
-@contextlib.contextmanager
-def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
-    """Exit with the packages to install if the block cannot import one.
-
-    Args:
-        extras: this package's extras that bring the packages that the block imports.
-        by: the script's name.
-        also: requirements of other packages.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        command = install_command(*extras, also=also)
-        print(f"error: {by} needs {error.name}.\n{command}", file=sys.stderr)
-        sys.exit(MissingPackageError.exit_code)
-
-
-def wait_passively() -> None:
-    """Let PyTorch's threads sleep while they wait for each other, unless the user set a policy.
-
-    By default they wait in a loop that keeps their cores busy: if another program has the core of
-    the thread they wait for, all of them wait until that program gives it up. OpenMP reads the
-    variable when it is loaded, so a command must call this before it imports torch.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; turn its errors into a message and an exit code.
-
-    Returns:
-        `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources, such as
-        a disk that is full, 6 generation), or 128 and the signal's number after Ctrl-C (130),
-        SIGTERM (143) or SIGHUP (129).
-    """
-    level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    wait_passively()
-    end = GracefulExit()
-    try:
-        with end:
-            # Before torch, which would import it from C++ and swallow a Ctrl-C there.
-            import numpy  # noqa: F401
-
-            code = main(args)
-            if sys.stdout:  # None where the caller closed it
-                sys.stdout.flush()  # here, where an error can still be reported
-            return code
-    except QwenTTSError as error:
-        if args.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return end.exit_code
-    except OSError as error:  # a full disk, a folder without permission to write
-        is_output = _has_output_failed() or error.filename == STANDARD_OUTPUT
-        if is_output and isinstance(error, BrokenPipeError):
-            return 0  # the program that read it has ended (`... | head`)
-        if args.debug:
-            raise
-        where = error.filename or (STANDARD_OUTPUT if is_output else None)
-        what = error.strerror or error
-        print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
-        return ResourceError.exit_code
-
-
-def _has_output_failed() -> bool:
-    """Return whether standard output fails; drops what it has not taken, which Python would report
-    at exit."""
-    try:
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False

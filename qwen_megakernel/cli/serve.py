@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import MissingPackageError, UsageError
 from qwen_megakernel.installing import install_command
 
@@ -23,7 +23,7 @@ MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, sure
 
 def add_command(commands: Any) -> None:
     """Add `serve` to the subparsers `commands`."""
-    command = options.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
+    command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8090, help="port; 0 takes a free one (default: %(default)s)")
@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
         help="port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
     )
     add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
-    positive = options.at_least(1)
+    positive = parsing.at_least(1)
     add("--slots", type=positive, default=1, help="streams spoken at a time (default: %(default)s)")
     add(
         "--max-frames",
@@ -238,9 +238,6 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
     from qwen_megakernel.server.service import freeze_garbage_collector
 
     def make() -> Any:
-        if not args.quiet:
-            slots = f"{args.slots} slots" if args.slots > 1 else "1 slot"
-            print(f"loading {args.model or 'the default model'}, {slots}", file=sys.stderr)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
-from qwen_megakernel.cli import options, speak
+from qwen_megakernel.cli import options, parsing, speak
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -38,6 +38,7 @@ def add_commands(commands: Any) -> None:
 
 def prepare(args: argparse.Namespace) -> int:
     """Encode recordings: read metadata.csv and wav/, write their codes to a JSONL file."""
+    options.report_loading(args, args.snac)
     from tqdm import tqdm
 
     from qwen_megakernel.gpu.driver import find_device
@@ -67,6 +68,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> int:
     """Train a voice on a dataset."""
+    options.report_loading(args, args.model)
     from tqdm import tqdm
 
     from qwen_megakernel.sheen.training.job import train_voice
@@ -97,10 +99,11 @@ def train(args: argparse.Namespace) -> int:
 
 def infer(args: argparse.Namespace) -> int:
     """Speak a text with a trained voice."""
-    from qwen_megakernel.sheen.engine import SheenEngine
-
     text = speak.read_text(args)
     options.check_sampling(args)
+    options.report_loading(args, args.model)
+    from qwen_megakernel.sheen.engine import SheenEngine
+
     engine = SheenEngine.from_pretrained(
         args.model,
         backend=args.backend,
@@ -113,6 +116,7 @@ def infer(args: argparse.Namespace) -> int:
     with engine as tts:
         options.report_engine(args, tts)
         how = options.sampling_options(args) | options.sound_options(args)
+        how["text_format"] = args.text_format
         stream = tts.stream(text, **how)
         speak.write_speech(args, tts, stream, text)
     return 0
@@ -127,6 +131,7 @@ def verify_dataset(args: argparse.Namespace) -> int:
 
 def verify_tokenizer(args: argparse.Namespace) -> int:
     """Check the tokenizer and the embeddings of a trained voice."""
+    options.report_loading(args, args.model)
     from qwen_megakernel.sheen import model_folder
     from qwen_megakernel.sheen.training.verify import check_tokenizer
 
@@ -135,6 +140,7 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
 
 def verify_snac(args: argparse.Namespace) -> int:
     """Check that a SNAC codec encodes, decodes and streams."""
+    options.report_loading(args, args.snac)
     from qwen_megakernel.sheen.codec import find_snac
     from qwen_megakernel.sheen.training.verify import check_snac
 
@@ -144,9 +150,21 @@ def verify_snac(args: argparse.Namespace) -> int:
 
 def verify_training(args: argparse.Namespace) -> int:
     """Check training on two samples of a dataset, without keeping the result."""
+    options.report_loading(args, args.model)
+    from tqdm import tqdm
+
     from qwen_megakernel.sheen.training.verify import check_training
 
-    return _print_checks(check_training(_job(args), _train_options(args)))
+    bars: list[tqdm] = []  # empty until the steps begin, as in `train`
+
+    def step(record: "StepRecord", num_steps: int) -> None:
+        if not bars:
+            bars.append(tqdm(unit="step", disable=args.quiet, file=sys.stderr, total=num_steps))
+        bars[0].update()
+        if bars[0].n == num_steps:
+            bars[0].close()
+
+    return _print_checks(check_training(_job(args), _train_options(args), step))
 
 
 def _print_checks(checks: "Iterable[Check]") -> int:
@@ -185,7 +203,7 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 
 
 def _add_prepare(sheen: Any) -> None:
-    command = options.new_command(sheen, "prepare", prepare, "encode recordings for training")
+    command = parsing.new_command(sheen, "prepare", prepare, "encode recordings for training")
     add = command.add_argument
     add("dataset", metavar="DIR", help="folder with metadata.csv (id|phonemes) and wav/")
     add(
@@ -204,7 +222,7 @@ def _add_prepare(sheen: Any) -> None:
 
 
 def _add_train(sheen: Any) -> None:
-    command = options.new_command(sheen, "train", train, "train a voice")
+    command = parsing.new_command(sheen, "train", train, "train a voice")
     add = command.add_argument
     _add_training_options(command)
     add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
@@ -213,7 +231,7 @@ def _add_train(sheen: Any) -> None:
 
 
 def _add_infer(sheen: Any) -> None:
-    command = options.new_command(sheen, "infer", infer, "speak with a voice")
+    command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
     add = command.add_argument
     add("text", help="text to speak; - reads standard input")
     add("--model", required=True, metavar="DIR", help="folder of the trained voice")
@@ -239,6 +257,7 @@ def _add_infer(sheen: Any) -> None:
         help="number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     speak.add_output_options(command)
+    options.add_text_format_option(command)
     options.add_sampling_options(command)
     options.add_sound_options(command)
     options.add_verbosity(command)
@@ -247,7 +266,7 @@ def _add_infer(sheen: Any) -> None:
 def _add_verify(sheen: Any) -> None:
     command = sheen.add_parser("verify", help="check a dataset, a voice, a codec or training")
     verify = command.add_subparsers(required=True)
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "dataset", verify_dataset, "check every line of a dataset"
     )
     add = command.add_argument
@@ -256,7 +275,7 @@ def _add_verify(sheen: Any) -> None:
     add("--max-length", type=int, default=1024, help="tokens per sequence (default: 1024)")
     options.add_verbosity(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify,
         "tokenizer",
         verify_tokenizer,
@@ -265,12 +284,12 @@ def _add_verify(sheen: Any) -> None:
     command.add_argument("model", metavar="DIR", help="folder of the trained voice")
     options.add_verbosity(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "snac", verify_snac, "check that the SNAC codec encodes, decodes and streams"
     )
     _add_snac_options(command)
 
-    command = options.new_command(
+    command = parsing.new_command(
         verify, "training", verify_training, "check training on two samples"
     )
     _add_training_options(command)

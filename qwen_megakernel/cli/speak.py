@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import ENCODINGS
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,13 +59,19 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.encoding != "pcm":
         raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
-    return options.read_speech(args.text, output, args.dump_codes, args.subtitles, args.encoding)
+    files = output, args.dump_codes, args.subtitles, args.encoding
+    return running.read_speech(args.text, *files, args.sample_rate, args.text_format)
 
 
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Write a stream where the options say; `text` estimates its length for the progress bar."""
+    """Write a stream where the options say; `text` estimates its length for the progress bar.
+
+    Raises:
+        UsageError: nothing is heard of the speech, so no file is written.
+        OutputError: a file cannot be written.
+    """
     import numpy as np
 
     from qwen_megakernel import audio
@@ -76,7 +82,7 @@ def write_speech(
     output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     if args.stdout:
         for chunk in stream:
-            options.write_output(chunk.pcm16)
+            running.write_output(chunk.pcm16)
             _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
@@ -95,6 +101,8 @@ def write_speech(
                 samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
                 samples = at_loudness(samples, stream.sample_rate, args.loudness)
                 writer.write(audio.to_int16(samples))
+        if not seconds:
+            raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
         subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:
@@ -107,7 +115,7 @@ def write_speech(
         )
         num_frames = len(stream.codes)
         made_s = num_frames * tts.seconds_per_frame
-        options.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
+        running.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
 
 
 def speak(args: argparse.Namespace) -> int:
@@ -120,7 +128,7 @@ def speak(args: argparse.Namespace) -> int:
 
 def add_command(commands: Any) -> None:
     """Add `speak` to the subparsers `commands`."""
-    command = options.new_command(commands, "speak", speak, "speak a text")
+    command = parsing.new_command(commands, "speak", speak, "speak a text")
     command.add_argument("text", help="text to speak; - reads standard input")
     add_output_options(command)
     options.add_model_options(command)
@@ -129,7 +137,9 @@ def add_command(commands: Any) -> None:
 
 def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
     """Print a line about a chunk that was written, with --stream."""
-    if args.stream and chunk.num_frames:
+    if args.stream and chunk.pause_s:
+        print(f"{chunk.t_ms:8.1f} ms  pause of {chunk.pause_s:g} s", file=sys.stderr)
+    elif args.stream and chunk.num_frames:
         last = chunk.frame_index + chunk.num_frames - 1
         print(f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}..{last}", file=sys.stderr)
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def add_commands(commands: Any) -> None:
     """Add `voices create | list | show | delete` to the subparsers `commands`."""
     voices = commands.add_parser("voices", help="make and manage voices")
     voices = voices.add_subparsers(required=True)
-    command = options.new_command(voices, "create", create, "make voices from recordings")
+    command = parsing.new_command(voices, "create", create, "make voices from recordings")
     add = command.add_argument
     add(
         "source",
@@ -39,20 +39,20 @@ def add_commands(commands: Any) -> None:
     add("--legacy-bin", action="store_true", help="write all voices to one voice_presets.bin")
     options.add_model_options(command)
 
-    command = options.new_command(voices, "list", list_voices, "list the voices of a folder")
+    command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = command.add_argument
     add("folder", nargs="?", default=".", metavar="DIR|FILE", help="file, or " + _FOLDER_HELP)
     add("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
 
-    command = options.new_command(voices, "show", show, "show a voice")
+    command = parsing.new_command(voices, "show", show, "show a voice")
     add = command.add_argument
     add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
     add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
     add("--json", action="store_true", help="print JSON")
     options.add_verbosity(command)
 
-    command = options.new_command(voices, "delete", delete, "delete a voice")
+    command = parsing.new_command(voices, "delete", delete, "delete a voice")
     add = command.add_argument
     add("voice", metavar="NAME", help="name in --voices")
     add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)

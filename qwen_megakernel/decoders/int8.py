@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qwen_megakernel.choices import Int8Format
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.native import cpu_threads
 
 # The names of a stack's layers among a checkpoint's tensors begin with these.
 PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
@@ -133,12 +134,16 @@ def quantize(
     wanted = Int8Format.parse(weights)
     prefixes = tuple(PREFIXES[stack] for stack in wanted.stacks) + (HEADS if wanted.heads else ())
     in_groups = in_groups if wanted.in_groups is None else wanted.in_groups
-    return {
-        name: Int8Matrix.of(tensor, in_groups=in_groups)
-        if name.startswith(prefixes) and tensor.ndim == 2
-        else tensor
-        for name, tensor in talker.items()
-    }
+    with cpu_threads.single_threads(torch.get_num_threads()) as threads:
+        rounded = {
+            name: threads.submit(Int8Matrix.of, tensor, in_groups=in_groups)
+            for name, tensor in talker.items()
+            if name.startswith(prefixes) and tensor.ndim == 2
+        }
+        return {
+            name: rounded[name].result() if name in rounded else tensor
+            for name, tensor in talker.items()
+        }
 
 
 def check_weights(weights: str | None, backend: str) -> None:

@@ -15,23 +15,6 @@ MIN_JUDGED_CODES = 64  # for figures over all groups together
 MOST_OF_A_GROUP = 0.75  # of a group's frames; pauses of a healthy voice hold one value for 0.35
 
 
-def check_path(path: Path) -> None:
-    """Raise the error that `write` would raise for this path; no file is left there.
-
-    Raises:
-        OutputError: the path cannot be written.
-    """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # the reader of a pipe would take this for its end
-    was_there = path.exists()
-    try:
-        path.open("a").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write codes to {path}: {error.strerror}.") from error
-
-
 def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:
     """Write [num_frames, num_code_groups] codes to a new file, or append them to an old one.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,14 +76,8 @@ class ActiveStream:
 
     @property
     def lead_s(self) -> float:
-        """Seconds until a reader that plays since its first chunk has nothing left to play.
-
-        Before the first chunk it is minus infinity: no stream is more urgent.
-        """
-        begun_ms = self.state.timings.get("first_chunk")
-        if begun_ms is None:
-            return -math.inf
-        return self.state.delivered_s - (self.state.elapsed_ms() - begun_ms) / 1000
+        """See `StreamState.lead_s`."""
+        return self.state.lead_s()
 
     # ---- transitions -----------------------------------------------------------------------------
 
@@ -163,7 +156,8 @@ class ActiveStream:
         self.state.codes.extend(codes[: len(frames)])
         if len(frames):
             self.state.timings.setdefault("first_chunk", self.state.elapsed_ms())
-            self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames))
+            manner = self.part.manner if self.part else None
+            self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
 
     def end_part(self) -> bool:
         """Go on to the next part; returns whether there is none, or no frame left for it."""

@@ -24,16 +24,23 @@ from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
-from qwen_megakernel.errors import OutputError, QwenTTSError, UsageError
-from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
-from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.errors import OutputError, QwenTTSError, UnknownLanguage, UsageError
+from qwen_megakernel.records import AudioChunk, Files, Manner, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.sound.chain import SoundChain, new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
-from qwen_megakernel.text.cleaning import MAX_CHARS, check_length
-from qwen_megakernel.text.languages import AUTO, language_of_code
-from qwen_megakernel.text.parts import EncodedText, PartCutter
+from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
+from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
+from qwen_megakernel.text.markup.marked_text import (
+    MarkedText,
+    Passage,
+    check_text_format,
+    new_parser,
+)
+from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
-from qwen_megakernel.text.reading.reader import Reading, TextReader
+from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
@@ -70,6 +77,7 @@ class SpeechEngine(ABC):
     _read_languages: Sequence[str] | None = None  # of texts that the model reads; None: not known
     _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
     can_clone = False  # `create_voice` works
+    takes_phonemes = False  # texts are phonemes
 
     def __init__(
         self,
@@ -158,6 +166,7 @@ class SpeechEngine(ABC):
         first_chunk_frames: int = 1,
         chunk_frames: int = 10,
         text_open: bool = False,
+        text_format: str = "plain",
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | os.PathLike[str] | None = None,
         speed: float | None = None,
@@ -183,6 +192,8 @@ class SpeechEngine(ABC):
             split: "auto" cuts long text at sentences, "off" does not cut it.
             first_chunk_frames, chunk_frames: frames of the first chunk and of the longest; each
                 chunk doubles the one before.
+            text_format: "plain", "ssml" (markup), or "pauses" (plain text in which "[pause 1.5s]"
+                is a pause; docs/speech-control.md).
             normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" leaves
                 them as they are written, "auto" is the engine's choice (docs/speech-control.md).
             lexicon: respellings of this request, before the engine's own: a file, words with their
@@ -196,7 +207,9 @@ class SpeechEngine(ABC):
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
             UsageError: the request can never work, or an option does not exist; no stream was
-                started.
+                started. A `MarkupError` names the line and column where the markup of `text` is
+                broken; that of a text that comes through `feed` is raised by the stream, behind
+                what is spoken before it.
             SetupError: the text of a trained voice needs espeak-ng, or sample_rate soxr, which is
                 not installed.
             EngineClosed: the engine is closed.
@@ -240,40 +253,103 @@ class SpeechEngine(ABC):
                 trailing_silence=trailing_silence,
             ),
         )
-        chain = new_chain(request.sound, self.sample_rate, self._high_pass)
-        reader = self._reader(normalize, language, Lexicon.of(lexicon))
-        if reader and text is not None:
+        check_text_format(text_format)
+        has_markup = text_format != "plain"
+        heard = self._heard_chunks(request.sound, has_markup=has_markup)
+        name = self._language_name(language)
+        reader = self._reading.reader(normalize, name, Lexicon.of(lexicon), has_markup)
+        marked: MarkedText | None = None
+        if has_markup and reader:
+            marked = MarkedText(
+                new_parser(text_format),
+                reader,
+                self._spoken_language,
+                language=name,
+                takes_phonemes=self.takes_phonemes,
+            )
+        if marked and text is not None:
             check_length(len(text), MAX_CHARS)
-            request = replace(request, text=reader.whole(text))
-        encoded, loop = self._encode(request), self._loop
+            encoded, parts = self._encode_passages(request, marked.whole(text))
+        else:
+            if reader and text is not None:
+                check_length(len(text), MAX_CHARS)
+                request = replace(request, text=reader.whole(text))
+            encoded = self._encode(request)
+            parts = deque(encoded.whole_parts())
+        loop = self._loop
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
             text_closed=not text_open,
-            parts=deque(encoded.whole_parts()),
-            planned_parts=len(encoded.parts) or None,
+            parts=parts,
+            planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
             watch=TextWatch(self._read_languages),
+            heard=heard,
         )
         state.warn(request.sampling.cold_warnings(self._sampling))
         if text is not None:
-            state.look(text)
-        if reader:
+            state.look(marked.written if marked else text)
+        if marked:
+            state.warn(marked.take_warnings())
+        elif reader:
             state.warn(reader.take_warnings())
         loop.submit(state)
-        heard = HeardChunks(chain) if chain else None
         if not text_open:
-            return SpeechStream(state, self, None, reader, text, heard, self._workers)
+            return SpeechStream(state, self, None, reader, text, self._workers, marked)
         cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader, None, heard, self._workers)
+        return SpeechStream(state, self, cutter, reader, None, self._workers, marked)
 
-    def _reader(
-        self, normalize: str, language: str | None, lexicon: Lexicon | None
-    ) -> TextReader | None:
-        """What reads the text of a request; a model of one language is not asked which it is in."""
+    def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
+        """What makes the sound of a stream; None if its samples are heard as they are."""
+        chain = new_chain(sound, self.sample_rate, self._high_pass, may_pause=has_markup)
+        if chain is None:
+            return None
+        rate, high_pass = self.sample_rate, self._high_pass  # not self, which the stream has
+
+        def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
+            leading = 0.0 if is_behind_pause else sound.leading_silence if is_first else None
+            options = replace(manner.sound(sound), leading_silence=leading)
+            return new_chain(options, rate, high_pass, may_pause=True)
+
+        return HeardChunks(chain, begin if has_markup else None)
+
+    def _encode_passages(
+        self, request: SpeechRequest, passages: Sequence[Passage]
+    ) -> tuple[EncodedText, deque[TextPart]]:
+        """Encode what is spoken of a whole text with markup.
+
+        Raises:
+            EmptyText, TextTooLong: as for a text without markup.
+        """
+        check_length(sum(len(passage.text) for passage in passages), MAX_CHARS)
+        encoded: EncodedText | None = None
+        parts: deque[TextPart] = deque()
+        start = 0
+        for passage in passages:
+            begun = [TextPart.pause(passage.pause_s, start)] if passage.pause_s else []
+            if not unspeakable(clean(passage.text)):
+                language = passage.manner.language or request.language
+                encoded = self._encode(replace(request, text=passage.text, language=language))
+                begun += encoded.whole_parts(start, passage.manner)
+            parts.extend(begun)
+            start += len(visible(passage.text))
+        if encoded is None:
+            raise empty_text("".join(passage.text for passage in passages))
+        return encoded, parts
+
+    def _spoken_language(self, language: str) -> str | None:
+        """The model's name of a language; None: it does not speak it."""
+        try:
+            return resolve_language(language, self.languages)
+        except UnknownLanguage:
+            return None
+
+    def _language_name(self, language: str | None) -> str:
+        """The name of the language that a text is read in; that of a model with one alone."""
         name = (language or AUTO).strip().lower()
         own = [each for each in self.languages if each != AUTO]
         if name == AUTO and len(own) == 1:
             name = own[0]
-        return self._reading.reader(normalize, language_of_code(name) or name, lexicon)
+        return language_of_code(name) or name
 
     @property
     def spent_ms(self) -> dict[str, float]:

@@ -203,10 +203,16 @@ class StepLoop:
     def _begin_part(self, stream: ActiveStream) -> None:
         state, request = stream.state, stream.state.request
         # `closed` is read before `ids`, as in `_feed_part`: a writer appends, then closes.
-        while state.parts and state.parts[0].closed and not state.parts[0].ids:
+        while state.parts:
+            if pause_s := state.parts[0].take_pause():
+                state.deliver_pause(pause_s)
+            if not state.parts[0].closed or state.parts[0].ids:
+                break
             state.parts.popleft()
         if not state.parts:
             if state.text_closed and not state.parts:
+                if state.text_error:
+                    raise state.text_error
                 if not state.num_parts:
                     raise EmptyText("The text ended without a letter or digit to speak.")
                 stream.end_text()
@@ -215,6 +221,8 @@ class StepLoop:
         ids = part.take()
         if not len(ids):
             return
+        if part.manner.language is not None:
+            request = replace(request, language=part.manner.language)
         started = time.perf_counter()
         prefill = self._prompts.build(
             replace(state.prompt_ids, body=ids), request, text_open=not closed

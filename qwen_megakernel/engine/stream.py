@@ -7,6 +7,7 @@ the stream, so an abandoned loop never keeps a slot.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -19,9 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from qwen_megakernel import audio
-from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import AudioChunk, FinishReason, SpeechRequest, TextIds, check_text
+from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.records import (
+    AudioChunk,
+    FinishReason,
+    Manner,
+    SpeechRequest,
+    TextIds,
+    check_text,
+)
 from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.text.markup.marked_text import Cut, MarkedText
 from qwen_megakernel.text.parts import PartCutter, TextPart
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.spoken import Piece
@@ -86,6 +95,7 @@ class StreamState:
     sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)
     text_closed: bool = False
+    text_error: QwenTTSError | None = None  # raised when the text before it is spoken
     cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
     outbox: Outbox = field(default_factory=Outbox)
@@ -96,7 +106,8 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    delivered_s: float = 0.0  # seconds for which the reader can play what it was given
+    heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
+    delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
     watch: TextWatch = field(default_factory=lambda: TextWatch(None))
     warnings: list[str] = field(default_factory=list)  # about the text and the options
 
@@ -116,10 +127,18 @@ class StreamState:
         frame_index: int,
         num_frames: int,
         reason: FinishReason | None = None,
+        *,
+        manner: Manner | None = None,
+        pause_s: float = 0.0,
     ) -> None:
-        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames."""
+        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames.
+
+        Args:
+            manner: of the part that they belong to.
+            pause_s: of a pause, which has no samples yet.
+        """
         start_s = self.delivered_s
-        self.delivered_s += len(samples) / self.sample_rate / self.request.sound.speed
+        self.delivered_s += pause_s + len(samples) / self.sample_rate
         self.outbox.put(
             AudioChunk(
                 samples=samples,
@@ -130,8 +149,32 @@ class StreamState:
                 is_last=reason is not None,
                 finish_reason=reason,
                 start_s=start_s,
+                manner=manner or Manner(),
+                pause_s=pause_s,
             )
         )
+
+    def deliver_pause(self, seconds: float) -> None:
+        """Give the reader a pause of the text."""
+        self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
+
+    def lead_s(self) -> float:
+        """Seconds until a reader that plays from its first sample on has nothing left to play.
+
+        Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
+        knows what has been heard, which silence that it cuts or holds back is not; of chunks that
+        the reader has not taken yet, all is expected to be heard.
+        """
+        if self.heard is None:
+            begun_ms = self.timings.get("first_chunk")
+            if begun_ms is None:
+                return -math.inf
+            return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
+        progress = self.heard.progress
+        untaken_s = (self.delivered_s - progress.made_s) / self.request.sound.speed
+        if progress.begun is None:
+            return untaken_s or -math.inf
+        return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request was made."""
@@ -158,18 +201,20 @@ class SpeechStream:
         cutter: PartCutter | None = None,
         reader: TextReader | None = None,
         written: str | None = None,
-        heard: HeardChunks | None = None,
         workers: Executor | None = None,
+        marked: MarkedText | None = None,
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
         self._cutter = cutter  # of a text that arrives in pieces
         self._reader = reader  # None: the text is spoken as it is written
         self._written = [written or ""]  # the user's text so far
-        self._timer = SpeechTimer(state.spoken_parts)
-        self._heard = heard  # None: the samples are heard as the engine makes them
+        self._marked = marked  # None: the text has no markup
+        self._timer = SpeechTimer(state.spoken_parts, are_heard_apart=marked is not None)
+        self._heard = state.heard
         self._workers = workers  # make what a coroutine hears; None: those of its event loop
-        self._working: asyncio.Future[AudioChunk | None] | None = None  # on what is heard
+        self._working: asyncio.Future[list[AudioChunk]] | None = None  # on what is heard
+        self._ready: deque[AudioChunk] = deque()  # received, and not handed out yet
         self._over = False
 
     @property
@@ -228,7 +273,7 @@ class SpeechStream:
     def spoken_text(self) -> str:
         """The text so far as the model is given it: numbers in words, words as a lexicon spells
         them. It grows while text comes through `feed`, and what is there never changes."""
-        return self._reader.spoken.text if self._reader else self._text
+        return self._reader.spoken.text if self._reader else self.written_text
 
     @property
     def spoken_pieces(self) -> tuple[Piece, ...]:
@@ -243,21 +288,27 @@ class SpeechStream:
     def words(self) -> list[TimedWord]:
         """The words of the user's text that the chunks received so far speak, with their times.
         While a part of the text is being spoken, the times of its words are an estimate."""
-        return self._timer.words(self._text, self.spoken_pieces)
+        return self._timer.words(self.written_text, self.spoken_pieces)
+
+    async def find_words(self) -> list[TimedWord]:
+        """Return `words`; the event loop is free while a thread looks at the samples."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, lambda: self.words)
 
     @property
     def segments(self) -> list[Segment]:
         """The sentences of the user's text that the chunks received so far speak."""
-        return self._timer.segments(self._text, self.spoken_pieces)
+        return self._timer.segments(self.written_text, self.spoken_pieces)
 
     def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
         """Return the words and sentences whose times have settled since the last call. What was
         returned never changes, in `words` and `segments` neither."""
-        return self._timer.take(self._text, self.spoken_pieces)
+        return self._timer.take(self.written_text, self.spoken_pieces)
 
     @property
-    def _text(self) -> str:
-        return "".join(self._written)
+    def written_text(self) -> str:
+        """The user's text so far, without its markup. `words` count their places in it."""
+        return self._marked.written if self._marked else "".join(self._written)
 
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
@@ -274,11 +325,16 @@ class SpeechStream:
         if text is None:
             raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
         check_text(text=text)
+        if self._cutter and self._state.text_error:
+            return  # the reader gets the error, behind what is spoken
         if self._cutter is None or self._state.text_closed:
             raise UsageError(
                 "feed() on a stream whose text is complete.",
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
+        if self._marked:
+            self._take(self._cutter, self._marked, self._marked.feed(text))
+            return
         self._state.look(text)
         self._written.append(text)
         if self._reader:
@@ -291,30 +347,48 @@ class SpeechStream:
         """Declare the text complete; the stream ends when all of it is spoken."""
         if self._cutter is None or self._state.text_closed:
             return
-        if self._reader:
+        if self._marked:
+            self._take(self._cutter, self._marked, self._marked.end())
+        elif self._reader:
             self._cutter.feed(self._reader.end())
             self._state.warn(self._reader.take_warnings())
-        self._cutter.end()
+        self._close_text(self._cutter)
+
+    def _take(self, cutter: PartCutter, marked: MarkedText, steps: Iterable[str | Cut]) -> None:
+        """Take words and cuts of a text with markup; an error in it ends the text."""
+        for step in steps:
+            if isinstance(step, str):
+                cutter.feed(step)
+            else:
+                cutter.cut(step.manner, step.pause_s)
+        self._state.warn(marked.take_warnings())
+        if marked.error and not self._state.text_error:
+            self._state.text_error = marked.error
+            self._close_text(cutter)
+        self._state.wake()
+
+    def _close_text(self, cutter: PartCutter) -> None:
+        cutter.end()
         self._state.text_closed = True
         self._state.wake()
 
-    def _receive(self, item: AudioChunk | Exception) -> AudioChunk | None:
-        """Return the chunk that the reader hears; None if nothing is heard before the next item."""
+    def _receive(self, item: AudioChunk | Exception) -> list[AudioChunk]:
+        """Return the chunks that the reader hears; none if nothing is heard before the next."""
         self._state.wake()  # a slot that waits for the reader may go on
         if isinstance(item, Exception):
             if self._heard and (rest := self._heard.rest()):
                 self._state.outbox.put(item)  # comes behind it
                 self._timer.hear(rest)
-                return rest
+                return [rest]
             self._over = True
             raise item
         self._over = item.is_last
-        chunk = self._heard.hear(item) if self._heard else item
-        if chunk:
+        chunks = self._heard.hear(item) if self._heard else [item]
+        for chunk in chunks:
             self._timer.hear(chunk)
-        return chunk
+        return chunks
 
-    async def _receive_async(self) -> AudioChunk | None:
+    async def _receive_async(self) -> list[AudioChunk]:
         """`_receive` the next item; the event loop is free while a thread works on the sound."""
         if not self._heard:
             return self._receive(await self._state.outbox.get_async())
@@ -323,30 +397,32 @@ class SpeechStream:
             loop = asyncio.get_running_loop()
             self._working = loop.run_in_executor(self._workers, self._receive, item)
         try:
-            chunk = await asyncio.shield(self._working)
-        except Exception:  # not where the reader is cancelled: it may come again for the chunk
+            chunks = await asyncio.shield(self._working)
+        except Exception:  # not where the reader is cancelled: it may come again for the chunks
             self._working = None
             raise
         self._working = None
-        return chunk
+        return chunks
 
     def __iter__(self) -> Iterator[AudioChunk]:
         return self
 
     def __next__(self) -> AudioChunk:
-        while not self._over:
-            if chunk := self._receive(self._state.outbox.get()):
-                return chunk
-        raise StopIteration
+        while not self._ready:
+            if self._over:
+                raise StopIteration
+            self._ready.extend(self._receive(self._state.outbox.get()))
+        return self._ready.popleft()
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        while not self._over or self._working:
-            if chunk := await self._receive_async():
-                return chunk
-        raise StopAsyncIteration
+        while not self._ready:
+            if self._over and not self._working:
+                raise StopAsyncIteration
+            self._ready.extend(await self._receive_async())
+        return self._ready.popleft()
 
     def close(self) -> None:
         """Cancel after the current frame, without waiting; chunks made before can still be read."""
@@ -399,6 +475,7 @@ class Speech:
         Args:
             encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
+            UsageError: there is no such format or encoding, or it has not the sample rate.
             OutputError: the path cannot be written.
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding)
@@ -427,6 +504,6 @@ class Speech:
             timings=stream.timings,
             spoken_text=stream.spoken_text,
             # Found when they are asked for. The stream itself would keep the engine.
-            _words=partial(stream._timer.words, stream._text, stream.spoken_pieces),
-            _segments=partial(stream._timer.segments, stream._text, stream.spoken_pieces),
+            _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
+            _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),
         )

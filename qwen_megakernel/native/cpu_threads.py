@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -97,6 +98,15 @@ def limit_this_thread(num_threads: int) -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(of_others,))
     restore.start()
     restore.join()
+
+
+def single_threads(count: int = 1) -> ThreadPoolExecutor:
+    """Return `count` new threads, each of which computes PyTorch's operations by itself.
+
+    PyTorch's own pool meets after every operation, and its threads spin for each other meanwhile:
+    that takes a core from whoever else needs it, and on a busy machine most of the time.
+    """
+    return ThreadPoolExecutor(count, initializer=limit_this_thread, initargs=(1,))
 
 
 def quota(root: Path = Path("/")) -> float | None:

@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
-from pipecat.frames.frames import CancelFrame, ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.frames.frames import CancelFrame, ErrorFrame, Frame, TTSAudioRawFrame, TTSTextFrame
+from pipecat.utils.text.base_text_aggregator import Aggregation, TextType
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 from pipecat.utils.tracing.service_decorators import traced_tts
 
-from qwen_megakernel.audio import leading_silence_ms
 from qwen_megakernel.errors import EngineClosed, GenerationError
 from qwen_megakernel.pipecat.base import InProcessTTSService
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE, WordTime, WordTimer
+from qwen_megakernel.pipecat.word_timestamps import WordTime, WordTimer
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.sentences import unspeakable
+from qwen_megakernel.timing.words import split_words
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -30,6 +32,26 @@ if TYPE_CHECKING:
 # Silence in place of text without sound, and of speech that failed before its first sample. The
 # base class gives a service up after three contexts without audio.
 SILENCE_S = 0.08
+
+_TAG = re.compile(r"<[^<>]*>")
+
+
+class WholeTurn:
+    """Collects a turn whose text, cut anywhere, would be broken markup."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
+        """Take a piece; yields nothing."""
+        self._text += text
+        nothing: tuple[Aggregation, ...] = ()
+        for piece in nothing:
+            yield piece
+
+    async def flush(self) -> Aggregation | None:
+        """Return all of the text."""
+        return Aggregation(self._text, TextType.SENTENCE) if self._text.strip() else None
 
 
 @dataclass(slots=True)
@@ -44,11 +66,10 @@ class ContextSpeech:
     audio_s: float = 0.0  # audio made so far
     stream: SpeechStream | None = None  # the latest request
     is_cancelled: bool = False
-    # For a turn whose text is still arriving (TOKEN mode):
+    # For a turn whose text is still arriving (TOKEN mode, or text with markup):
     task: asyncio.Task | None = None  # moves its audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
-    timer: WordTimer | None = None
-    sentences: SimpleTextAggregator | None = None  # set if a turn takes several requests
+    sentences: SimpleTextAggregator | WholeTurn | None = None  # set if requests need whole texts
     requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)  # their texts
     text_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _deadline: asyncio.Timeout | None = None  # for the next chunk
@@ -77,9 +98,8 @@ class ContextSpeech:
             async for sentence in self.sentences.aggregate(words):
                 self.requests.put_nowait(sentence.text)
             return
-        assert self.stream is not None and self.timer is not None  # the first word opens them
+        assert self.stream is not None  # the first word opens it
         self.stream.feed(words)
-        self.timer.add(words)
         self._extend_deadline()
 
     async def end_text(self) -> None:
@@ -122,7 +142,6 @@ class ContextTTSService(InProcessTTSService):
         self._sound_rate = sample_rate
         self._engine_timeout_s = engine_timeout_s
         self._speeches: dict[str, ContextSpeech] = {}  # by context id
-        self._pace = DEFAULT_PACE
         super().__init__(
             push_text_frames=False,  # words are pushed as they are heard
             push_start_frame=True,
@@ -140,6 +159,11 @@ class ContextTTSService(InProcessTTSService):
 
     @property
     @abstractmethod
+    def _has_markup(self) -> bool:
+        """Whether texts have markup, which goes on from one sentence of a turn to the next."""
+
+    @property
+    @abstractmethod
     def _needs_whole_sentences(self) -> bool:
         """Whether the voice cannot speak a text that is still arriving."""
 
@@ -154,13 +178,14 @@ class ContextTTSService(InProcessTTSService):
             context_id: The context; sentences of a turn share one.
 
         Yields:
-            Audio and error frames. In TOKEN mode audio comes through the context instead.
+            Audio and error frames. In TOKEN mode, and of text with markup, audio comes through the
+            context instead.
         """
         if self._stopping:
             return  # text after the EndFrame, which no listener would hear
         speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
         await self.start_tts_usage_metrics(text)
-        if self._is_streaming_tokens:
+        if self._is_streaming_tokens or self._has_markup:
             frames = self._take_words(context_id, speech, text)
         else:
             frames = self._say_sentence(context_id, speech, text)
@@ -171,10 +196,10 @@ class ContextTTSService(InProcessTTSService):
         self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame, None]:
         if unspeakable(text):
-            timer = WordTimer(self._pace, speech.audio_s)
-            timer.add(text)
+            begin_s = speech.audio_s
             yield self._silence(context_id, speech)
-            await self._push_words(context_id, timer.finish(speech.audio_s))
+            words = [WordTime(word, begin_s, unspaced) for word, unspaced in split_words(text)]
+            await self._push_words(context_id, words)
             return
         try:
             speech.stream = self._open_stream(text)
@@ -182,9 +207,7 @@ class ContextTTSService(InProcessTTSService):
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return
-        timer = self._timer(speech.stream, speech.audio_s)
-        timer.add(text)
-        async for frame in self._say_stream(context_id, speech, speech.stream, timer):
+        async for frame in self._say_stream(context_id, speech, speech.stream):
             yield frame
 
     async def _take_words(
@@ -193,6 +216,8 @@ class ContextTTSService(InProcessTTSService):
         """Feed words to the request of their turn; the first word opens it."""
         if speech.text_ended.is_set():
             return  # the turn has failed
+        if not self._is_streaming_tokens:
+            text += " "  # which Pipecat has taken from between the sentences
         try:
             if speech.task is None:
                 speech.unspoken += text
@@ -207,19 +232,15 @@ class ContextTTSService(InProcessTTSService):
                 yield frame
         yield None  # the audio comes through the context
 
-    def _timer(self, stream: SpeechStream, start_s: float = 0.0) -> WordTimer:
-        """What times the words of a request, by what is spoken for them."""
-        spoken = (lambda: stream.spoken_pieces) if stream.is_normalized else None
-        return WordTimer(self._pace, start_s, spoken)
-
     def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
         if self._needs_whole_sentences:
             speech.sentences = SimpleTextAggregator(language=self.text_aggregation_language)
+            if self._has_markup:
+                speech.sentences = WholeTurn()
             frames = self._say_requests(context_id, speech)
         else:
             speech.stream = self._open_stream(None)
-            speech.timer = self._timer(speech.stream)
-            frames = self._say_stream(context_id, speech, speech.stream, speech.timer)
+            frames = self._say_stream(context_id, speech, speech.stream)
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 
     async def _speak_turn(
@@ -240,23 +261,18 @@ class ContextTTSService(InProcessTTSService):
                 yield frame
 
     async def _say_stream(
-        self, context_id: str, speech: ContextSpeech, stream: SpeechStream, timer: WordTimer
+        self, context_id: str, speech: ContextSpeech, stream: SpeechStream
     ) -> AsyncGenerator[Frame, None]:
         """Yield the frames of a request while it runs, and add its words to the context."""
-        is_silent = True
+        timer = WordTimer(stream, speech.audio_s)
         try:
             while (chunk := await speech.next_chunk(stream)) is not None:
                 if not len(chunk.samples):
                     continue  # a last chunk may have the finish reason alone
                 await self.stop_ttfb_metrics()
-                duration_s = len(chunk.samples) / chunk.sample_rate
-                if is_silent:  # the first word begins with the first audible sample
-                    silence_s = leading_silence_ms(chunk.samples, chunk.sample_rate) / 1000
-                    timer.start_s = speech.audio_s + silence_s
-                    is_silent = silence_s >= duration_s
-                speech.audio_s += duration_s
+                speech.audio_s += len(chunk.samples) / chunk.sample_rate
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
-                due = timer.due(speech.audio_s, self._heard_s(context_id))
+                due = await timer.due(speech.audio_s, self._heard_s(context_id))
                 await self._push_words(context_id, due)
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
@@ -266,8 +282,7 @@ class ContextTTSService(InProcessTTSService):
             return
         finally:
             stream.close()
-        await self._push_words(context_id, timer.finish(speech.audio_s))
-        self._pace = timer.learned_pace(speech.audio_s)
+        await self._push_words(context_id, await timer.finish())
         if stream.finish_reason != "eos":
             logger.warning(
                 f"{self}: speech ended without an end token ({stream.finish_reason}), "
@@ -299,6 +314,16 @@ class ContextTTSService(InProcessTTSService):
             await self.add_word_timestamps(
                 [(word.word, word.seconds)], context_id, includes_inter_frame_spaces=word.unspaced
             )
+
+    async def _push_word_frames(self, frames: list[Frame]) -> None:
+        """Push the frames of words; not those of the tags that are left at the end of a turn."""
+        if self._has_markup:
+            frames = [
+                frame
+                for frame in frames
+                if not isinstance(frame, TTSTextFrame) or _TAG.sub("", frame.text).strip()
+            ]
+        await super()._push_word_frames(frames)
 
     # ---- ends ------------------------------------------------------------------------------------
 

@@ -17,9 +17,11 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
+from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
+    MarkupError,
     QwenTTSError,
     TextTooLong,
     UnknownLanguage,
@@ -28,9 +30,9 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
 from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
 from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.text.languages import AUTO, resolve_language
+from qwen_megakernel.text.markup.marked_text import check_text_format
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import check_normalize
 from qwen_megakernel.voice import Voice
@@ -44,6 +46,8 @@ HINTS = {
         "Leave it out: the service itself pushes words, starts and stops.",
     ),
 }
+
+PLAIN = "plain"  # the format of texts, unless the settings say otherwise
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -112,27 +116,26 @@ class MegakernelTTSService(ContextTTSService):
             ModelFilesError: The model cannot be loaded.
         """
         self._check_arguments(model_path, engine, settings, kwargs)
-        SoundOptions(sample_rate=sample_rate)  # refused before a model is loaded
+        SoundOptions(sample_rate=sample_rate)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
                 f"{engine_timeout_s}; the first must be longer."
             )
         self._owned_engine: SpeechEngine | None = None
+        self._chunking: dict[str, Any] = {
+            "first_chunk_frames": first_chunk_frames,
+            "chunk_frames": chunk_frames,
+        }
+        self._check_values(self._stored(settings, model_path))  # before a model is loaded
         if engine is None:
             from qwen_megakernel import families  # brings torch
 
             engine = self._owned_engine = families.load_engine(model_path)
         self._voices = dict(voices or {})
         self._unspoken: set[Language] = set()  # languages that a warning has named
-        self._chunking: dict[str, Any] = {
-            "first_chunk_frames": first_chunk_frames,
-            "chunk_frames": chunk_frames,
-        }
 
-        store = self.Settings.defaults(engine.files.name)
-        if settings is not None:
-            store.apply_update(settings)
+        store = self._stored(settings, engine.files.name)
         store.language = as_language(store.language)
         super().__init__(
             engine=engine,
@@ -153,7 +156,6 @@ class MegakernelTTSService(ContextTTSService):
             if self._owned_engine:
                 self._owned_engine.close()
             raise
-        self._pace = self._first_pace
 
     def _check_arguments(
         self,
@@ -181,6 +183,16 @@ class MegakernelTTSService(ContextTTSService):
             in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
             hint = HINTS.get(name, in_settings if name in known else "")
             raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
+
+    @classmethod
+    def _stored(
+        cls, settings: MegakernelTTSSettings | None, model: str | None
+    ) -> MegakernelTTSSettings:
+        """Return the settings of a service, with the defaults of those that are not given."""
+        store = cls.Settings.defaults(model or DEFAULT_MODEL)
+        if settings is not None:
+            store.apply_update(settings)
+        return store
 
     def can_generate_metrics(self) -> bool:
         """Return True: the service reports metrics."""
@@ -221,17 +233,27 @@ class MegakernelTTSService(ContextTTSService):
         self._warn_unhandled_updated_settings(changed.keys() & {"model"})
         if changed.keys() - {"model"}:
             self._voice = voice
-            self._pace = self._first_pace
-            if self._is_streaming_tokens:
+            # The rest of a turn with markup may close what its beginning has opened.
+            if self._is_streaming_tokens and not self._has_markup:
                 await self._rotate_turn()
         return changed
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Return the voice of these settings; raises an error if a request of them would fail."""
-        options = settings.stream_options
-        name = options["voice"]
+        name = settings.stream_options["voice"]
         voice = self._engine.find_voice(self._voices.get(name, name))
-        resolve_language(options["language"], self._engine.languages)
+        resolve_language(settings.stream_options["language"], self._engine.languages)
+        self._lexicon = self._check_values(settings)
+        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
+            logger.warning(
+                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
+                "speak. TOKEN mode speaks it sentence by sentence."
+            )
+        return voice
+
+    def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
+        """Return the lexicon of these settings; raises `UsageError` for one that no model takes."""
+        options = settings.stream_options
         SpeechRequest(
             text=None,
             sampling=Sampling().override(**settings.sampling_knobs),
@@ -241,14 +263,9 @@ class MegakernelTTSService(ContextTTSService):
             sound=SoundOptions().override(**settings.sound),
             **self._chunking,
         )
+        check_text_format(settings.text_format or PLAIN)
         check_normalize(settings.normalize or AUTO)
-        self._lexicon = Lexicon.of(settings.lexicon)
-        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
-            logger.warning(
-                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
-                "speak. TOKEN mode speaks it sentence by sentence."
-            )
-        return voice
+        return Lexicon.of(settings.lexicon)
 
     async def _rotate_turn(self) -> None:
         """End the current turn's request; the rest of the turn goes to a new context."""
@@ -270,6 +287,7 @@ class MegakernelTTSService(ContextTTSService):
         return self._engine.stream(
             text,
             text_open=text is None,
+            text_format=self._settings.text_format or PLAIN,
             normalize=self._settings.normalize or AUTO,
             lexicon=self._lexicon,
             sample_rate=self._sound_rate,
@@ -278,9 +296,8 @@ class MegakernelTTSService(ContextTTSService):
         )
 
     @property
-    def _first_pace(self) -> float:
-        """Seconds per letter, until speech with the settings of now has been heard."""
-        return DEFAULT_PACE / (self._settings.speed or 1)
+    def _has_markup(self) -> bool:
+        return (self._settings.text_format or PLAIN) != PLAIN
 
     @property
     def _needs_whole_sentences(self) -> bool:
@@ -289,7 +306,7 @@ class MegakernelTTSService(ContextTTSService):
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         """Return the category of an error; INVALID_REQUEST is permanent."""
-        if isinstance(exception, (EmptyText, TextTooLong)):
+        if isinstance(exception, (EmptyText, TextTooLong, MarkupError)):
             return ErrorCategory.APPLICATION  # other texts work
         if isinstance(exception, UsageError):
             return ErrorCategory.INVALID_REQUEST  # fails until the settings change

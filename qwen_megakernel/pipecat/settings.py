@@ -29,6 +29,9 @@ class MegakernelTTSSettings(TTSSettings):
             of 80 ms.
         text_feed: "stepwise" reads a token of text for each frame, "full" all of it before
             speaking (not in TOKEN mode); None or "auto" does as the official package.
+        text_format: "ssml" (markup, which may go on from one sentence of a turn to the next) or
+            "pauses" (plain text with "[pause 1.5s]" in it); None or "plain" obeys nothing
+            (docs/speech-control.md).
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
             None or "auto" is the engine's choice (docs/speech-control.md).
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
@@ -51,6 +54,7 @@ class MegakernelTTSSettings(TTSSettings):
     seed: int | NotGiven | None = NOT_GIVEN
     max_frames: int | NotGiven | None = NOT_GIVEN
     text_feed: str | NotGiven | None = NOT_GIVEN
+    text_format: str | NotGiven | None = NOT_GIVEN
     normalize: str | NotGiven | None = NOT_GIVEN
     lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
     speed: float | NotGiven | None = NOT_GIVEN

@@ -1,25 +1,32 @@
-"""When each word of a text is heard, estimated; and how far a listener has got.
+"""When the words of a speech are told to the pipeline; and how far a listener has got.
 
-The model says nothing about word boundaries. What is known is the text, what is spoken for each
-part of it, how much audio it became (exactly, once its last chunk has left), and when that audio
-was sent. Words share the audio by the length of what is spoken for them.
+A stream knows when its words are heard (`timing/`): of a part that is still being spoken by an
+estimate, which gets better while more of it is made. So words are told shortly before they are
+heard, and not before.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from qwen_megakernel.text.reading.spoken import Piece
-from qwen_megakernel.timing.words import count_letters, split_words
-
-# Seconds that a Latin letter takes in read speech; everything else is counted in such letters.
-DEFAULT_PACE = 1 / 15
+from qwen_megakernel.timing.words import TimedWord, is_unspaced
 
 # Words this far ahead of the listener are told while their text is still being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
 LOOKAHEAD_S = 0.3
+SURE_AFTER_S = 0.7  # so long before the end of the audio, words are where they stay
 
-# A text of less than a second says nothing about the pace of a voice.
-_LEARNABLE_LETTERS = 15
+
+class Spoken(Protocol):
+    """What is asked of a `SpeechStream`."""
+
+    async def find_words(self) -> Sequence[TimedWord]:
+        """Return the words that were heard so far, with their times."""
+
+    @property
+    def written_text(self) -> str:
+        """The text that they are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,100 +38,69 @@ class WordTime:
     unspaced: bool = False
 
 
-@dataclass(slots=True)
 class WordTimer:
-    """Times for the words of one text while its audio is being made.
+    """Tells the words of one request, each once, in order.
 
     Args:
-        pace: seconds per letter, the estimate until the end of the audio is known.
-        start_s: where in the audio the text begins.
-        spoken: returns what is spoken for the text so far (numbers in words), in order; None: the
-            text is spoken as it is written.
+        stream: of the request.
+        start_s: where in the audio of its context the request begins.
     """
 
-    pace: float
-    start_s: float = 0.0
-    spoken: Callable[[], Sequence[Piece]] | None = None
-    _words: list[tuple[str, bool, int]] = field(default_factory=list)  # and where they begin
-    _letters: list[float] = field(default_factory=list)  # spoken for each character of the text
-    _spoken_end: int = 0  # how much of the text the engine has taken
-    _next: int = 0  # first word that was not reported yet
-    _num_letters: float = 0.0  # spoken for the first `_num_counted` characters
-    _num_counted: int = 0
-    _last_s: float = 0.0
+    def __init__(self, stream: Spoken, start_s: float = 0.0) -> None:
+        self._stream, self._start_s = stream, start_s
+        self._words: Sequence[TimedWord] = ()  # at the last look, those that were not told
+        self._sure_s = start_s  # until when their times are good
+        self._told_end = 0  # character of the text behind the last word that was told
+        self._last_s = start_s
 
-    def add(self, text: str) -> None:
-        """Append whole words, which are reported as they are written here."""
-        first, end = len(self._letters), 0
-        for word, unspaced in split_words(text):
-            begin = text.index(word, end)
-            end = begin + len(word)
-            self._words.append((word, unspaced, first + begin))
-        if self.spoken:
-            self._letters += [0.0] * len(text)
-        else:
-            self._letters += map(count_letters, text)
-            self._spoken_end = len(self._letters)
-
-    def due(self, made_s: float, heard_s: float) -> list[WordTime]:
-        """Words to tell now: within the audio made so far, and soon to be heard.
+    async def due(self, made_s: float, heard_s: float) -> list[WordTime]:
+        """Return the words to tell now: within the audio made so far, and soon to be heard.
 
         Args:
             made_s: end of the audio so far, on the scale of `start_s`.
             heard_s: how far the listener is, on the same scale.
         """
-        self._listen()
-        limit = min(made_s, heard_s + LOOKAHEAD_S)
-        words = []
-        while self._is_next_spoken() and self._time(self.pace) < limit:
-            words.append(self._tell(self.pace))
-        return words
+        limit_s = min(made_s, heard_s + LOOKAHEAD_S)
+        told = self._tell(limit_s, self._sure_s)
+        if self._words and self._end_s(self._words[0]) <= self._sure_s:
+            return told  # the next one is known, and is later
+        await self._look(made_s)
+        return told + self._tell(limit_s, math.inf)
 
-    def finish(self, made_s: float) -> list[WordTime]:
-        """All words not told yet, now that the audio is known to end at `made_s`."""
-        self._listen()
-        pace = (made_s - self.start_s) / max(1.0, sum(self._letters))
-        return [self._tell(pace) for _ in range(self._next, len(self._words))]
+    async def finish(self) -> list[WordTime]:
+        """Return all words that were not told, at the end of the audio."""
+        await self._look(math.inf)
+        return self._tell(math.inf, math.inf)
 
-    def learned_pace(self, made_s: float) -> float:
-        """What to expect of the voice's next text, after all audio of this one."""
-        num_letters = sum(self._letters)
-        if num_letters < _LEARNABLE_LETTERS:
-            return self.pace
-        return (self.pace + (made_s - self.start_s) / num_letters) / 2
+    async def _look(self, made_s: float) -> None:
+        """Ask the stream, which looks at its samples for some milliseconds."""
+        words = await self._stream.find_words()
+        self._words = [word for word in words if _end(word) > self._told_end]
+        self._sure_s = made_s - SURE_AFTER_S
 
-    def _listen(self) -> None:
-        """Take the letters of what is spoken for the text since."""
-        if not self.spoken or self._spoken_end == len(self._letters):
-            return
-        known = self._spoken_end
-        for piece in reversed(self.spoken()):
-            if piece.end <= known:
+    def _tell(self, limit_s: float, sure_s: float) -> list[WordTime]:
+        """Tell the words that begin before `limit_s` and end before `sure_s`."""
+        unspaced = is_unspaced(self._stream.written_text)
+        told: list[WordTime] = []
+        for word in self._words:
+            seconds = self._start_s + word.start
+            if seconds >= limit_s or self._end_s(word) > sure_s:
                 break
-            self._spoken_end = max(self._spoken_end, piece.end)
-            first = max(piece.start, known)
-            letters: list[float] = [*map(count_letters, piece.text[first - piece.start :])]
-            if not piece.is_kept:  # the characters that it stands for share it
-                num_chars = piece.end - first
-                letters = [count_letters(piece.text) / num_chars] * num_chars
-            for place, more in enumerate(letters, start=first):
-                self._letters[place] += more
+            # Words are others once a text has its first ideograph: part of one may have been told.
+            text = word.word[max(0, self._told_end - word.offset) :].strip()
+            self._last_s = max(self._last_s, seconds)  # a better estimate never goes back
+            self._told_end = _end(word)
+            told.append(WordTime(text, self._last_s, unspaced))
+        self._words = self._words[len(told) :]
+        return told
 
-    def _is_next_spoken(self) -> bool:
-        """Whether the engine has taken the next word: an expression may wait for what follows."""
-        return self._next < len(self._words) and self._words[self._next][2] < self._spoken_end
+    def _end_s(self, word: TimedWord) -> float:
+        return self._start_s + word.end
 
-    def _time(self, pace: float) -> float:
-        begin = self._words[self._next][2]
-        self._num_letters += sum(self._letters[self._num_counted : begin])
-        self._num_counted = begin
-        return self.start_s + pace * self._num_letters
 
-    def _tell(self, pace: float) -> WordTime:
-        self._last_s = max(self._last_s, self._time(pace))  # a better estimate never goes back
-        word, unspaced, _ = self._words[self._next]
-        self._next += 1
-        return WordTime(word, self._last_s, unspaced)
+def _end(word: TimedWord) -> int:
+    """The character of the text behind a word."""
+    return word.offset + len(word.word)
 
 
 @dataclass(slots=True)

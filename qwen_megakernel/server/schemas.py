@@ -112,6 +112,9 @@ class SpeechSettings(BaseModel):
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = Field(None, description="true: read all text first.")
     first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
+    text_format: Literal["plain", "pauses", "ssml"] | None = Field(
+        None, description='ssml: markup; pauses: plain text with "[pause 1.5s]"; absent: plain.'
+    )
     normalize: Literal["auto", "on", "off"] | None = Field(
         None, description="Read numbers, dates and Markdown as words; absent: as the server does."
     )
@@ -222,7 +225,8 @@ def sound_options(
             error = UsageError(
                 f"loudness is {body.loudness:g}, and the speech is streamed.",
                 "It is that of a whole speech, which is known at its end.",
-                "Say stream false, or volume, in dB.",
+                ("Say stream false, or " if isinstance(body, SpeechBody) else "Say ")
+                + "volume, in dB.",
             )
             raise ApiError.about("loudness", error)
         check_loudness(body.loudness)
@@ -292,6 +296,7 @@ async def engine_options(
     except UsageError as error:
         raise ApiError.about("lexicon", error) from error
     options = {
+        "text_format": body.text_format or "plain",
         "normalize": body.normalize or "auto",
         "lexicon": lexicon,
         "voice": voice,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import SoundOptions
 
@@ -18,10 +19,9 @@ MEDIA_TYPES = {
     "alaw": "audio/pcma",
 }
 
-# The sample rates of a format that has some alone (RFC 7587 for Opus, ISO/IEC 11172-3 and 13818-3
-# with MPEG-2.5 for MP3, 14496-3 for AAC), as far as requests may name them.
-_MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
-SAMPLE_RATES = {"mp3": _MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": _MP3_RATES}
+# The sample rates of a format that has some alone (RFC 7587 for Opus, ISO/IEC 14496-3 for AAC), as
+# far as requests may name them.
+SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": MP3_RATES}
 
 # kbit/s: Opus sounds like the original from 24 on (RFC 7587); libopus takes 6 to 256 for mono.
 OPUS_KBITS = 32

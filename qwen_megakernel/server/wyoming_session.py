@@ -36,6 +36,8 @@ from qwen_megakernel.server.service import Service
 logger = logging.getLogger(__name__)
 
 DEFAULT_VOICE = "default"  # clients need a voice to choose, also if the checkpoint has none
+# The protocol's formats of a text, and the engine's names of them.
+TEXT_FORMATS = {None: "plain", "text": "plain", "ssml": "ssml"}
 MAX_EVENT_BYTES = 1 << 20
 
 
@@ -169,9 +171,12 @@ class Session:
             await self._speak("".join(self._pieces), options, is_streamed=True)
 
     async def _configure(self, event: Event) -> dict[str, Any]:
-        """Return the engine's options for an event: voice and language."""
-        if event.data.get("text_format") not in (None, "text"):
-            raise UsageError(f"text_format is {event.data['text_format']!r}; it must be 'text'.")
+        """Return the engine's options for an event: voice, language and format of the text."""
+        text_format = event.data.get("text_format")
+        if text_format not in (*TEXT_FORMATS,):
+            raise UsageError(
+                f"text_format is {text_format!r}; known: {', '.join(filter(None, TEXT_FORMATS))}."
+            )
         wanted = event.data.get("voice")
         wanted = {} if wanted is None else wanted
         if not isinstance(wanted, dict) or not all(
@@ -183,7 +188,13 @@ class Session:
             raise UsageError(f'Voice "{name}" has no speakers, such as "{wanted["speaker"]}".')
         if name == DEFAULT_VOICE and not self._service.engine.voices:
             name = None
-        body = SpeechSettings.model_validate({"voice": name, "language": wanted.get("language")})
+        body = SpeechSettings.model_validate(
+            {
+                "voice": name,
+                "language": wanted.get("language"),
+                "text_format": TEXT_FORMATS[text_format],
+            }
+        )
         options, warnings = await self._service.configure(body)
         for warning in warnings:
             logger.warning("Wyoming: %s", warning)

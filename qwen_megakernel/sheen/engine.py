@@ -94,6 +94,7 @@ class SheenEngine(SpeechEngine):
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)
         self._text = TextInput(tokenizer, None if phonemes else self.config.espeak)
+        self.takes_phonemes = phonemes or not self.config.espeak
 
         def build() -> Stages:
             model = model_folder.load_language_model(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qwen_megakernel.checkpoint.hub import without_advice
 from qwen_megakernel.errors import ModelFilesError, TokenOrderError
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_OF_PLACE, NUM_LAYERS
 
@@ -154,4 +155,5 @@ def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     """Give every token of the tokenizer a row; existing rows are kept, also unused ones."""
     num_rows = len(model.get_input_embeddings().get_parameter("weight"))
     if len(tokenizer) > num_rows:
-        model.resize_token_embeddings(len(tokenizer))
+        with without_advice():  # on how the new rows are drawn
+            model.resize_token_embeddings(len(tokenizer))

@@ -32,16 +32,27 @@ class SoundChain:
     Args:
         steps: in the order in which samples pass them.
         sample_rate: of what comes out, in Hz.
+        edges: the step of these that cuts silence; None: there is none.
     """
 
-    def __init__(self, steps: Sequence[Step], sample_rate: int) -> None:
-        self._steps, self.sample_rate = steps, sample_rate
+    def __init__(self, steps: Sequence[Step], sample_rate: int, edges: Edges | None = None) -> None:
+        self._steps, self.sample_rate, self._edges = steps, sample_rate, edges
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """See `Step`."""
         for step in self._steps:
             samples = step.push(samples)
         return samples
+
+    def end_part(self, *, is_before_pause: bool) -> np.ndarray:
+        """Return the rest of a part that is not the last of its stream.
+
+        Args:
+            is_before_pause: the silence at its end is cut, because a pause follows.
+        """
+        if self._edges:
+            self._edges.trailing_s = 0.0 if is_before_pause else None
+        return self.finish()
 
     def finish(self) -> np.ndarray:
         """See `Step`."""
@@ -52,7 +63,11 @@ class SoundChain:
 
 
 def new_chain(
-    options: SoundOptions, sample_rate: int, high_pass: float | None = None
+    options: SoundOptions,
+    sample_rate: int,
+    high_pass: float | None = None,
+    *,
+    may_pause: bool = False,
 ) -> SoundChain | None:
     """Return the chain of a stream; None if its samples are heard as they are.
 
@@ -60,6 +75,8 @@ def new_chain(
         options: of the request.
         sample_rate: of the codec, in Hz.
         high_pass: takes away what is below, in Hz; None: nothing.
+        may_pause: a pause may follow, before which silence is cut: it is held back until sound
+            shows that none does.
     Raises:
         MissingPackageError: another sample rate is asked for and soxr is not installed.
     """
@@ -72,8 +89,10 @@ def new_chain(
         None if ms is None or ms == MAX_SILENCE else ms / 1000 * options.speed
         for ms in (options.leading_silence, options.trailing_silence)
     )
-    if leading is not None or trailing is not None:
-        steps.append(Edges(leading, trailing, sample_rate))
+    edges: Edges | None = None
+    if leading is not None or trailing is not None or may_pause:
+        edges = Edges(leading, trailing, sample_rate, holds_back=may_pause)
+        steps.append(edges)
     if options.speed != 1:
         steps.append(Stretch(options.speed, sample_rate))
     if heard_rate != sample_rate:
@@ -82,4 +101,4 @@ def new_chain(
         steps.append(Gain(options.volume))
     if options.volume > 0:
         steps.append(Limiter(heard_rate))  # last: a resampled peak may be higher
-    return SoundChain(steps, heard_rate) if steps else None
+    return SoundChain(steps, heard_rate, edges) if steps else None

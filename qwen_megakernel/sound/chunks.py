@@ -1,58 +1,122 @@
 """The chunks of an engine, as their reader hears them."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from qwen_megakernel.audio import FULL_SCALE, to_int16
-from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.records import AudioChunk, Manner
 from qwen_megakernel.sound.chain import SoundChain
+
+
+class NewChain(Protocol):
+    """Makes the chain of a part that is heard otherwise than the one before, or after a pause."""
+
+    def __call__(
+        self, manner: Manner, *, is_first: bool, is_behind_pause: bool
+    ) -> SoundChain | None: ...
+
+
+class Progress(NamedTuple):
+    """How much of a stream its reader has been given to hear."""
+
+    made_s: float = 0.0  # of the engine's samples and pauses that were taken, in seconds
+    heard_s: float = 0.0  # of what the reader was given for them, in seconds
+    begun: float | None = None  # time.perf_counter() of its first sample; None: nothing is heard
 
 
 class HeardChunks:
     """Takes the chunks of a stream through its chain, in the reader's thread.
 
     A chunk of which nothing is heard yet is held, and the next one stands for its frames, too. The
-    last chunk has the end of the sound.
+    last chunk has the end of the sound. A pause is a chunk of its own.
 
     Args:
         chain: of the stream.
+        new_chain: of a part that has another speed or volume, or follows a pause; None: there is
+            none.
     """
 
-    def __init__(self, chain: SoundChain) -> None:
-        self._chain = chain
+    def __init__(self, chain: SoundChain, new_chain: NewChain | None = None) -> None:
+        self._chain, self._new_chain = chain, new_chain
+        # Replaced as a whole by the reader's thread, so any other thread sees one state of it.
+        self.progress = Progress()
         self._latest: AudioChunk | None = None  # with the frames that were held before it
         self._is_held = False  # no chunk has stood for the frames of `_latest` yet
         self._num_samples = 0  # heard so far
         self._is_over = False
+        self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's manner
+        self._is_behind_pause = False  # nothing but pauses since the chain before ended
+        self._has_ended = False  # the chain before; the next sound begins another
 
     @property
     def sample_rate(self) -> int:
         """Samples per second of what is heard."""
         return self._chain.sample_rate
 
-    def hear(self, chunk: AudioChunk) -> AudioChunk | None:
-        """Return what is heard with a chunk of the engine; None if that is nothing yet."""
-        samples = self._chain.push(chunk.samples.astype(np.float32) / FULL_SCALE)
+    def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
+        """Return what is heard with a chunk of the engine; nothing if that is nothing yet."""
+        heard = [*self._turn(chunk), *self._take(chunk)]
+        begun = self.progress.begun or (time.perf_counter() if self._num_samples else None)
+        made_s = chunk.end_s + chunk.pause_s
+        self.progress = Progress(made_s, self._num_samples / self.sample_rate, begun)
+        return heard
+
+    def _take(self, chunk: AudioChunk) -> list[AudioChunk]:
+        """Take a chunk through the chain that it is heard by."""
+        if chunk.pause_s:
+            silence = np.zeros(round(chunk.pause_s * self.sample_rate), np.float32)
+            return [self._heard(chunk, silence)]
+        samples = np.empty(0, np.float32)
+        if not self._has_ended:
+            samples = self._chain.push(chunk.samples.astype(np.float32) / FULL_SCALE)
         if self._latest and self._is_held:
             num_frames = self._latest.num_frames + chunk.num_frames
             chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
         self._latest, self._is_over = chunk, chunk.is_last
-        if chunk.is_last:
+        if chunk.is_last and not self._has_ended:
             samples = np.concatenate([samples, self._chain.finish()])
         self._is_held = not (len(samples) or chunk.is_last)
-        return None if self._is_held else self._heard(chunk, samples)
+        return [] if self._is_held else [self._heard(chunk, samples)]
 
     def rest(self) -> AudioChunk | None:
         """Return what is left to hear of a speech that broke off, once; None if that is nothing."""
         chunk, was_over, self._is_over = self._latest, self._is_over, True
-        if chunk is None or was_over:
+        if chunk is None or was_over or self._has_ended:
             return None
         samples = self._chain.finish()
+        return self._end_of(chunk, samples) if len(samples) else None
+
+    def _turn(self, chunk: AudioChunk) -> Iterator[AudioChunk]:
+        """End the chain of the part before a pause or another manner, and begin the next."""
+        if self._new_chain is None:
+            return
+        heard_as = chunk.manner.speed, chunk.manner.volume
+        is_other = bool(chunk.num_frames) and heard_as != self._heard_as
+        if (chunk.pause_s or is_other) and not self._has_ended:
+            if self._latest:
+                rest = self._chain.end_part(is_before_pause=bool(chunk.pause_s))
+                if len(rest) or self._is_held:  # frames without a sound, too: they are over
+                    yield self._end_of(self._latest, rest)
+                self._is_held = False
+            self._has_ended = True
+        self._is_behind_pause = self._is_behind_pause or bool(chunk.pause_s)
+        if chunk.num_frames and self._has_ended:
+            chain = self._new_chain(
+                chunk.manner, is_first=self._latest is None, is_behind_pause=self._is_behind_pause
+            )
+            self._chain = chain or self._chain
+            self._heard_as, self._has_ended, self._is_behind_pause = heard_as, False, False
+
+    def _end_of(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
+        """The end of a chain's sound, behind its latest chunk."""
         if not self._is_held:  # its frames have been handed out
             end = chunk.frame_index + chunk.num_frames
             chunk = replace(chunk, frame_index=end, num_frames=0)
-        return self._heard(chunk, samples) if len(samples) else None
+        return self._heard(chunk, samples)
 
     def _heard(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
         rate, start_s = self.sample_rate, self._num_samples / self.sample_rate

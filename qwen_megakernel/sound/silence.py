@@ -22,12 +22,22 @@ class Edges:
         leading: seconds that are left before the first sound; None: all there are.
         trailing: seconds that are left after the last sound; None: all there are.
         sample_rate: in Hz.
+        holds_back: no silence is given out before sound or the end follows. Until then,
+            `trailing_s` may change.
     """
 
-    def __init__(self, leading: float | None, trailing: float | None, sample_rate: int) -> None:
+    def __init__(
+        self,
+        leading: float | None,
+        trailing: float | None,
+        sample_rate: int,
+        *,
+        holds_back: bool = False,
+    ) -> None:
         self._block, self._fade = round(BLOCK_S * sample_rate), round(FADE_S * sample_rate)
         self._leading = 0 if leading is None else round(leading * sample_rate)
-        self._trailing = None if trailing is None else round(trailing * sample_rate)
+        self.trailing_s, self._sample_rate = trailing, sample_rate
+        self._holds_back = holds_back
         self._has_begun = leading is None  # nothing is cut before what comes next
         self._rest = np.empty(0, np.float32)  # what no block is decided of
         self._was_loud = False  # the last block before
@@ -56,9 +66,15 @@ class Edges:
         if is_loud:
             return np.concatenate([self._begin(), last])
         self._silence = np.concatenate([self._silence, last])
+        self._holds_back = False
         if self._has_begun:
             return self._let_out()
-        return self._begin()[: self._trailing]  # there was no sound at all
+        return self._begin()[: self._num_trailing]  # there was no sound at all
+
+    @property
+    def _num_trailing(self) -> int | None:
+        """Samples of silence after the last sound, at most; None: all there are."""
+        return None if self.trailing_s is None else round(self.trailing_s * self._sample_rate)
 
     def _take(self, samples: np.ndarray, is_sound: np.ndarray) -> np.ndarray:
         """Take whole blocks: [num_blocks * block], [num_blocks] bool."""
@@ -96,9 +112,11 @@ class Edges:
 
     def _let_out(self) -> np.ndarray:
         """The held silence, as far as it may be heard though no sound should follow."""
-        count = len(self._silence)
-        if self._trailing is not None:
-            count = min(count, self._trailing - self._num_silent)
+        count, limit = len(self._silence), self._num_trailing
+        if self._holds_back:
+            count = 0
+        elif limit is not None:
+            count = min(count, limit - self._num_silent)
         silence, self._silence = self._silence[:count], self._silence[count:]
         self._num_silent += count
         return silence

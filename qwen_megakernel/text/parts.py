@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText
-from qwen_megakernel.records import TextIds
+from qwen_megakernel.records import Manner, TextIds
 from qwen_megakernel.text.cleaning import clean, visible
 from qwen_megakernel.text.sentences import char_length, pack_sentences, spoken_length
 
@@ -59,11 +59,25 @@ class TextPart:
     closed: bool = False  # set after the last ids were appended
     text: str = ""  # what the ids stand for
     start: int = 0  # visible characters of the whole text before it
+    manner: Manner = field(default_factory=Manner)
+    pause_s: float = 0.0  # silence before it, until the engine has taken it
 
     @classmethod
-    def whole(cls, ids: Tensor, text: str = "", start: int = 0) -> Self:
+    def whole(
+        cls, ids: Tensor, text: str = "", start: int = 0, manner: Manner | None = None
+    ) -> Self:
         """Return a part whose text is complete."""
-        return cls(deque([ids]), closed=True, text=text, start=start)
+        return cls(deque([ids]), True, text, start, manner or Manner())
+
+    @classmethod
+    def pause(cls, seconds: float, start: int) -> Self:
+        """Return a part without text, for the silence before it."""
+        return cls(closed=True, start=start, pause_s=seconds)
+
+    def take_pause(self) -> float:
+        """Take the seconds of silence before the part; 0 the second time."""
+        pause_s, self.pause_s = self.pause_s, 0.0
+        return pause_s
 
     def take(self) -> Tensor:
         """Take all ids that were not taken before, [n] int64; n may be 0."""
@@ -81,11 +95,15 @@ class EncodedText:
     part_chars: int = OPEN_PART_CHARS  # the first sentence end past these ends a part in pieces
     texts: list[str] = field(default_factory=list)  # of the whole parts
 
-    def whole_parts(self) -> Iterator[TextPart]:
-        """Yield the parts of a whole text."""
-        start = 0
+    def whole_parts(self, start: int = 0, manner: Manner | None = None) -> Iterator[TextPart]:
+        """Yield the parts of a whole text.
+
+        Args:
+            start: visible characters before it.
+            manner: of all of them.
+        """
         for ids, text in zip(self.parts, self.texts, strict=True):
-            yield TextPart.whole(ids, text, start)
+            yield TextPart.whole(ids, text, start, manner)
             start += len(visible(text))
 
 
@@ -110,6 +128,7 @@ class PartCutter:
         self._num_chars = 0  # of the growing part
         self._num_visible = 0  # of all parts
         self._maybe_end = ""  # its last characters, if they may be the end of a sentence
+        self._manner = Manner()  # of the growing part
 
     def feed(self, text: str) -> None:
         """Take the next piece of text, of any length.
@@ -138,6 +157,19 @@ class PartCutter:
         part.closed = True
         self._growing, self._num_chars, self._maybe_end = None, 0, ""
 
+    def cut(self, manner: Manner, pause_s: float) -> None:
+        """End the growing part, and speak what follows in another manner, behind a pause."""
+        self.end()
+        self._manner = manner
+        if pause_s:
+            self._begin(pause_s)
+
+    def _begin(self, pause_s: float = 0.0) -> tuple[TextPart, PartEncoder]:
+        part = TextPart(start=self._num_visible, manner=self._manner, pause_s=pause_s)
+        self._growing = part, self._new_part()
+        self._parts.append(part)
+        return self._growing
+
     def _part_end(self, text: str) -> int | None:
         """Return where in `text` the growing part ends; None if it does not."""
         before, length = len(self._maybe_end), self._num_chars
@@ -151,10 +183,7 @@ class PartCutter:
         return None
 
     def _append(self, text: str) -> None:
-        if self._growing is None:
-            self._growing = TextPart(start=self._num_visible), self._new_part()
-            self._parts.append(self._growing[0])
-        part, encoder = self._growing
+        part, encoder = self._growing or self._begin()
         ids = encoder.feed(text)
         if len(ids):
             part.ids.append(ids)

@@ -14,6 +14,7 @@ _WIDE_CHARS = 3
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _SENTENCE_TAIL = re.compile(r"\**\s*")
+PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; a sentence ends at it, whether or not it has a mark
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -51,7 +52,10 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Return the characters [begin, end) of each sentence; together they are the whole text."""
-    ends = list(accumulate(map(len, _sentences(text))))
+    paragraphs = text.split(PARAGRAPH_SEPARATOR)
+    paragraphs[:-1] = [f"{paragraph}{PARAGRAPH_SEPARATOR}" for paragraph in paragraphs[:-1]]
+    sentences = (each for paragraph in paragraphs if paragraph for each in _sentences(paragraph))
+    ends = list(accumulate(map(len, sentences)))
     return list(pairwise([0, *ends]))
 
 

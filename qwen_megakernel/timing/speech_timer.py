@@ -50,6 +50,7 @@ class _Heard:
     """What the timer knows of one part."""
 
     begin_s: float
+    end_s: float | None = None  # where a pause begins; None: where the next part does
     next_look_s: float = FIRST_LOOK_S
     # [num_visible_chars, 2]: seconds in which each is heard, NaN for a silent one. None: there is
     # more of the part to be heard.
@@ -61,10 +62,11 @@ class SpeechTimer:
 
     Args:
         parts: those that the engine has begun, in order; the engine appends to them.
+        are_heard_apart: each part has a sound of its own, whose end comes behind its last frame.
     """
 
-    def __init__(self, parts: Sequence[SpokenPart]):
-        self._parts = parts
+    def __init__(self, parts: Sequence[SpokenPart], *, are_heard_apart: bool = False):
+        self._parts, self._are_heard_apart = parts, are_heard_apart
         self._loudness = Loudness()
         self._heard: list[_Heard] = []
         self._num_frames = 0
@@ -86,6 +88,8 @@ class SpeechTimer:
                 if share >= 1:
                     break
                 self._heard.append(_Heard(self._heard_s + share * seconds))
+        if chunk.pause_s and self._heard and self._heard[-1].end_s is None:
+            self._heard[-1].end_s = self._heard_s
         if len(chunk.samples):
             self._loudness.add(chunk.samples, chunk.sample_rate)
             self._heard_s += seconds
@@ -186,6 +190,9 @@ class SpeechTimer:
     def _is_part_over(self, index: int) -> bool:
         """Whether all samples of a part have been heard."""
         end = self._parts[index].end_frame
+        if self._are_heard_apart:
+            is_behind = index + 1 < len(self._heard) or self._heard[index].end_s is not None
+            return self._is_over or (is_behind and end is not None)
         return self._is_over or (end is not None and self._num_frames >= end)
 
     def _times(self) -> np.ndarray:
@@ -207,7 +214,9 @@ class SpeechTimer:
         """[num_chars, 2]: the seconds of the visible characters of a part."""
         part, begin_s, hop_s = self._parts[index], self._heard[index].begin_s, self._hop_s
         is_last = index == len(self._heard) - 1
-        end_s = self._heard_s if is_last else self._heard[index + 1].begin_s
+        end_s = self._heard[index].end_s
+        if end_s is None:
+            end_s = self._heard_s if is_last else self._heard[index + 1].begin_s
         rows = rows[round(begin_s / hop_s) : round(end_s / hop_s)]
         sounds = sounds_of(part.text.text)
         times = np.full((len(visible(part.text.text)), 2), np.nan)

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.output_files import check_writable
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 FORMATS = (".srt", ".vtt", ".json")
@@ -38,15 +39,7 @@ def check_path(path: Path) -> None:
         raise UsageError(
             f"Cannot write subtitles to {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}."
         )
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # the reader of a pipe would take this for its end
-    was_there = path.exists()
-    try:
-        path.open("a").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write subtitles to {path}: {error.strerror}.") from error
+    check_writable(path, "subtitles")
 
 
 def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -> None:

@@ -55,12 +55,17 @@ def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
     A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
     a number) stays in one piece, with its own spaces. Such words are joined without a space.
     """
-    unspaced = bool(_UNSPACED_LETTER.search(text))
+    unspaced = is_unspaced(text)
     for match in (_UNSPACED_PIECE if unspaced else _WORD).finditer(text):
         word = match.group()
         if stripped := word.strip():
             begin = match.start() + len(word) - len(word.lstrip())
             yield begin, begin + len(stripped), unspaced
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether the words of a text are joined without a space: it has Han or kana."""
+    return bool(_UNSPACED_LETTER.search(text))
 
 
 def split_words(text: str) -> Iterator[tuple[str, bool]]:

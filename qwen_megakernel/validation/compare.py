@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.plain import DecoderStack, PlainDecoder
+from qwen_megakernel.decoders.layers import DecoderStack
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.records import Sampling
 from qwen_megakernel.validation.cases import (
     Case,

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.hub import without_advice
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Sampling
@@ -58,23 +59,10 @@ def package() -> types.ModuleType:
         ) from error
 
 
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence transformers' warnings about generation settings, which the user has not set."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-
-
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Load the `Qwen3TTSModel` of a checkpoint folder, with eager attention on the CPU."""
     qwen_tts = package()
-    with _without_advice():
+    with without_advice():
         model = qwen_tts.Qwen3TTSModel.from_pretrained(
             str(folder), dtype=dtype, attn_implementation="eager", local_files_only=True
         )
@@ -134,7 +122,7 @@ def generate(
 
     talker.generate = recording
     try:
-        with _without_advice():
+        with without_advice():
             codes, _ = model.model.generate(
                 max_new_tokens=max_frames + 1,
                 do_sample=sampling.do_sample,

@@ -22,7 +22,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         """Write one state of the bar."""
-        if line := text.strip():
+        if line := text.strip().replace(", about ? left", ""):  # before the first frame
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:

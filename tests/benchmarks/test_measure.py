@@ -19,7 +19,7 @@ PUBLIC = ("ttfc", "rtf", "tok_s", "e2e")
 def test_every_name_has_its_options_and_a_result_file(name):
     args = measure.parser([name]).parse_args([name, "--json", "result.json"])
     assert callable(args.measure) and args.name == name and args.json == "result.json"
-    assert args.quiet in (False, True) and args.debug is False  # `options.run` reads this
+    assert args.quiet in (False, True) and args.debug is False  # `running.run` reads this
 
 
 def test_help_lists_every_name_with_a_sentence(capsys):

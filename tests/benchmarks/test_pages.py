@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from benchmarks import cpu_page, page_parts, pages, performance_page
+from benchmarks import (
+    cpu_page,
+    kernel_pages,
+    page_parts,
+    pages,
+    performance_page,
+    result_tables,
+    voice_card,
+)
 from qwen_megakernel.decoders.backends import choose_backend
 
 
@@ -37,14 +45,14 @@ def test_a_page_without_markers_is_written_whole(document):
 
 
 def test_word_times_have_a_row_for_each_position_once_they_are_taken(plant):
-    without = pages.speech_control()
+    without = result_tables.speech_control()
     figures = {
         "by_letters_ms": {"p50": 108.4, "p95": 335.0},
         "found_ms": {"p50": 10.2, "p95": 59.6},
     }
     row = {"speech": "drawn", "position": "all", "words": 1377} | figures
     plant("word_times_cpu.json", rows=[row, row | {"position": "first"}])
-    lines = pages.speech_control()
+    lines = result_tables.speech_control()
     assert lines[: len(without)] == without
     added = lines[len(without) :]
     cells = "| drawn | 1377 | {} | 108 / 335 ms | 10 / 60 ms |"
@@ -52,7 +60,7 @@ def test_word_times_have_a_row_for_each_position_once_they_are_taken(plant):
     assert "`word_times_cpu.json` at commit abc" in " ".join(added)
 
 
-@pytest.mark.parametrize("make", [pages.kernel_ptxas, pages.kernel_mutations])
+@pytest.mark.parametrize("make", [kernel_pages.kernel_ptxas, kernel_pages.kernel_mutations])
 def test_a_page_of_the_kernel_has_the_rows_it_is_given(make):
     width = len(make([])[-2].split(" | "))
     rows = [["a", *["" for _ in range(width - 1)]], ["b"] * width]
@@ -61,7 +69,7 @@ def test_a_page_of_the_kernel_has_the_rows_it_is_given(make):
 
 def test_a_mutant_that_nothing_explains_is_counted():
     rows = [["a", "b", "yes", "", ""], ["a", "b", "", "", "why"], ["a", "b", "", "", ""]]
-    assert "3 mutants, 1 unexplained." in pages.kernel_mutations(rows)[2]
+    assert "3 mutants, 1 unexplained." in kernel_pages.kernel_mutations(rows)[2]
 
 
 def ok(*rows, **facts):
@@ -103,7 +111,7 @@ def results(tmp_path, monkeypatch):
 
 
 def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
-    page = "\n".join(pages.performance())
+    page = "\n".join(performance_page.performance())
     # 3320 MB at the 4000 GB/s of the same run are 0.83 ms.
     assert "| random-0.6b-base | 1 | 1.200 | 0.830 | 1.446 | 69 % | 1.560 | 1.150 |" in page
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
@@ -112,11 +120,11 @@ def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
 
 
 def test_memory_is_that_of_a_model_on_the_host_and_on_the_gpu(results):
-    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in pages.performance()
+    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in performance_page.performance()
 
 
 def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
-    page = "\n".join(pages.performance())
+    page = "\n".join(performance_page.performance())
     assert "| m | qwen-tts | – | – |" in page and "| m | graph | 4.500 | 3.750 |" in page
     assert "emulated" not in page
 
@@ -124,14 +132,14 @@ def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
 def test_without_a_gpus_result_the_page_tells_the_commands(tmp_path, monkeypatch):
     for module in (page_parts, performance_page):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    page = "\n".join(pages.performance())
+    page = "\n".join(performance_page.performance())
     assert "tools/gpu_check.sh --set listeners" in page and "no GPU was at hand" in page
 
 
 def test_the_plot_is_drawn(results, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "floors.png"
-    pages.plot(str(path))
+    performance_page.plot(str(path))
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
 
 
@@ -157,7 +165,7 @@ def voices(tmp_path, monkeypatch):
         found = {"model": "m", "is_synthetic": False, "commit": "abc", "machine": machine}
         found["summary"] = {name: {"p50": 1.0} for name in names}
         (tmp_path / "voices_x.json").write_text(json.dumps(found | facts))
-        return pages.voices_table()
+        return result_tables.voices_table()
 
     return voices
 
@@ -253,11 +261,13 @@ def test_a_gpus_host_is_named_and_marked_too(results):
     assert "Host: AMD EPYC" in lines[2] and lines[4] == DISTURBED
 
 
-@pytest.mark.parametrize("make", [pages.coreml, pages.model_card])
-def test_a_page_of_one_result_names_its_machine(make, monkeypatch):
-    real = pages.load_result
-    monkeypatch.setattr(pages, "load_result", lambda name: real(name) | {"machine": CALM})
-    assert page_parts.machine_of({"machine": CALM}) in " ".join(make())
+@pytest.mark.parametrize(
+    ("module", "make"), [(result_tables, "coreml"), (voice_card, "model_card")]
+)
+def test_a_page_of_one_result_names_its_machine(module, make, monkeypatch):
+    real = page_parts.load_result
+    monkeypatch.setattr(module, "load_result", lambda name: real(name) | {"machine": CALM})
+    assert page_parts.machine_of({"machine": CALM}) in " ".join(getattr(module, make)())
 
 
 def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
@@ -277,7 +287,7 @@ def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
     other = {"backend": "torch", "decode_ms_per_frame": spread(1, 1)}
     machine = CALM | {"load_before_run": 5}
     plant("speech_cpu_random-0.6b.json", rows=[other, speech | {"backend": "cpu"}], machine=machine)
-    told = " ".join(pages.what_is_left())
+    told = " ".join(result_tables.what_is_left())
     assert "`auto` takes the native decoder: a frame of m (random weights) takes 0.95 times" in told
     assert "76.0 ms where PyTorch's decoder takes 170" in told and "43.2 ms in int8" in told
     assert "decoding takes 75.0 ms and its vocoder 12.0" in told
@@ -421,7 +431,7 @@ def test_the_readme_names_the_file_of_its_listeners(plant):
         for count, share in ((8, 0.0), (16, 0.0), (32, 0.1))
     ]
     plant("listeners_cpu_m.json", rows=rows, machine=CALM | {"load_before_run": 9})
-    lines = pages.speech_table()
+    lines = result_tables.speech_table()
     assert "| this project, `cpu` | m, float32 | 0.500 | 2.00 ms | 62.0 ms | 16 |" in lines
     told = " ".join(lines)
     assert "buffered: `listeners_cpu_m.json` at commit abc, AMD EPYC" in told and "bf16 †." in told

@@ -65,6 +65,14 @@ def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeyp
     assert message in capsys.readouterr().err
 
 
+def test_a_format_that_has_not_the_sample_rate_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    output = tmp_path / "a.mp3"
+    assert main.main(["speak", "Hello", "--sample-rate", "9000", "-o", str(output)]) == 2
+    assert "a.mp3: sample_rate is 9000, and mp3 has 8000, 11025, " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     lengths = [
         len(spoken(tmp_path, "--leading-silence", ms, "--quiet")[0]) for ms in ("0", "60", "60000")
@@ -73,6 +81,16 @@ def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     output = tmp_path / "default.wav"
     assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
     assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
+
+
+def test_a_speech_of_which_nothing_is_heard_is_no_file(tmp_path: Path, capsys):
+    output = tmp_path / "out.wav"
+    options = ("-o", str(output), "--max-frames", "1", "--leading-silence", "0")
+    assert main.main(["speak", "Hello there.", *VOICE, *options]) == 2
+    assert f"There is no audio to write to {output}: all of it is silence." in (
+        capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_has_the_loudness_that_is_asked_for(tmp_path: Path):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from tolerances import LOGITS_F32, NORM_F32
 
-from qwen_megakernel.decoders.plain import PlainDecoder, rotary
+from qwen_megakernel.decoders.layers import rotary
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill, Sampling
 from qwen_megakernel.validation import official
@@ -223,7 +224,7 @@ def test_equal_positions_make_mrope_plain_rope(load_checkpoint, section):
 
 
 def test_unequal_positions_turn_as_the_official_rotary(official_model, load_checkpoint):
-    from qwen_megakernel.decoders.plain import rotate
+    from qwen_megakernel.decoders.layers import rotate
 
     model = official_model("tiny-random").model.talker.model
     config = load_checkpoint("tiny-random").config.talker.stack

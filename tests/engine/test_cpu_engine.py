@@ -1,5 +1,6 @@
 """Engines on the native CPU decoder: what one stream, or one engine, must not do to another."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from tolerances import PCM16
 
 from qwen_megakernel import Speech, TTSEngine
-from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
+from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel, UsageError
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 TEXT = "One of these streams is going to fail."
@@ -46,6 +48,50 @@ def test_a_stream_of_nan_ends_with_its_error_and_its_neighbour_goes_on(two_slots
         list(streams[1])
     assert 2 in beside
     np.testing.assert_array_equal(healthy.audio, alone.audio)
+
+
+def test_two_engines_speak_at_once_as_each_does_alone():
+    """Each has its own pool and memory; streams of both run at the same time."""
+    options = OPTIONS | {"backend": "cpu", "num_slots": 2, "num_threads": 2}
+
+    def speak(engine, seed):
+        return Speech.collect(engine.stream(TEXT, seed=seed, max_frames=30))
+
+    with (
+        TTSEngine.from_pretrained("tiny-random", **options) as one,
+        TTSEngine.from_pretrained("tiny-random", **options) as other,
+    ):
+        wanted = [(engine, seed) for seed in (3, 4) for engine in (one, other)]
+        alone = [speak(*each) for each in wanted]
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(speak, *zip(*wanted, strict=True)))
+    for ours, theirs in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(ours.codes, theirs.codes)
+        np.testing.assert_array_equal(ours.audio, theirs.audio)
+
+
+def test_a_voice_is_made_with_one_thread_of_pytorch(monkeypatch):
+    """Threads of its pool would spin on the cores of the streams that are speaking."""
+    seen = []
+
+    def counted(*given, **options):
+        seen.append(torch.get_num_threads())
+        raise UsageError("It is too short.")
+
+    monkeypatch.setattr(VoiceLibrary, "create", counted)
+    of_caller = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for backend in ("cpu", "torch"):
+            options = OPTIONS | {"backend": backend}
+            with (
+                TTSEngine.from_pretrained("tiny-random-base", **options) as tts,
+                pytest.raises(UsageError, match="too short"),
+            ):
+                tts.create_voice(np.zeros(24000, np.float32), rate=24000)
+        assert seen == [1, 3] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(of_caller)
 
 
 def plant(monkeypatch, name, error):

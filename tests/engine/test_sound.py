@@ -1,14 +1,18 @@
 """What the engine does with a sound that is changed: frames, chunks, threads, ends, refusals."""
 
 import asyncio
+import contextlib
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from tiny_speech import tiny_engine
 from tolerances import LIMITED, LOUDNESS_LU, PCM_STEPS, ROUNDED_COUNT, nearly
+from waiting import wait_until
 
 from qwen_megakernel import AudioChunk, TTSEngine
 from qwen_megakernel.audio import to_int16
@@ -109,6 +113,31 @@ async def test_a_reader_that_loses_patience_loses_no_sound(tts: TTSEngine):
     assert np.array_equal(samples_of(chunks), whole)
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_a_reader_that_goes_away_leaves_nothing_behind(tts: TTSEngine, monkeypatch):
+    made, init = [], HeardChunks.__init__
+
+    def noting_init(heard, chain):
+        made.append(weakref.ref(heard))
+        init(heard, chain)
+
+    monkeypatch.setattr(HeardChunks, "__init__", noting_init)
+    async with contextlib.aclosing(tts.astream(TEXT, **VOICE, **ALL)) as chunks:
+        await anext(chunks)
+    for _ in range(3):  # goes while a thread works on the sound, or before
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.003):
+                await anext(tts.stream(TEXT, **VOICE, **ALL))
+    await asyncio.to_thread(next, tts.stream(TEXT, **VOICE, **ALL))
+    del chunks
+
+    def is_gone() -> bool:
+        gc.collect()
+        return not tts.num_active and not any(heard() for heard in made)
+
+    await asyncio.to_thread(wait_until, is_gone)
+    assert len(made) == 5
 
 
 def test_a_closed_stream_ends_with_what_was_made_of_it(tts: TTSEngine):

@@ -122,9 +122,9 @@ def speak(monkeypatch):
         )
         deliver = StreamState.deliver
 
-        def recording_deliver(state, samples, first, count, reason=None):
+        def recording_deliver(state, samples, first, count, reason=None, **kind):
             device.log.append(("deliver", count))
-            deliver(state, samples, first, count, reason)
+            deliver(state, samples, first, count, reason, **kind)
 
         monkeypatch.setattr(StreamState, "deliver", recording_deliver)
         ids = TextIds(role=torch.zeros(3), body=torch.zeros(0))

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import TEXT, VOICE, tiny_engine
+from tolerances import nearly
 
 from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.stages import StageTimes
 from qwen_megakernel.engine.stream import Speech, StreamState
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import AudioChunk, SoundOptions, SpeechRequest, TextIds
+from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.parts import TextPart
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -60,12 +63,82 @@ def room(monkeypatch):
         monkeypatch.setattr(
             StreamState,
             "deliver",
-            lambda state, samples, first, count: log.append(("deliver", count)),
+            lambda state, samples, first, count, **_: log.append(("deliver", count)),
         )
         delivery = ChunkDelivery(vocoder, table, StageTimes(), is_asynchronous=is_asynchronous)
         return delivery, made, log
 
     return build
+
+
+def state_of(**sound) -> StreamState:
+    """A stream whose sound is changed on its way to the reader."""
+    options = SoundOptions(**sound)
+    request = SpeechRequest(TEXT, sound=options)
+    state = StreamState(request, TextIds(NOTHING, NOTHING), None, None, RATE)
+    state.heard = HeardChunks(new_chain(options, RATE))
+    return state
+
+
+def hum(seconds: float) -> np.ndarray:
+    return np.rint(8000 * np.sin(np.arange(round(seconds * RATE)) / 9)).astype(np.int16)
+
+
+def read(state: StreamState) -> float:
+    """Take all chunks as the reader does; returns the seconds that it hears."""
+    sent = [state.outbox.get() for _ in range(len(state.outbox))]
+    chunks = [chunk for each in sent for chunk in state.heard.hear(each)]
+    return sum(len(chunk.samples) / chunk.sample_rate for chunk in chunks if chunk)
+
+
+def test_silence_that_is_cut_is_nothing_to_play(monkeypatch):
+    now = time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    state = state_of(leading_silence=60)
+    assert state.lead_s() == -np.inf
+    state.deliver(np.zeros(RATE * 4 // 10, np.int16), 0, 5)
+    assert state.lead_s() == nearly(0.4)  # not looked at yet
+    assert read(state) == 0
+    now += 0.3
+    assert state.lead_s() == -np.inf
+    state.deliver(hum(0.16), 5, 2)
+    assert state.lead_s() == nearly(0.16)
+    assert read(state) == nearly(0.06 + 0.16)
+    assert state.lead_s() == nearly(0.06 + 0.16)
+    now += 0.1
+    assert state.lead_s() == nearly(0.06 + 0.16 - 0.1)
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: float):
+    now = time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    state = state_of(speed=speed, sample_rate=8000)
+    state.deliver(hum(0.8), 0, 10)
+    heard_s = read(state)
+    assert state.heard.progress == (nearly(0.8), nearly(heard_s), now)  # some is held back
+    state.deliver(hum(0.8), 10, 10)
+    now += 0.25
+    assert state.lead_s() == nearly(heard_s + 0.8 / speed - 0.25)
+
+
+def test_a_stream_of_which_nothing_is_heard_comes_before_one_that_is_about_to_run_dry(room):
+    delivery, streams, log = room(dry=(0.1, 10), silent=(1.9, 4))
+    state = streams["silent"].state
+    state.heard = HeardChunks(new_chain(SoundOptions(leading_silence=60), RATE))
+    state.heard.hear(AudioChunk(np.zeros(20 * RATE, np.int16), RATE, 0, 250, 0.0))
+    delivery.start_vocoder([])
+    assert [event[1] for event in log if event[0] == "vocoder"] == ["silent", "dry"]
+
+
+def test_what_a_reader_of_a_changed_sound_has_heard_is_known_to_the_engine():
+    with tiny_engine(backend="torch") as tts:
+        stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=20, speed=1.5)
+        chunks = list(stream)
+        progress = stream._state.heard.progress
+        assert progress.heard_s == nearly(chunks[-1].end_s)
+        assert progress.made_s == nearly(len(stream.codes) * tts.seconds_per_frame)
+        assert stream._state.started < progress.begun < time.perf_counter()
 
 
 def test_a_first_chunk_leaves_before_the_vocoder_begins_a_neighbours(room):

@@ -1,11 +1,15 @@
 """docs/speech-control.md: its Python code runs, and its claims hold."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import soundfile
+from commands import run
 
 from qwen_megakernel.server.schemas import MAX_LEXICON_WORDS
+from qwen_megakernel.text.markup import ssml, values
 from qwen_megakernel.text.reading import lexicon
 from qwen_megakernel.text.reading.languages import known_languages
 from qwen_megakernel.text.reading.segments import MAX_OPEN_CHARS
@@ -22,7 +26,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (rows,) = blocks("text")
     (tmp_path / "names.tsv").write_text(rows, "utf-8")
     examples = blocks("python")
-    assert len(examples) == 6 and all("assert" in example for example in examples)
+    assert len(examples) == 8 and all("assert" in example for example in examples)
     names: dict[str, object] = {}
     try:
         for example in examples:
@@ -39,3 +43,33 @@ def test_limits_and_languages_are_those_of_the_code():
     assert f"over HTTP {MAX_LEXICON_WORDS} entries" in page
     assert f"{MAX_OPEN_CHARS} characters long" in page
     assert ", ".join(name.capitalize() for name in known_languages()) in page
+
+
+def test_elements_values_and_limits_of_markup_are_those_of_the_code():
+    page = " ".join(PAGE.split())
+    for name, attributes in ssml._ATTRIBUTES.items():
+        assert f"<{name}" in page
+        assert all(each in page for each in attributes)
+    for words in (values.STRENGTHS, values.RATES, values.VOLUMES, values.SAY_AS, values.DATE_FORMS):
+        assert all(
+            f"`{word}`" in page or f'"{word}"' in page for word in words if word != "default"
+        )
+    assert (
+        f"at most {values.MAX_PAUSE_S:g} s, and those of a request {values.MAX_PAUSES_S:g} s"
+        in page
+    )
+    assert f"nested {ssml.MAX_DEPTH} deep" in page
+    assert f"at most {ssml.MAX_TAG_CHARS} characters" in page
+    assert f"hold {ssml.MAX_READ_AS_CHARS}" in page
+    for strength, seconds in values.STRENGTHS.items():
+        assert f"`{strength}` {seconds:g}" in page
+    for rate, factor in values.RATES.items():
+        assert rate == "default" or f"`{rate}` {factor:g}" in page
+
+
+def test_the_command_speaks_a_pause(tmp_path: Path):
+    (command,) = (block for block in blocks("bash") if "--text-format" in block)
+    done = run(*shlex.split(command)[1:-1], tmp_path / "out.wav")
+    assert done.returncode == 0, done.stderr
+    samples, rate = soundfile.read(tmp_path / "out.wav", dtype="int16")
+    assert b"\0" * (2 * rate) in samples.tobytes()

@@ -1,6 +1,6 @@
-// Runs the pool of csrc/cpu by itself, with faults and delays that no machine brings on request.
+// Checks the thread pool of csrc/cpu alone, with faults and delays that a test has to cause itself.
 //
-//   pool_driver CHECK    one of the names at the bottom; exit code 0: it holds
+//   pool_driver CHECK    CHECK is a name listed at the end of this file; exit code 0: it passed
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 using qwen_tts::Pool;
 using std::chrono::milliseconds;
 
-// The allocation that fails, counted down; negative: none does.
+// How many allocations succeed before one fails; negative: none fails.
 static std::atomic<int> failing{-1};
 
 void* operator new(size_t size) {
@@ -48,20 +48,20 @@ struct Idle {
   void operator()(int, int) {}
 };
 
-// A job that the workers of the pool did, each once.
+// Runs a job and returns how many workers took part.
 int workers_of(Pool& pool) {
   std::atomic<int> num_calls{0};
   pool.run([&](int, int) { ++num_calls; });
   return num_calls;
 }
 
-// A job before this one may have been late, and the pool has one worker fewer then.
+// Checks that all workers take part. There may be one fewer, if an earlier job was late.
 void expect_that_all_work(Pool& pool, const char* what) {
   const int num_workers = pool.num_workers();
   expect(num_workers >= pool.num_threads() - 1 && workers_of(pool) == num_workers, what);
 }
 
-// Whether an attempt went through; false: an allocation failed in it.
+// Returns whether an attempt succeeds while the allocation `failing_one` fails.
 template <class Try>
 bool goes_through(int failing_one, Try attempt) {
   failing = failing_one;
@@ -104,8 +104,8 @@ void check_refused_threads_of_a_fork() {
 
 void sleep_for(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
 
-// Another program that takes a core changes what the pool does, so a check is repeated until no job
-// was held up in it.
+// Returns whether a job was not held up. Other programs that take a core change what the pool does,
+// so a check that they may have disturbed is repeated.
 bool ran_undisturbed(Pool& pool) {
   const auto began = qwen_tts::Clock::now();
   pool.run(Idle());
@@ -113,7 +113,7 @@ bool ran_undisturbed(Pool& pool) {
 }
 constexpr int kAttempts = 200;
 
-// A worker's last wait ends after the job; the next job is not late by it.
+// A worker's last wait ends after its job; the next job must not count it as its own lateness.
 void check_lateness_stays_with_its_job() {
   int num_undisturbed = 0;
   for (int i = 0; i < kAttempts && num_undisturbed < 3; ++i) {
@@ -128,12 +128,12 @@ void check_lateness_stays_with_its_job() {
   expect(num_undisturbed > 0, "a machine that leaves two cores for a moment");
 }
 
-// The first of its promises that a pool breaks, or null; `is_disturbed` where another program had a
-// core meanwhile.
+// Returns the first promise that the pool breaks, or null. Sets `is_disturbed` if another program
+// took a core meanwhile.
 const char* taken_core_fault(bool& is_disturbed) {
   Pool pool(2);
   const auto began = qwen_tts::Clock::now();
-  // What a busy program does: the second worker gets its core late.
+  // The second worker arrives late, as if a busy program had its core.
   auto job = [&](int worker, int) {
     if (worker == 1) sleep_for(2);
     pool.barrier(worker);
@@ -150,7 +150,7 @@ const char* taken_core_fault(bool& is_disturbed) {
   pool.run(job);
   if (pool.num_workers() != 1) return "one worker fewer again";
   idle_after_25_ms();
-  // A sleep that took too long is a disturbance as well: the second patience is 40 ms.
+  // A sleep that took too long is a disturbance, too: after the second trial the pool waits 40 ms.
   is_disturbed |= qwen_tts::Clock::now() - began > milliseconds(25 + 2 + 25 + 10);
   if (pool.num_workers() != 1) return "more patience after a trial that failed";
   idle_after_25_ms();
@@ -168,7 +168,7 @@ void check_a_taken_core_is_left_and_tried_again() {
   expect(false, "a machine that leaves two cores for a moment");
 }
 
-// Looked at from another thread while jobs change it: for the thread sanitizer.
+// Another thread reads the number of workers while jobs change it; the thread sanitizer watches.
 void check_workers_may_be_asked_for_at_any_time() {
   Pool pool(3);
   std::atomic<bool> is_over{false};

@@ -8,7 +8,7 @@ from commands import run
 from programs import ROOT, imports, programs
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
@@ -118,7 +118,7 @@ def test_the_line_that_names_the_backend_says_how_many_threads_and_cores(
     many_cores, run_here, monkeypatch, backend
 ):
     speak = ("-m", "qwen_megakernel", "speak", "Hello.", *MODEL, "--max-frames", 2, "--stdout")
-    monkeypatch.setattr(options, "write_output", lambda data: None)
+    monkeypatch.setattr(running, "write_output", lambda data: None)
     for words, threads in (((), 1), (("--threads", 3), 3)):
         done = run_here(*speak, "--backend", backend, *words)
         assert done.returncode == 0, done.stderr
@@ -161,6 +161,8 @@ COMMANDS = [
 WITHOUT_TORCH = {
     "benchmarks/machine.py",  # imports torch to describe the machine of a result file
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
+    "tools/kernel_study/ptxas_table.py",  # compiles, and computes nothing
+    "tools/kernel_study/mutate_kernel.py",  # the same; the tests of its mutants are other programs
     "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }
 PROGRAMS = {str(path.relative_to(ROOT)): path for path in programs()}

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,7 +156,6 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
     assert install_command("pipecat") in process.stderr
 
 
-# ALSA's way to a loudspeaker that is a file.
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
@@ -186,6 +186,22 @@ def test_play_names_what_is_missing_before_a_model_is_loaded(
     assert "libportaudio2" in page and "[play]" in page
 
 
+def test_play_finds_no_loudspeaker_before_a_model_is_loaded(run_here, monkeypatch, tmp_path):
+    class PortAudioError(Exception):
+        """Of the package."""
+
+    def query_devices(kind):
+        raise PortAudioError(f"no {kind}")
+
+    module = SimpleNamespace(query_devices=query_devices, PortAudioError=PortAudioError)
+    monkeypatch.setitem(sys.modules, "sounddevice", module)
+    monkeypatch.setattr(options, "engine_from_args", None)
+    done = run_here("demo_pipeline.py", "--text", TEXT, "--play", "--output", tmp_path / "a.wav")
+    assert done.returncode == 5 and not list(tmp_path.iterdir())
+    assert done.stderr == "error: --play finds no loudspeaker: no output.\n"
+
+
+# ALSA's way to a loudspeaker that is a file.
 SOUND_CARD = """</usr/share/alsa/alsa.conf>
 pcm.!default {{
   type file

@@ -9,11 +9,10 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipelines import TOKEN, Mode, Run, service
-from tolerances import WORD_SECONDS, nearly
+from tolerances import WORD_SECONDS
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.pipecat.word_timestamps import WordTimer
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.timing.words import count_letters
 
@@ -78,56 +77,3 @@ async def test_words_are_heard_at_the_times_of_what_is_said_for_them(mode: Mode)
     starts = [count_letters("".join(said[:index])) / 15 for index in range(1, 6)]
     heard = [words[word] - words["It"] for word in ("costs", "$12.50", "at", "3:05", "today.")]
     assert heard == pytest.approx(starts, abs=WORD_SECONDS)
-
-
-def timer_of(reader: TextReader) -> WordTimer:
-    return WordTimer(pace=0.1, spoken=lambda: reader.spoken.pieces)
-
-
-def test_a_word_that_is_held_back_is_not_reported_before_it_is_spoken(reader: TextReader):
-    timer = timer_of(reader)
-    for words in ("It ", "is ", "3:05 "):
-        reader.feed(words)
-        timer.add(words)
-    assert [word.word for word in timer.due(made_s=9.0, heard_s=9.0)] == ["It", "is"]
-    reader.feed("pm ")
-    timer.add("pm ")
-    assert [word.word for word in timer.due(made_s=9.0, heard_s=9.0)] == ["3:05", "pm"]
-    reader.feed("now")
-    timer.add("now")
-    assert timer.due(made_s=9.0, heard_s=9.0) == []
-    reader.end()
-    letters = count_letters("It is three oh five p m")
-    (last,) = timer.finish(made_s=0.1 * (letters + count_letters("now")))
-    assert last.seconds == nearly(0.1 * letters)
-
-
-def test_a_text_in_pieces_has_the_times_of_the_whole():
-    text = "**Pay** $12.50 by 3:05 pm to Dr. Smith, or 1,234 &amp; more `code` - now. "
-    times = []
-    for pieces in ([text], [f"{word} " for word in text.split()]):
-        reader = Reading().reader("on", "english", None)
-        timer = timer_of(reader)
-        for piece in pieces:
-            reader.feed(piece)
-            timer.add(piece)
-            assert timer.due(made_s=0.0, heard_s=0.0) == []
-        reader.end()
-        words = timer.finish(made_s=9.0)
-        assert [word.word for word in words] == text.split()
-        times.append([word.seconds for word in words])
-    assert times[1] == nearly(times[0])
-
-
-def test_a_word_takes_as_long_as_what_is_said_for_it(reader: TextReader):
-    text = "Pay $12.50 or **less** now"
-    reader.whole(text)
-    timer = timer_of(reader)
-    timer.add(text)
-    times = {word.word: word.seconds for word in timer.finish(made_s=10.0)}
-    letters = [count_letters(word) for word in ("Pay", "twelve dollars and fifty cents", "or")]
-    letters += [count_letters("less"), count_letters("now")]
-    pace = 10.0 / sum(letters)
-    assert list(times) == text.split()
-    starts = [sum(letters[:index]) * pace for index in range(len(letters))]
-    assert list(times.values()) == nearly(starts)

@@ -16,7 +16,6 @@ from tolerances import PEAK_DB, nearly
 from qwen_megakernel import families
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.pipecat.word_timestamps import DEFAULT_PACE
 from qwen_megakernel.records import SoundOptions
 
 Settings = MegakernelTTSService.Settings
@@ -81,10 +80,6 @@ async def test_a_bot_begins_with_a_sound_where_its_settings_say_so():
     assert run.pcm == run.sent
 
 
-def test_words_are_expected_at_the_speed_of_the_settings():
-    assert service(FakeEngine(), settings=Settings(speed=2))._pace == nearly(DEFAULT_PACE / 2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,7 +93,17 @@ def test_what_can_never_work_is_refused_at_the_start(arguments, message):
         service(FakeEngine(), **arguments)
 
 
-def test_a_sample_rate_that_cannot_work_is_refused_before_a_model_is_loaded(monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sample_rate": 1}, "sample_rate is 1;"),
+        ({"settings": Settings(speed=9)}, "speed is 9;"),
+        ({"settings": Settings(temperature=0)}, "temperature is 0"),
+        ({"settings": Settings(lexicon={"": "a"})}, "lexicon"),
+        ({"first_chunk_frames": 0}, "first_chunk_frames is 0"),
+    ],
+)
+def test_what_can_never_work_is_refused_before_a_model_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UsageError, match="sample_rate is 1;"):
-        MegakernelTTSService(sample_rate=1)
+    with pytest.raises(UsageError, match=message):
+        MegakernelTTSService(**arguments)

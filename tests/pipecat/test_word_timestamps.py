@@ -1,15 +1,16 @@
-"""Word times against a speaker who keeps an even pace, and a listener with a clock."""
+"""When words are told, of a stream that knows their times; and a listener with a clock."""
 
 import pytest
-from tolerances import PACE, nearly
+from tolerances import nearly
 
-from qwen_megakernel.pipecat.word_timestamps import (
-    DEFAULT_PACE,
-    LOOKAHEAD_S,
-    PlayoutClock,
-    WordTimer,
+from qwen_megakernel.pipecat.word_timestamps import LOOKAHEAD_S, PlayoutClock, WordTimer
+from qwen_megakernel.timing.words import (
+    TimedWord,
+    count_letters,
+    split_words,
+    whole_words,
+    word_spans,
 )
-from qwen_megakernel.timing.words import count_letters, split_words, whole_words
 
 
 @pytest.mark.parametrize(
@@ -61,52 +62,62 @@ def test_digits_ideographs_and_pauses_take_longer_than_letters():
     assert count_letters("你") == 3
 
 
-@pytest.mark.parametrize("pace", [0.5 * DEFAULT_PACE, DEFAULT_PACE, 2 * DEFAULT_PACE])
-def test_words_get_their_true_times_once_the_audio_has_ended(pace):
-    text = "Once upon a time there was a very small house at the edge of a wood."
-    timer = WordTimer(DEFAULT_PACE, start_s=3.0)
-    timer.add(text)
-    end_s = 3.0 + pace * count_letters(text)
-    words = timer.finish(end_s)
-    before = 0
-    for word, expected in zip(words, text.split(), strict=True):
-        assert word.word == expected
-        assert word.seconds == nearly(3.0 + pace * before)
-        before += count_letters(expected)
+class Stream:
+    """A stream whose words are every 0.4 s, of as much as was heard."""
+
+    def __init__(self, text: str) -> None:
+        self.written_text, self.heard_s, self.drift_s = text, 100.0, 0.0
+
+    async def find_words(self) -> list[TimedWord]:
+        times = ((0.4 + self.drift_s) * index for index in range(len(self.written_text)))
+        return [
+            TimedWord(self.written_text[begin:end], start_s, start_s + 0.4, begin)
+            for start_s, (begin, end, _) in zip(times, word_spans(self.written_text), strict=False)
+            if start_s < self.heard_s
+        ]
 
 
-def test_no_word_is_returned_beyond_the_audio_or_long_before_it_is_heard():
-    timer = WordTimer(0.1)  # a word begins every 0.4 s
-    timer.add("aaaa bbbb cccc dddd eeee ffff gggg hhhh")
-    assert [word.word for word in timer.due(0.3, heard_s=0.2)] == ["aaaa"]
-    assert timer.due(0.3, heard_s=0.3) == []
-    told = timer.due(3.0, heard_s=1.0)
+async def test_no_word_is_returned_beyond_the_audio_or_long_before_it_is_heard():
+    timer = WordTimer(Stream("aaaa bbbb cccc dddd eeee ffff gggg hhhh"), start_s=2.0)
+    assert [word.word for word in await timer.due(2.3, heard_s=2.2)] == ["aaaa"]
+    assert await timer.due(2.3, heard_s=2.3) == []
+    told = await timer.due(5.0, heard_s=3.0)
     assert [word.word for word in told] == ["bbbb", "cccc", "dddd"]
-    assert told[-1].seconds < 1.0 + LOOKAHEAD_S
-    assert [word.word for word in timer.finish(3.2)] == ["eeee", "ffff", "gggg", "hhhh"]
+    assert told[-1].seconds < 3.0 + LOOKAHEAD_S
+    last = await timer.finish()
+    assert [word.word for word in last] == ["eeee", "ffff", "gggg", "hhhh"]
+    assert [word.seconds for word in last] == nearly([3.6, 4.0, 4.4, 4.8])
 
 
-def test_a_better_estimate_never_takes_words_back():
-    timer = WordTimer(0.2)  # expects twice the true pace
-    timer.add("aaaa bbbb cccc dddd")
-    times = [word.seconds for word in [*timer.due(1.0, 0.5), *timer.finish(1.6)]]
-    assert times == sorted(times)
+async def test_a_word_that_the_stream_has_not_heard_is_not_told():
+    stream = Stream("aaaa bbbb cccc")
+    timer, stream.heard_s = WordTimer(stream), 0.5
+    assert [word.word for word in await timer.due(9.0, heard_s=9.0)] == ["aaaa", "bbbb"]
+    stream.heard_s = 9.0
+    assert [word.word for word in await timer.finish()] == ["cccc"]
 
 
-def test_the_pace_of_a_voice_is_learned():
-    pace, true_pace = DEFAULT_PACE, 0.12
-    for _ in range(5):
-        timer = WordTimer(pace)
-        timer.add("twenty letters in here")
-        timer.finish(true_pace * 19)
-        pace = timer.learned_pace(true_pace * 19)
-    assert pace == pytest.approx(true_pace, rel=PACE)
+async def test_a_better_estimate_never_takes_words_back():
+    stream = Stream("aaaa bbbb cccc dddd")
+    timer, stream.drift_s = WordTimer(stream), 0.4
+    told = await timer.due(2.0, 1.0)
+    stream.drift_s = -0.3
+    times = [word.seconds for word in [*told, *await timer.finish()]]
+    assert len(times) == 4 and times == sorted(times)
 
 
-def test_a_short_text_teaches_no_pace():
-    timer = WordTimer(DEFAULT_PACE)
-    timer.add("Oh.")
-    assert timer.learned_pace(3.0) == DEFAULT_PACE
+async def test_each_character_is_told_once_where_a_text_turns_out_to_be_chinese():
+    stream = Stream("aaaa bbbb ")
+    timer = WordTimer(stream)
+    told = await timer.due(9.0, heard_s=0.0)
+    stream.written_text += "你好。"
+    told += await timer.finish()
+    assert [(word.word, word.unspaced) for word in told] == [
+        ("aaaa", False),
+        ("bbbb", True),
+        ("你", True),
+        ("好。", True),
+    ]
 
 
 def test_audio_behind_earlier_audio_is_heard_after_it():
@@ -148,3 +159,18 @@ def test_an_interruption_leaves_uninterruptible_audio():
     clock.cut(11.0)
     clock.begin("b", 11.5, 11.5)
     assert clock.delay_s == nearly(1.5)
+
+
+async def test_words_whose_times_are_known_are_told_without_another_look():
+    stream = Stream("aaaa bbbb cccc dddd eeee ffff gggg hhhh")
+    looks: list[float] = []
+
+    class Counted(Stream):
+        async def find_words(self) -> list[TimedWord]:
+            looks.append(self.heard_s)
+            return await super().find_words()
+
+    stream = Counted(stream.written_text)
+    timer = WordTimer(stream)
+    told = [word.word for heard in range(20) for word in await timer.due(3.2, heard_s=heard / 10)]
+    assert told == ["aaaa", "bbbb", "cccc", "dddd", "eeee", "ffff"] and len(looks) <= 4  # of 20

@@ -144,6 +144,12 @@ async def test_what_cannot_be_is_refused_before_anything_is_spoken(live, fields,
     assert len(live.engine.streams) == num_streams
 
 
+async def test_a_session_is_not_told_of_a_field_that_it_has_not(live: LiveServer):
+    async with session(live, False) as socket:
+        await socket.send(json.dumps({"type": "session.config", "loudness": -16}))
+        assert json.loads(await socket.recv())["message"].endswith("end.\nSay volume, in dB.")
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_silence_at_the_edges_is_cut_where_a_request_says_so(way):
     with serving(FakeEngine(rtf=0.001, silent_frames=5)) as live:

@@ -25,7 +25,7 @@ SHORTER = {
 
 def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    num_commands = 0
+    num_commands, printed = 0, ""
     for command in lines(PAGE):
         words = shlex.split(os.path.expandvars(command))
         if words[0] == "export":
@@ -43,8 +43,14 @@ def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
             continue
         cpu = ["--device", "cpu"] if "--model" in words else []
         assert main.main([*words, *SHORTER.get(name, []), *cpu]) == 0, capsys.readouterr()
+        said = capsys.readouterr()
+        printed += said.out
+        if name != "verify dataset":  # which loads no model
+            assert said.err.startswith("loading ")  # before what takes seconds
+        if name == "verify training":
+            assert "6/6" in said.err  # four steps, and two of them again
     assert num_commands == 12
-    assert "FAIL" not in capsys.readouterr().out
+    assert "all passed" in printed and "FAIL" not in printed
     for name in ("hello.wav", "morning.wav"):
         assert soundfile.info(name).duration > 0
     assert Path("my-voice", "loss.png").is_file()

@@ -1,5 +1,7 @@
 """Audio tokens in a Qwen2 tokenizer, and rows for them in a Qwen2 model."""
 
+import logging.handlers
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
 from sheen_toys import EXAMPLE_LAYERS
+from transformers.utils import logging as hf_logging
 
 from qwen_megakernel.errors import ModelFilesError, TokenOrderError
 from qwen_megakernel.sheen import codes, model_folder, tokens
@@ -125,6 +128,14 @@ def test_embeddings_grow_to_the_tokenizer_and_keep_their_rows(base_folder, token
     assert model.lm_head.weight.shape == after.shape and model.config.vocab_size == len(after)
     tokens.resize_embeddings(model, tokenizer)
     assert model.get_input_embeddings().num_embeddings == len(after)
+
+
+def test_an_embedding_grows_without_advice_to_programmers(base_folder, tokenizer, monkeypatch):
+    records = logging.handlers.BufferingHandler(100)
+    hf_logging.warning_once.cache_clear()
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [records])
+    tokens.resize_embeddings(model_folder.load_language_model(base_folder), tokenizer)
+    assert not [record.getMessage() for record in records.buffer]
 
 
 def test_rows_that_are_there_already_are_not_cut_off(base_folder):

@@ -1,11 +1,13 @@
 """The chunks that a reader gets: frames, samples and times of what is heard."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tolerances import LIMITED, nearly
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import AudioChunk, SoundOptions
+from qwen_megakernel.records import AudioChunk, Manner, SoundOptions
 from qwen_megakernel.sound.chain import SoundChain, new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
 
@@ -35,7 +37,7 @@ def chunk(first: int, num_frames: int, reason: str | None = None) -> AudioChunk:
 
 def heard_by(delay: int, *chunks: AudioChunk) -> list[AudioChunk]:
     heard = HeardChunks(SoundChain([Late(delay)], RATE))
-    return [each for each in map(heard.hear, chunks) if each]
+    return [each for sent in chunks for each in heard.hear(sent)]
 
 
 def test_frames_that_are_not_heard_yet_are_those_of_the_next_chunk():
@@ -60,8 +62,9 @@ def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
     heard = HeardChunks(SoundChain([Late(150)], RATE))
     assert heard.rest() is None
     heard = HeardChunks(SoundChain([Late(150)], RATE))
-    assert heard.hear(chunk(0, 1)) is None
-    assert len(heard.hear(chunk(1, 1)).samples) == 50
+    assert heard.hear(chunk(0, 1)) == []
+    (second,) = heard.hear(chunk(1, 1))
+    assert len(second.samples) == 50
     rest = heard.rest()
     assert rest and rest.samples.tolist() == list(range(50, 200))
     assert (rest.frame_index, rest.num_frames, rest.is_last) == (2, 0, False)
@@ -70,9 +73,89 @@ def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
 
 def test_frames_that_were_held_when_a_speech_breaks_off_are_those_of_its_rest():
     heard = HeardChunks(SoundChain([Late(150)], RATE))
-    assert heard.hear(chunk(0, 1)) is None
+    assert heard.hear(chunk(0, 1)) == []
     rest = heard.rest()
     assert rest and (rest.frame_index, rest.num_frames, len(rest.samples)) == (0, 1, 100)
+
+
+PAUSE = AudioChunk(np.empty(0, np.int16), RATE, 3, 0, 8.0, pause_s=0.1)
+LOUD = Manner(volume=6)
+
+
+def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
+    begun: list[tuple[Manner, bool, bool]] = []
+
+    def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain:
+        begun.append((manner, is_first, is_behind_pause))
+        return SoundChain([Late(150)], RATE)
+
+    heard = HeardChunks(SoundChain([Late(150)], RATE), begin)
+    loud = replace(chunk(5, 2), manner=LOUD)
+    sent = [chunk(0, 3), PAUSE, PAUSE, chunk(3, 2), loud, chunk(7, 0, "eos")]
+    got = [each for piece in sent for each in heard.hear(piece)]
+    assert [(each.frame_index, each.num_frames, len(each.samples)) for each in got] == [
+        (0, 3, 150),
+        (3, 0, 150),
+        (3, 0, 2400),
+        (3, 0, 2400),
+        (3, 2, 50),
+        (5, 0, 150),
+        (5, 2, 50),
+        (7, 0, 150),
+    ]
+    assert [each.pause_s for each in got] == [0, 0, 0.1, 0.1, 0, 0, 0, 0]
+    assert not np.concatenate([got[2].samples, got[3].samples]).any()
+    sounding = np.concatenate([each.samples for each in got if not each.pause_s])
+    assert sounding.tolist() == list(range(700))
+    assert begun == [(Manner(), False, True), (LOUD, False, False)]
+    starts = np.cumsum([0, *(len(each.samples) for each in got)]) / RATE
+    assert [each.start_s for each in got] == nearly(starts[:-1])
+
+
+def test_frames_that_are_never_heard_are_over_before_the_pause():
+    heard = HeardChunks(SoundChain([Late(0)], RATE), lambda manner, **_: None)
+    silent = replace(chunk(0, 1), samples=np.empty(0, np.int16))
+    assert heard.hear(silent) == []
+    frames, silence = heard.hear(PAUSE)
+    assert (frames.num_frames, len(frames.samples)) == (1, 0)
+    assert (silence.num_frames, len(silence.samples)) == (0, 2400)
+
+
+def test_a_speech_that_breaks_off_behind_a_pause_has_no_rest():
+    heard = HeardChunks(SoundChain([Late(50)], RATE), lambda manner, **_: None)
+    heard.hear(chunk(0, 2))
+    heard.hear(PAUSE)
+    assert heard.rest() is None
+
+
+@pytest.mark.parametrize("size", [100, 240, 5000])
+@pytest.mark.parametrize("rate", [8000, 24000, 48000])
+def test_silence_beside_a_pause_is_cut_and_at_other_places_stays(size: int, rate: int):
+    options = SoundOptions(sample_rate=rate)
+    tone = (8000 * np.sin(np.arange(4800) / 5)).astype(np.int16)
+    part = np.concatenate([np.zeros(2400, np.int16), tone, np.zeros(2400, np.int16)])
+
+    def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
+        leading = 0.0 if is_behind_pause else None
+        return new_chain(replace(options, leading_silence=leading), RATE, may_pause=True)
+
+    chain = new_chain(options, RATE, may_pause=True)
+    assert chain
+    heard = HeardChunks(chain, begin)
+    got: list[AudioChunk] = []
+    for pause_s in (0.25, 0.0):
+        for first in range(0, len(part), size):
+            got += heard.hear(AudioChunk(part[first : first + size], RATE, 0, 1, 0.0))
+        pause = replace(PAUSE, pause_s=pause_s) if pause_s else chunk(9, 0, "eos")
+        pause = replace(pause, samples=np.empty(0, np.int16))
+        got += heard.hear(pause)
+    samples = np.concatenate([each.samples for each in got])
+    sounds = np.flatnonzero(np.abs(samples) > 500) / rate
+    silences = sounds[1:][np.diff(sounds) > 0.1] - sounds[:-1][np.diff(sounds) > 0.1]
+    assert silences == pytest.approx([0.25], abs=0.012)  # a block of silence, and the filter's
+    assert len(samples) / rate == pytest.approx(0.1 + 0.2 + 0.25 + 0.2 + 0.1, abs=0.02)
+    (quiet,) = [each for each in got if each.pause_s]
+    assert len(quiet.samples) == rate / 4 and not quiet.samples.any()
 
 
 @pytest.mark.parametrize(

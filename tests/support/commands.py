@@ -14,9 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def fences(page: str) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a Markdown page: (language, code)."""
+    return re.findall(r"^ *```(\w*)\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+
+
 def blocks(page: str, language: str) -> list[str]:
     """Return the code blocks of a Markdown page in one language."""
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    return [code for name, code in fences(page) if name == language]
 
 
 def lines(page: str) -> list[str]:

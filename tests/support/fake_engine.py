@@ -6,6 +6,7 @@ audio it hears and how much of the text was spoken.
 
 import asyncio
 import copy
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
-from qwen_megakernel.timing.words import Segment, TimedWord, count_letters
+from qwen_megakernel.timing.words import Segment, TimedWord, count_letters, spoken_spans, word_spans
 from qwen_megakernel.voice import Voice
 
 SAMPLE_RATE = 24000
@@ -99,6 +100,7 @@ class FakeEngine:
         text_open: bool = False,
         language: str = "auto",
         seed: int | None = None,
+        text_format: str = "plain",
         normalize: str = "auto",
         lexicon: Lexicon | None = None,
         **options: Any,
@@ -123,6 +125,7 @@ class FakeEngine:
             **options,
         )
         stream = FakeStream(self, request, self._reading.reader(normalize, language, lexicon))
+        stream.text_format = text_format  # noted, not obeyed
         self.streams.append(stream)
         return stream
 
@@ -174,9 +177,24 @@ class FakeStream:
             return self.reader.spoken.pieces
         return (Piece(self.text, 0, len(self.text), is_kept=True),)
 
+    async def find_words(self) -> list[TimedWord]:
+        """The words whose beginning was heard, exactly where the hum is meant to say them."""
+        spans = list(word_spans(self.written))
+        letter_s = self.engine.letter_s / self.request.sound.speed
+        silence_s = self.engine.silent_frames * FRAME_S / self.request.sound.speed
+        letters = [0, *accumulate(map(count_letters, self.text))]
+        found = []
+        for (begin, end, _), (low, high) in zip(
+            spans, spoken_spans(self.spoken_pieces, [span[:2] for span in spans]), strict=True
+        ):
+            start_s, end_s = (silence_s + letters[place] * letter_s for place in (low, high))
+            if start_s < self._timer._heard_s and (low < len(self.text) or self._over):
+                found.append(TimedWord(self.written[begin:end], start_s, end_s, begin))
+        return found
+
     @property
-    def words(self) -> list[TimedWord]:
-        return self._timer.words(self.written, self.spoken_pieces)
+    def written_text(self) -> str:
+        return self.written
 
     @property
     def segments(self) -> list[Segment]:
@@ -217,10 +235,11 @@ class FakeStream:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        heard = None
-        while heard is None:
+        chunks: list[AudioChunk] = []
+        while not chunks:
             chunk = await self._next()
-            heard = self._heard.hear(chunk) if self._heard else chunk
+            chunks = self._heard.hear(chunk) if self._heard else [chunk]
+        (heard,) = chunks
         self._timer.hear(heard)
         self.sent += heard.samples.tobytes()
         return heard

@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace
-from qwen_megakernel.decoders.plain import rope_tables
+from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.native.structs import fields
 
 

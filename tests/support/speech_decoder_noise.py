@@ -20,7 +20,7 @@ import mil
 import numpy as np
 import torch
 
-from benchmarks import common, page_parts, pages
+from benchmarks import common, page_parts, result_tables
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.decoders.coreml import export
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -56,7 +56,7 @@ def main() -> None:
             precision: signal_to_noise(loaded, precision) for precision in export.PRECISIONS
         }
     common.write_json(str(RESULT), found)
-    pages.write("docs/coreml.md", pages.coreml())
+    page_parts.write("docs/coreml.md", result_tables.coreml())
 
 
 if __name__ == "__main__":

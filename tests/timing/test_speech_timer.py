@@ -268,3 +268,46 @@ def test_the_longest_text_takes_time_in_proportion():
         return spent
 
     assert seconds(MAX_CHARS) < 8 * seconds(MAX_CHARS // 4)
+
+
+def pause(seconds: float, frame: int) -> AudioChunk:
+    return AudioChunk(
+        np.zeros(round(seconds * RATE), np.int16), RATE, frame, 0, 0.0, pause_s=seconds
+    )
+
+
+def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
+    parts, sent, _ = spoken_parts([FIRST, SECOND])
+    boundary = parts[1].first_frame
+    before = [chunk for chunk in sent if chunk.frame_index < boundary]
+    behind = sent[len(before) :]
+    timer = SpeechTimer(parts, are_heard_apart=True)
+    for chunk in [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]:
+        timer.hear(chunk)
+    timer.hear(end())
+    text = f"{FIRST} {SECOND}"
+    words = timer.words(text, as_written(text))
+    plain = heard(parts, [*sent, end()]).words(text, as_written(text))
+    count = len(FIRST.split())
+    assert [word.word for word in words] == text.split()
+    first_s = sum(len(chunk.samples) for chunk in before) / RATE
+    for index, (word, other) in enumerate(zip(words, plain, strict=True)):
+        moved_s = 0.5 + (3.0 if index >= count else 0.0)
+        assert abs(word.start - other.start - moved_s) < 0.011
+        assert abs(word.end - other.end - moved_s) < 0.011
+    assert words[count - 1].end <= 0.5 + first_s and words[count].start >= 3.5 + first_s
+
+
+def test_a_part_with_a_sound_of_its_own_settles_when_its_sound_has_ended():
+    parts, sent, _ = spoken_parts([FIRST, SECOND])
+    boundary = parts[1].first_frame
+    before = [chunk for chunk in sent if chunk.frame_index < boundary]
+    timer = SpeechTimer(parts, are_heard_apart=True)
+    for chunk in before:
+        timer.hear(chunk)
+    text = f"{FIRST} {SECOND}"
+    known, _ = timer.take(text, as_written(text))
+    timer.hear(pause(1.0, boundary))
+    words, segments = timer.take(text, as_written(text))
+    assert [word.word for word in known + words] == FIRST.split()[:-1]  # one may grow
+    assert not segments

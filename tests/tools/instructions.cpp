@@ -1,4 +1,4 @@
-// Starts a kernel of instructions.ptx with one block.
+// Runs a kernel of instructions.ptx, translated to C++, with one block.
 #include "emulation/cuda_emulation.h"
 
 struct alignas(8) Buffers {

@@ -4,41 +4,28 @@ import hashlib
 import importlib.util
 import itertools
 import json
-import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
-import kernel_models as k
 import pytest
-import torch
 
-import validate_kernel
 from benchmarks import performance_page
 from benchmarks.load_test import workload
 from benchmarks.measures.load import LEAD_SECONDS
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
-from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Sampling
-from qwen_megakernel.validation import compare
-from tools.gpu_check import carried, carry, compute_sanitizer, kernel_timer, stage_times
-from tools.gpu_check.steps import libraries, registry, scripts, speed
-from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
+from tools.gpu_check import carried, carry
+from tools.gpu_check.steps import libraries, registry, scripts
+from tools.gpu_check.steps.context import BIG, SMALL, Context
 from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
-
-# A machine with a GPU may lack these.
-ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
-
-ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
 ENGINE_SECONDS = 20  # time to start a script and load an engine of 256 slots
 
 PLANTED = """
@@ -103,18 +90,6 @@ def test_one_failing_and_one_hanging_step_leave_the_others(gpu_check, run, monke
     assert "sleep 321" not in processes  # all that a step has started ends with it
 
 
-def test_a_launch_is_timed_without_the_hosts_way_to_it(monkeypatch):
-    log = Mock()
-    monkeypatch.setattr(torch.cuda, "Event", log.Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", log.sleep)
-    log.Event.return_value.elapsed_time.return_value = 1.5
-    timer = kernel_timer.KernelTimer(torch.device("cuda"))
-    assert timer._timed(log.launch) == 1.5
-    assert all(made == call.Event(enable_timing=True) for made in log.mock_calls[:2])
-    names = [name.removeprefix("Event().") for name, *_ in log.mock_calls[2:]]
-    assert names == ["sleep", "record", "launch", "record", "synchronize", "elapsed_time"]
-
-
 def test_a_step_gets_a_deadline_before_its_time_is_up(gpu_check, run, monkeypatch, tmp_path):
     monkeypatch.setitem(gpu_check.SETS["planted"], "build", 30)
     program = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
@@ -166,50 +141,6 @@ def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(run, tm
     assert result["steps"]["build"]["result"] == {"launches": 3}
 
 
-def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tmp_path):
-    made, output = [], tmp_path / "result.json"
-
-    def validate_fast(loaded, backend, dtype, args):
-        if args.weights == "int8" and backend.name == "graph":
-            raise RuntimeError("planted")
-        made.append((args.weights, int8.int8_stacks(loaded.talker), id(loaded)))
-        return compare.Report(f"{backend.name} as it should be", [])
-
-    monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)
-    context = Context(True, time.monotonic() + 60, output)
-    with pytest.raises(RuntimeError, match="planted"):
-        registry.STEPS["int8_validate_0.6b"](context)
-    assert [each[:2] for each in made] == [
-        ("int8-talker", ("talker",)),
-        ("int8-talker", ("talker",)),
-        ("int8", ("talker", "predictor")),
-    ]
-    assert made[0] == made[1]  # one checkpoint for both decoders
-    assert len(json.loads(output.read_text())["reports"]) == 3
-
-
-SCRIPT = """
-import json, sys, time
-file = sys.argv[sys.argv.index("--json") + 1]
-json.dump({"rows": [{"rps": 1}]}, open(file, "w"))
-"""
-
-
-@pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit('planted')"])
-def test_what_a_script_wrote_before_its_end_is_kept(monkeypatch, tmp_path, end):
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "measure.py").write_text(SCRIPT + end)
-    monkeypatch.setattr(scripts, "ROOT", tmp_path)
-    context = Context(True, time.monotonic() + 2, tmp_path / "result.json")
-    if "sleep" in end:
-        assert scripts.measure(context, "planted", [])["status"] == "timeout"
-    else:
-        with pytest.raises(SystemExit, match="planted for tiny-random ended with 1"):
-            scripts.measure(context, "planted", [])
-    kept = json.loads((tmp_path / "result.json").read_text())
-    assert kept["rows"] == [{"model": "tiny-random", "rps": 1}]
-
-
 def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, monkeypatch, tmp_path):
     def nvcc(folder: str) -> str:
         path = tmp_path / folder / "nvcc"
@@ -257,26 +188,6 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
         build.build(parse_model_config(model_config(model)), target)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("variant", ["predictor's attention in two stages", "the first warp waits"])
-def test_a_variant_with_other_stages_or_waiters_draws_the_kernels_codes(tmp_path, variant):
-    context = Context(True, time.monotonic() + 600, tmp_path / "result.json")
-    loaded, drawn = context.load(TOY), []
-    for defines in ({}, VARIANTS[variant]):
-        decoder = context.decoder(loaded, defines=defines)
-        k.start(decoder, 0, Sampling(), seed=1)
-        drawn.append(decoder.step([0], 4).codes.tolist())
-    assert drawn[0] == drawn[1]
-
-
-def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ():
-    sources = "\n".join(path.read_text() for path in compiling.source_folder().glob("*.cu*"))
-    for defines in VARIANTS.values():
-        assert all(re.search(rf"\b{name}\b", sources) for name in defines), defines
-    assert len({tuple(defines.items()) for defines in VARIANTS.values()}) == len(VARIANTS)
-    assert next(iter(VARIANTS.values())) == {}  # the others are compared with this
-
-
 def listening_seconds(listeners: int) -> float:
     """Return how long `measures.load.listen` takes: a listener hears no faster than sound plays."""
 
@@ -315,55 +226,6 @@ def test_sets_of_one_call_do_not_write_over_each_other(gpu_check, monkeypatch, t
     assert written == {"gpu_emulation_first", "gpu_emulation_why"}
 
 
-@pytest.mark.parametrize(
-    ("says", "code", "expected"),
-    [
-        ("========= ERROR SUMMARY: 0 errors", 0, "ok"),
-        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, "ok"),
-        ("A module could not be found\n========= ERROR SUMMARY: 3 errors", 9, "failed"),
-        ("========= Error: Device not supported", 1, "refused"),
-        (
-            "========= Target application terminated before first instrumented API call",
-            0,
-            "refused",
-        ),
-        (
-            "The cooperative grid was refused\nCUDA error 720\n========= ERROR SUMMARY: 1 error",
-            9,
-            "refused",
-        ),
-        (
-            "not be launched (CUDA error 701: too many)\n========= ERROR SUMMARY: 0 errors",
-            1,
-            "refused",
-        ),
-        ("CUDA error 701\n========= ERROR SUMMARY: 5 errors", 9, "failed"),
-        ("CUDA error 700\n========= ERROR SUMMARY: 1 error", 9, "failed"),
-    ],
-)
-def test_what_a_sanitizer_says_is_what_counts(says, code, expected):
-    command = [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
-    found = compute_sanitizer.run(command, 20)
-    why = [line for line in says.splitlines() if expected == "refused" and "CUDA error" in line]
-    assert found == {"status": expected, "says": (why or says.splitlines())[-1]}
-
-
-def test_a_sanitizer_waits_for_its_program_as_long_as_we_do():
-    assert "--launch-timeout 0" in " ".join(
-        compute_sanitizer.command("compute-sanitizer", "memcheck")
-    )
-
-
-def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():
-    command = ["sh", "-c", "echo ========= begun; sleep 322 & wait"]
-    started = time.monotonic()
-    found = compute_sanitizer.run(command, 1)
-    assert found == {"status": "timeout", "says": "========= begun"}
-    assert time.monotonic() - started < 10
-    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert "sleep 322" not in processes
-
-
 def test_refused_is_not_failed(run):
     code, _ = run("--emulation", "--steps", "build,sanitizer")
     assert code == 0
@@ -395,123 +257,11 @@ def test_with_carried_libraries_most_of_a_set_fits_its_call(gpu_check):
             assert CARRIED_SECONDS + sum(others) + last / 2 <= 1.25 * gpu_check.SECONDS[name]
 
 
-@k.needs_nvcc
-@pytest.mark.parametrize(
-    "arch",
-    [
-        pytest.param(arch, marks=pytest.mark.ci if arch == "sm_90a" else pytest.mark.slow)
-        for arch in build.ARCHITECTURES
-    ],
-)
-def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
-    command = [*speed.bench_command(arch), "-Xptxas", "-warn-spills", "-o", str(tmp_path / "bench")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
-
-
 def test_without_a_gpu_it_says_so(gpu_check, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check"])
     assert gpu_check.main() == 77
     assert "No GPU" in capsys.readouterr().out
-
-
-def bare_machine(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the packages of `ABSENT` cannot be imported."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nfor name in {ABSENT}:\n    sys.modules[name] = None\n"
-    )
-    return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.mark.parametrize(
-    ("which", "steps"),
-    [
-        pytest.param("first", "microbenchmark,validate_tiny", marks=pytest.mark.ci),
-        pytest.param("first", "build,validate_0.6b,frame_times", marks=SLOW),
-        pytest.param("first", "stage_times", marks=pytest.mark.ci),
-        pytest.param("why", "variant_build,ncu,variants", marks=pytest.mark.ci),
-        pytest.param("why", "tests", marks=SLOW),
-        pytest.param("changed", "build,validate_0.6b_long,validate_1.7b_long", marks=SLOW),
-        pytest.param("listeners", "prompt_times,vocoder_times", marks=pytest.mark.ci),
-        pytest.param("listeners", "first_sound,batch_curve,open_loop", marks=SLOW),
-        pytest.param("reliability", "endurance,abort,two_engines,sanitizer", marks=pytest.mark.ci),
-        pytest.param("reliability", "int8_build,int8_validate_0.6b,int8_frame_times", marks=SLOW),
-        pytest.param("more", "build,memory", marks=pytest.mark.ci),
-        pytest.param(
-            "more",
-            "benchmark,peers,open_loop_long,texts,capacity,int8_validate_1.7b,million",
-            marks=SLOW,
-        ),
-    ],
-)
-def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
-    command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
-    done = subprocess.run(
-        [*command, "--steps", steps],
-        cwd=ROOT,
-        env=bare_machine(tmp_path) | {"PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert list(result["steps"]) == steps.split(",") and result["commit"]
-    check_rows({name: step["result"] for name, step in result["steps"].items()})
-    if "stage_times" in steps:
-        launches = result["steps"]["stage_times"]["result"]["launches"]
-        assert [launch["streams"] for launch in launches] == [1, 16]
-        assert stage_times.documents(tmp_path / "out" / "result.json") == launches
-    if "ncu" in steps:
-        assert result["steps"]["ncu"]["status"] == "skipped"
-
-
-def check_rows(found: dict) -> None:
-    """Check what docs/performance.md shows of each step."""
-    for step, (_, columns) in performance_page.GPU_TABLES.items():
-        for row in found.get(step, {}).get("rows", []):
-            if "why_not" not in row:
-                there = [c for c in columns if c not in ONLY_ON_A_GPU]
-                assert all(performance_page.value(row, column) is not None for column in there), row
-    if "endurance" in found:
-        endurance = found["endurance"]
-        assert endurance["launches"] >= endurance["goal"] and endurance["load_rounds_beside"] > 0
-    if "microbenchmark" in found:
-        rows = found["microbenchmark"]["rows"]
-        # The most decisive figures come first, so that a run that is cut short has them.
-        kinds = ["device", "barrier_in_traffic", "l2_latency", "exchange"]
-        kinds += ["copy", "read", "barrier", "frame_skeleton"]
-        assert list(dict.fromkeys(row["kind"] for row in rows)) == kinds
-        exchanges = [row for row in rows if row["kind"] == "exchange"]
-        assert {row["floats"] for row in exchanges} == {1024, 3072, 4096}
-        assert [row["wrong"] for row in exchanges] == [0] * len(exchanges)
-    if "frame_times" in found:
-        rows = found["frame_times"]["rows"]
-        assert [row["streams"] for row in rows] == [1, 4, 8, 16]
-        assert all(row["ms_per_frame"] > 0 for row in rows)
-    if "variants" in found:
-        rows = found["variants"]["rows"]
-        assert [row["variant"] for row in rows] == list(VARIANTS)[:2]
-        assert all(row["same_codes"] for row in rows)
-    if "prompt_times" in found:
-        assert [row["backend"] for row in found["prompt_times"]["rows"]] == ["kernel", "graph"]
-    if "vocoder_times" in found:
-        rows = found["vocoder_times"]["rows"]
-        assert [row["products"] for row in rows] == ["float32", "TF32"] * 2
-        assert all(row["ms"] >= row["best_ms"] > 0 for row in rows)
-        assert all(row["relative_rms_error"] == 0 for row in rows[::2])
-    if "first_sound" in found:
-        assert {row["backend"] for row in found["first_sound"]["rows"]} == {"torch", "graph"}
-    if "abort" in found:
-        assert found["abort"]["timeouts"] and found["abort"]["steps_cut_short"]
-    if "two_engines" in found:
-        assert found["two_engines"]["outcomes"] == {"same": 4}
-    if "peers" in found:
-        systems = {row["system"]: "why_not" in row for row in found["peers"]["rows"]}
-        assert systems == {"cpu": False, "graph": False, "torch": False, "qwen-tts": True}
 
 
 def test_every_step_of_every_set_is_registered_and_no_other(gpu_check):

@@ -5,7 +5,7 @@ import json
 import pytest
 from tolerances import PRECISION_F32, PRECISION_SHARE
 
-from benchmarks import pages
+from benchmarks import precision_page
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
 from tools import precision_table as tool
 
@@ -15,7 +15,7 @@ RUNS = json.loads(tool.RESULT.read_text())["runs"]
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["torch_instruction_set"])
 def test_the_result_has_every_variant_and_stands_on_both_feet(run):
     variants = run["variants"]
-    assert list(variants) == list(pages.VARIANTS)
+    assert list(variants) == list(precision_page.VARIANTS)
     assert set(variants["fp32"]["relative_rms_error"].values()) == {0.0}
     errors = {name: variants[name]["relative_rms_error"]["predictor logits"] for name in variants}
     # Independent float32 implementations agree; half precision is far from them.
@@ -39,18 +39,18 @@ def test_the_result_has_every_variant_and_stands_on_both_feet(run):
 
 def test_each_form_of_int8_has_its_row():
     """`--weights` takes each of these; a name without rows or groups suits the backend."""
-    listed = {line.split(" | ")[0].removeprefix("| ") for line in pages.precision()}
+    listed = {line.split(" | ")[0].removeprefix("| ") for line in precision_page.precision()}
     forms = {w.replace("-heads", "") + s for w in INT8_STACKS for s in ("-rows", "-groups")}
     assert forms | {f"{form}-heads" for form in forms} <= listed & set(WEIGHTS)
 
 
 def test_the_runs_differ_in_torchs_instructions_and_the_page_has_what_repeats():
     assert len({run["torch_instruction_set"] for run in RUNS}) == len(RUNS) == 2
-    assert pages.repeating([0.0123, 0.0123], "{:.1e}", "{:.0e}") == "1.2e-02"
-    assert pages.repeating([0.0123, 0.0131], "{:.1e}", "{:.0e}") == "1e-02"
-    assert pages.repeating([0.0161, 0.0123], "{:.1e}", "{:.0e}") == "1e-02 to 2e-02"
-    assert pages.repeating([None, None], "{:.1e}") is None
+    assert precision_page.repeating([0.0123, 0.0123], "{:.1e}", "{:.0e}") == "1.2e-02"
+    assert precision_page.repeating([0.0123, 0.0131], "{:.1e}", "{:.0e}") == "1e-02"
+    assert precision_page.repeating([0.0161, 0.0123], "{:.1e}", "{:.0e}") == "1e-02 to 2e-02"
+    assert precision_page.repeating([None, None], "{:.1e}") is None
 
 
 def test_the_text_embedding_is_said_to_be_outside():
-    assert "311 million values are outside of every form" in " ".join(pages.precision())
+    assert "311 million values are outside of every form" in " ".join(precision_page.precision())

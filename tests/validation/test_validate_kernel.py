@@ -1,11 +1,13 @@
 """validate_kernel.py: how many frames it compares, and when it prints what it has found."""
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import validate_kernel
+from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.validation.compare import Report, Row
 
 GOOD = Row("good", 3, 1e-6, 1e-5)
@@ -56,6 +58,16 @@ def test_it_compares_so_many_frames(compared, monkeypatch, words, has_gpu, steps
         monkeypatch.setattr(validate_kernel, "fast_backends", lambda requested: [])
     code, found = compared(*words)
     assert code == 0 and found and {frames for _, frames, _ in found} == {steps}
+
+
+def test_the_official_package_is_loaded_before_the_estimate_begins(monkeypatch, capsys):
+    package = Mock(side_effect=MissingPackageError("planted"))
+    monkeypatch.setattr(validate_kernel.official, "package", package)
+    monkeypatch.setattr(sys, "argv", ["validate_kernel.py", "--backend", "torch"])
+    validate_kernel.main(validate_kernel.parse_args())
+    told = capsys.readouterr().err
+    assert told.index("loading the official package") < told.index("planted")
+    assert "frames" not in told
 
 
 def test_full_and_a_number_of_frames_exclude_each_other(compared, capsys):

@@ -50,7 +50,7 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import StageRecord
 from qwen_megakernel.installing import install_command
@@ -327,7 +327,7 @@ def main() -> int:
     parser.add_argument(
         "--plot",
         metavar="PNG",
-        type=options.plot_file,
+        type=parsing.plot_file,
         help="file for a picture of the first document's timeline",
     )
     args = parser.parse_args()

@@ -19,9 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
-
-from benchmarks import pages
+from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 
@@ -102,7 +100,7 @@ def outcomes(program: Path) -> Iterator[str]:
 
 def table_rows() -> list[list[str]]:
     """Return the table's rows: where, what was removed, which runs noticed, why none did."""
-    return pages.rows_of(pages.MUTATIONS)
+    return kernel_pages.rows_of(kernel_pages.MUTATIONS)
 
 
 def noticed_rows() -> dict[tuple[str, str, int], list[str]]:
@@ -174,7 +172,7 @@ def main() -> int:
                 unnoticed.append(row[0])
             rows.append(row)
             print(*row, flush=True)
-    pages.write(pages.MUTATIONS, pages.kernel_mutations(rows))
+    page_parts.write(kernel_pages.MUTATIONS, kernel_pages.kernel_mutations(rows))
     return int(bool(unnoticed))
 
 

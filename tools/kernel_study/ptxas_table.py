@@ -6,7 +6,6 @@ block leaves.
 """
 
 import argparse
-import os
 import re
 import resource
 import sys
@@ -15,9 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
-
-from benchmarks import pages
+from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
@@ -92,7 +89,7 @@ def main() -> int:
                 failed |= int(row[5]) * int(row[4]) > REGISTERS_PER_SM
                 table.append(row)
                 print(*row, flush=True)
-    pages.write(pages.PTXAS, pages.kernel_ptxas(table))
+    page_parts.write(kernel_pages.PTXAS, kernel_pages.kernel_ptxas(table))
     return int(failed)
 
 

@@ -38,7 +38,7 @@ def load_model(path: Path) -> Any:
 
 
 class CoreMLStack:
-    """A `plain.Stack` on a converted model, whose states are the caches."""
+    """A `layers.Stack` on a converted model, whose states are the caches."""
 
     def __init__(self, model: Any):
         self._model = model

@@ -6,8 +6,8 @@ A pass has one position, which is data, not shape: a mask puts keys and values i
 cache of fixed size, and selects the rotation angles from a table. The caches are states of the
 model, which Core ML stores in float16 for either precision of the computation.
 
-The network is that of `plain.DecoderStack` for speech: the three axes of M-RoPE are equal, which is
-plain RoPE.
+The network is that of `layers.DecoderStack` for speech, where the three axes of M-RoPE are equal:
+that is plain RoPE.
 """
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.plain import rotary
+from qwen_megakernel.decoders.layers import rotary
 
 HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504
 

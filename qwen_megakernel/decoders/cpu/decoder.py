@@ -15,12 +15,12 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
-from qwen_megakernel.decoders import plain
 from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix
+from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
@@ -246,7 +246,7 @@ class _Source:
             *(config.hidden_size, config.intermediate_size, config.num_layers),
             *(config.num_heads, config.num_kv_heads, config.head_dim, num_positions),
             config.rms_norm_eps,
-            *(self._vector(table) for table in plain.rope_tables(config, num_positions)),
+            *(self._vector(table) for table in rope_tables(config, num_positions)),
             matrices,
             self._keep((ctypes.c_void_p * len(vectors))(*vectors)),
             self._vector(tensor(weights, f"{prefix}norm.weight")),

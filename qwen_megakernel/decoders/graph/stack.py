@@ -1,6 +1,6 @@
 """A stack of decoder layers whose passes have static shapes, so that a CUDA graph can record them.
 
-It is the network of `plain.DecoderStack` in fewer kernels: slots are rows of one batch, positions
+It is the network of `layers.DecoderStack` in fewer kernels: slots are rows of one batch, positions
 are tensors, keys and values lie in one fixed cache, projections that read the same input are one
 matrix, and norms and attention are PyTorch's fused ones. In float32 it differs from `plain` by
 rounding only; in bf16 it rounds less often.
@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.int8 import Matrix, linear
-from qwen_megakernel.decoders.plain import rotary
+from qwen_megakernel.decoders.layers import rotary
 from qwen_megakernel.decoders.weights import Weights, tensor
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q

@@ -24,7 +24,7 @@ from qwen_megakernel.decoders.kernel.library import (
     check_tensor,
 )
 from qwen_megakernel.decoders.kernel.sizes import KernelSizes
-from qwen_megakernel.decoders.plain import rope_tables
+from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from qwen_megakernel.sheen.tokens import AUDIO_END, AudioTokens, find_audio_toke
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.job import Job, load_parts
 from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
-from qwen_megakernel.sheen.training.trainer import STATE, Trainer, TrainOptions
+from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, TrainOptions
 
 NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
@@ -133,10 +133,17 @@ def check_snac(folder: Path, *, seconds: float = 2.0) -> Iterator[Check]:
     yield Check("chunks and the whole", largest < CHUNK_TOLERANCE, detail)
 
 
-def check_training(job: Job, options: TrainOptions) -> Iterator[Check]:
+def check_training(
+    job: Job,
+    options: TrainOptions,
+    on_step: Callable[[StepRecord, int], None] = lambda record, num_steps: None,
+) -> Iterator[Check]:
     """Check a training on two samples: labels, packing, a falling loss, and resuming.
 
     It does not write to `job.output`.
+
+    Args:
+        on_step: called after each step, with the number of all.
     """
     try:
         parts = load_parts(job, options.seed)
@@ -151,14 +158,19 @@ def check_training(job: Job, options: TrainOptions) -> Iterator[Check]:
     num_steps = options.max_steps or options.epochs
     trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
     half = max(1, trainer.num_steps // 2)
+    num_all = 2 * trainer.num_steps - half  # those after the half are taken twice
+
+    def count(record: StepRecord) -> None:
+        on_step(record, num_all)
+
     with tempfile.TemporaryDirectory() as folder:
         try:
-            trainer.run(until=half)
+            trainer.run(count, until=half)
             trainer.save_state(Path(folder) / STATE)
-            trainer.run()
+            trainer.run(count)
             straight = [record.loss for record in trainer.records]
             trainer.load_state(Path(folder) / STATE)
-            trainer.run()
+            trainer.run(count)
         except QwenTTSError as error:
             yield Check("loss", False, error.what)
             return

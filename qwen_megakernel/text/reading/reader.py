@@ -15,12 +15,15 @@ from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
+from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
 
 logger = logging.getLogger(__name__)
 
-_RESPELT = "\udc00"  # stands for a respelling; no text has one, for cleaning removes surrogates
+# Stand for a respelling, and for words that were given. No text has them, for cleaning removes
+# surrogates.
+_RESPELT, _GIVEN = "\udc00", "\udc01"
 
 
 class Reading:
@@ -38,18 +41,21 @@ class Reading:
         self._lexicon = lexicon
         self._grammars = Grammars()
 
-    def reader(self, normalize: str, language: str, lexicon: Lexicon | None) -> TextReader | None:
+    def reader(
+        self, normalize: str, language: str, lexicon: Lexicon | None, has_markup: bool = False
+    ) -> TextReader | None:
         """Return the reader of one request; None where its text is spoken as it is written.
 
         Args:
             normalize: one of `NORMALIZE`.
             language: its name, or "auto".
             lexicon: of this request; its entries go before the engine's.
+            has_markup: the text has some, which needs a reader in any case.
         """
         check_normalize(normalize)
         is_on = normalize == "on" or (normalize == AUTO and self.is_on)
         lexicons = [each for each in (lexicon, self._lexicon) if each]
-        if not is_on and not lexicons:
+        if not is_on and not lexicons and not has_markup:
             return None
         return TextReader(self._grammars, is_on, language, lexicons)
 
@@ -91,6 +97,7 @@ class TextReader:
         self._num_seen = 0  # of its characters: 1, which says whether a word may begin, or 0
         self._held = Draft.at("", 0)  # what has not been read
         self._respellings: deque[str] = deque()  # of the placeholders in `_held`
+        self._given: deque[str] = deque()  # the same of what `give` has taken
         self._before = ""  # the last word that was read
         self._last = ""  # the last character that was read
         self._is_raw = False  # in a word that is left as it is
@@ -124,6 +131,61 @@ class TextReader:
     def end(self) -> str:
         """Close the text; returns what was held back."""
         return self._read(is_ended=True)
+
+    def give(self, words: str, num_chars: int) -> str:
+        """Take words that are spoken as they stand, for the next characters of the user's text.
+
+        Args:
+            num_chars: how many characters; 0 for words that nothing is written for.
+        Returns:
+            What has become certain, as `feed` does.
+        """
+        start = self._num_chars
+        self._num_chars += num_chars
+        self._given.append(words)
+        draft = Draft(_GIVEN, [start], [start + num_chars])
+        self._new = Draft.joined((self._new, draft))
+        return self._read(is_ended=False)
+
+    def insert(self, mark: str) -> str:
+        """Take a mark of punctuation that is not written; returns what `feed` does."""
+        draft = Draft(mark, [self._num_chars] * len(mark), [self._num_chars] * len(mark))
+        self._new = Draft.joined((self._new, draft))
+        return self._read(is_ended=False)
+
+    def turn(self, language: str) -> None:
+        """Begin a text behind the one that `end` closed, in a language of its own."""
+        if language != self._language:
+            self._language, self._script = language, ScriptWatch(language)
+        self._markdown, self._num_seen, self._new = Markdown(), 0, Draft.at("", 0)
+        self._before = self._last = ""
+        self._is_raw = self._skips_space = False
+
+    def read_apart(self, text: str) -> str:
+        """Return what is spoken for another text in the place of this one's next words."""
+        reader = TextReader(
+            self._grammars, self._is_normalizing, self._language_here(text), self._lexicons
+        )
+        words = reader.whole(text)
+        self._warnings += reader.take_warnings()
+        return words
+
+    def read_as(self, text: str, kind: str, form: str) -> str | None:
+        """Return the words of a text that is a thing of one kind; None where it is none.
+
+        Args:
+            kind, form: see `say_as.words_of`.
+        """
+        language = self._language_here(text)
+        grammar, _ = self._grammars.of(language)
+        if grammar is None and kind != "characters":
+            self._warnings.append(missing(language))
+            return None
+        return words_of(text, kind, form, grammar)
+
+    def _language_here(self, text: str) -> str:
+        """The language that words behind those so far are in."""
+        return self._script.language(text)
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words, or shows their language."""
@@ -243,6 +305,7 @@ class TextReader:
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text
-        while _RESPELT in text:
-            text = text.replace(_RESPELT, self._respellings.popleft(), 1)
+        for placeholder, words in ((_RESPELT, self._respellings), (_GIVEN, self._given)):
+            while placeholder in text:
+                text = text.replace(placeholder, words.popleft(), 1)
         return piece if text is piece.text else Piece(text, piece.start, piece.end)

@@ -1,10 +1,10 @@
-// Runs the CPU decoder and vocoder by their C interfaces on random weights, and prints codes,
+// Runs the CPU decoder and vocoder through their C interfaces on random weights, and prints codes,
 // logits and samples.
 //
-// Tests compile it together with both: for sanitizers, which Python cannot be loaded into,
-// and for processors that this machine is not, where an emulator runs it.
+// Tests compile it together with the sources of both: with sanitizers, which cannot watch a library
+// inside Python, and for other processors, which an emulator then plays.
 //
-//   driver THREADS [fork | starve]    starve: every call, with every allocation failing once
+//   driver THREADS [fork | starve]    starve: make every call with each of its allocations failing
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 #include "cpu_decoder.h"
 #include "cpu_vocoder.h"
 
-// The allocation that fails, counted down over all threads; negative: none does.
+// How many allocations succeed before one fails, over all threads; negative: none fails.
 static std::atomic<int> failing{-1};
 
 static void* allocate(size_t size, size_t align) {
@@ -43,7 +43,7 @@ namespace {
 
 constexpr int kGroups = 4, kVocab = 72, kCodes = 40, kEos = 70, kSlots = 6, kPositions = 96;
 
-// Numbers that are the same on every machine.
+// Returns a number in -1 .. 1; the sequence is the same on every machine.
 uint32_t state;
 float random_value() {
   state = state * 1664525u + 1013904223u;
@@ -166,8 +166,8 @@ void expect(bool is_true, const char* what) {
   std::exit(1);
 }
 
-// Makes a call again and again; each time one allocation later fails, until none is left to fail.
-// In between every failure has to be one that the call reports.
+// Repeats a call: first its first allocation fails, then its second, and so on until none fails.
+// The call must report each failure.
 void starve(const char* what, const std::function<int32_t()>& call) {
   int num_failed = 0;
   for (bool is_over = false; !is_over; ++num_failed) {
@@ -202,7 +202,7 @@ void step(void* decoder, const std::vector<int>& slots, int num_frames) {
   }
 }
 
-// Steps while another thread cancels them at any moment; no frame is lost.
+// Draws frames while another thread cancels steps at random moments; no frame may be lost.
 void race(void* decoder) {
   std::atomic<bool> is_over{false};
   std::thread canceller([&] {
@@ -229,7 +229,7 @@ void speak(void* pool, const ModelSource& model) {
   state = 7;
   for (float& each : rows) each = random_value();
   for (int slot = 0; slot < kSlots; ++slot) {
-    // Slots 4 and 5 begin as slot 3 did.
+    // The prompts of slots 4 and 5 begin like that of slot 3, and take its keys and values.
     const int length = 5 + 17 * (slot < 4 ? slot : 3) + slot / 4, kept = slot < 4 ? 0 : 40;
     const StreamOptions options = {{0.9f, slot % 2 ? 0.8f : 1.0f, slot == 2 ? 0 : 9, slot != 0},
                                    {0.8f, 1.0f, 7, slot != 0},
@@ -237,7 +237,7 @@ void speak(void* pool, const ModelSource& model) {
                                    1,
                                    uint64_t(slot)};
     std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
-    for (int first = 0; first < kept; first += 20) {  // across a block of 16 positions
+    for (int first = 0; first < kept; first += 20) {  // pieces that cross a block of 16 positions
       float* to = cached.data() + first * qwen_cpu_decoder_kept_floats(decoder);
       qwen_cpu_decoder_read_cache(decoder, 3, first, 20, to);
     }
@@ -253,7 +253,7 @@ void speak(void* pool, const ModelSource& model) {
   step(decoder, {4, 2}, 2);
   std::thread canceller([=] { qwen_cpu_decoder_cancel(decoder); });
   canceller.join();
-  step(decoder, {1, 3}, 2);  // ends before its first frame
+  step(decoder, {1, 3}, 2);  // cancelled: ends before its first frame
   step(decoder, {1, 3}, 2);
   race(decoder);
   qwen_cpu_decoder_destroy(decoder);
@@ -263,7 +263,7 @@ StreamOptions sampled(uint64_t seed) {
   return {{0.9f, 0.8f, 9, 1}, {0.8f, 0.9f, 7, 1}, 1.05f, 1, seed};
 }
 
-// Making a decoder, a prompt, text and a frame, each with too little memory at every moment.
+// Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails once.
 void starve_decoder(const ModelSource& model) {
   void *pool = nullptr, *decoder = nullptr;
   starve("a pool", [&] { return (pool = qwen_cpu_pool_create(3)) ? kDone : kOutOfMemory; });
@@ -283,8 +283,8 @@ void starve_decoder(const ModelSource& model) {
   qwen_cpu_pool_destroy(pool);
 }
 
-// A vocoder whose blocks have 64 channels, so that transforms are used, then 24, and the state of
-// its streams.
+// A vocoder and the states of its streams. Its first block has 64 channels, so that transforms are
+// used, and the next has 24.
 class Vocoder {
  public:
   explicit Vocoder(void* pool, bool is_starved = false) : is_starved_(is_starved) {
@@ -322,7 +322,7 @@ class Vocoder {
   }
   ~Vocoder() { qwen_cpu_vocoder_destroy(handle_); }
 
-  // Samples of some frames of new streams, in chunks.
+  // Decodes random codes of new streams in chunks of these lengths, and prints the samples.
   void decode(int num_streams, int num_silent, const std::vector<int>& chunks) {
     std::vector<std::vector<float>> states(num_streams, std::vector<float>(num_values_));
     std::vector<float*> addresses;

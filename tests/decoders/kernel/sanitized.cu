@@ -1,7 +1,9 @@
-// A program for the sanitizers: prompt rows and frames on random weights, or one planted bug.
-//   sanitized        prompts of 67 to 69 rows, then 2 frames of 3 streams in the kernel for many and
-//                    in the one for few, then 2 of one alone; prints a hash of the codes
-//   sanitized BUG    a small kernel with that bug (0: none); exit 9 if its result is wrong
+// The program that runs under the sanitizers: the kernel on random weights, or a planted bug.
+//   sanitized        runs prompts of 67 to 69 rows, draws 2 frames of 3 streams with the kernel
+//                    for many streams, 2 more with the kernel for few, and 2 of one stream alone;
+//                    prints a hash of the codes
+//   sanitized BUG    runs a small kernel with the bug of this number (0: none); exits with 9 if its
+//                    result is wrong
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -28,7 +30,7 @@ T* zeros(size_t size) {
   return keep<T>(size)->data();
 }
 
-float next_random() {  // about normal, scaled by the caller
+float next_random() {  // nearly normally distributed; callers scale it
   static uint64_t state = 88172645463325252ull;
   float sum = 0;
   for (int i = 0; i < 4; ++i) {
@@ -93,7 +95,7 @@ Stack make_stack(int num_layers, int num_slots, int max_positions, bool mrope) {
 }
 
 int run_frames() {
-  constexpr int kSlots = 3, kPrompt = 69, kFrames = 2, kPositions = 92;  // two splits, two chunks of attention
+  constexpr int kSlots = 3, kPrompt = 69, kFrames = 2, kPositions = 92;  // two splits and two chunks of attention
   const size_t hidden = Talker::kHidden, groups = kNumCodeGroups;
   Model model{};
   model.talker = make_stack<Talker>(1, kSlots, kPositions, true);
@@ -152,7 +154,7 @@ int run_frames() {
     forward.timeout_ns = timeout_ns;
     if (qwen_tts_forward(&forward, forward_blocks, nullptr)) return 1;
     const SamplingParams sampling{0.9f, slot ? 1.0f : 0.8f, 1.05f, slot == 1 ? 0 : 20, 1};
-    // The first draws code 0 by argmax: what follows it on the same block must not overtake.
+    // Stream 0 draws code 0 by argmax, which is quick: the block's next work must not overtake it.
     SamplingParams talker = sampling;
     talker.do_sample = slot != 0;
     step.streams[slot] = {slot, kPrompt - slot, 0, 1, 2, 77, 5, talker, sampling};
@@ -176,7 +178,7 @@ int run_frames() {
       hash = (hash ^ step.codes[i]) * 16777619u;
     }
     for (Stream& stream : step.streams) {
-      stream.position += kFrames - 1;  // frame 0 made no step
+      stream.position += kFrames - 1;  // an utterance's first frame takes no talker step
       stream.frame += kFrames;
     }
   }

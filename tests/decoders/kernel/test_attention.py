@@ -11,7 +11,7 @@ from probes import AttentionProbe, Probes, random, with_poisoned_tail
 from tolerances import ATTENTION_BF16, ATTENTION_F32, KEYS_BF16, KEYS_F32, ROUNDING_F32
 
 from qwen_megakernel.decoders.kernel.library import Workspace
-from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
+from qwen_megakernel.decoders.layers import rms_norm, rotary, rotate
 
 SLOTS, CAPACITY, MAX_SPLITS = 3, 150, 64
 NUM_CODES = 20  # in two products, the second of which is not full

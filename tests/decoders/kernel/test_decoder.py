@@ -13,7 +13,8 @@ from tolerances import KERNEL_HIDDEN_F32
 from qwen_megakernel.decoders.kernel import launcher, loading
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.kernel.library import check_tensor
-from qwen_megakernel.decoders.plain import PlainDecoder, rotary
+from qwen_megakernel.decoders.layers import rotary
+from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -377,7 +378,7 @@ def test_three_different_positions_turn_their_sections(decoder, make_decoder, ch
     stack = reference.talker
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "qwen_megakernel.decoders.plain.rotary",
+            "qwen_megakernel.decoders.layers.rotary",
             lambda config, _, dtype: rotary(config, positions, dtype),
         )
         expected = stack.forward(x, stack.new_cache(8), 0)

@@ -6,7 +6,7 @@ import torch
 from probes import NormRopeProbe, Probes, random, with_poisoned_tail
 from tolerances import NORM_F32, ROUNDING_F32
 
-from qwen_megakernel.decoders.plain import rms_norm, rotary, rotate
+from qwen_megakernel.decoders.layers import rms_norm, rotary, rotate
 
 
 @pytest.mark.parametrize(

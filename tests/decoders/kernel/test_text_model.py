@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import blocks
 from tolerances import KERNEL_PROMPT_F32
 
 from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
@@ -103,16 +104,37 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(oracle, example, folder):
     assert decoder.generate_ids(PROMPT, NUM_TOKENS) == theirs[: theirs.index(end)]
 
 
-def test_text_goes_through_the_tokenizer(oracle, example, folder):
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of the words w0 to w255, to which each other word is w0."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {f"w{index}": index for index in range(256)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_text_goes_through_the_tokenizer(oracle, example, folder):
+    write_tokenizer(folder)
     decoder = example.Decoder.from_pretrained(str(folder), max_positions=128)
     answer = decoder.generate(" ".join(f"w{token}" for token in PROMPT), 5)
     assert answer.split() == [f"w{token}" for token in greedy(oracle, PROMPT, 5)]
+
+
+def test_the_snippet_of_the_readme_runs(run_here, monkeypatch, oracle, folder):
+    """With the test's checkpoint, on a CPU; its tokenizer knows no English word, so all are w0."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    [snippet] = blocks((EXAMPLE / "README.md").read_text("utf-8"), "python")
+    for old, new in (
+        ("Qwen/Qwen3-0.6B", str(folder)),
+        ('device="cuda", dtype=torch.bfloat16', "max_positions=128"),
+    ):
+        assert old in snippet
+        snippet = snippet.replace(old, new)
+    write_tokenizer(folder)
+    said = run_here("-c", snippet).stdout.split()
+    answer = greedy(oracle, [0] * 5, 32)
+    assert said == [f"w{token}" for token in answer if token != 255]
 
 
 def test_what_does_not_fit_is_refused(example, decoder, folder, oracle):

@@ -1,0 +1,134 @@
+"""docs/precision.md: what half precision and 8-bit weights cost."""
+
+from collections.abc import Sequence
+
+from benchmarks import roofline
+from benchmarks.page_parts import load_result, machine_of, paragraph, spaced_table, table
+from benchmarks.performance_page import configs
+from qwen_megakernel.choices import WEIGHTS
+
+# The forms of int8, each by the one name that says all of it.
+INT8_FORMS = [weights for weights in WEIGHTS if "rows" in weights or "groups" in weights]
+
+
+# What tools/precision_table.py compares, and how this page calls the widths of roofline.py.
+VARIANTS = {
+    "fp32": "plain decoder, float32",
+    "bf16": "plain decoder, bf16, rounded as the official code rounds",
+    "mixed": "plain decoder, its `--dtype talker=bfloat16,predictor=float32`",
+    **{
+        weights: f"plain decoder, float32 arithmetic, `--weights {weights}`"
+        for weights in INT8_FORMS
+    },
+    "int8-rows, bf16": "plain decoder, bf16 arithmetic: its `--weights int8 --dtype bfloat16`",
+    "cpu fp32": "native code, `--backend cpu`",
+    "cpu int8-groups": "the same, int8 weights in all layers: its `--weights int8`",
+    "cpu int8-groups-heads": "the same, int8 weights in all layers and heads",
+    "kernel fp32": "kernel (emulated), float32 weights",
+    "kernel bf16": "kernel (emulated), bf16 weights, activations near float32",
+    "kernel int8-talker-rows": "the same, int8 weights in the talker's layers",
+    "kernel int8-rows": "the same, int8 weights in all layers: its `--weights int8`",
+}
+
+
+WIDTHS = {
+    "bf16": "bf16",
+    "fp32": "fp32",
+    "mixed": "bf16 talker, fp32 predictor",
+    "int8-talker": "int8 talker, bf16 predictor",
+    "int8": "int8, bf16 heads",
+    "int8-rows-heads": "int8 heads, too",
+    "int8-groups": "int8 in groups, bf16 heads",
+    "int8-groups-heads": "in groups, heads, too",
+}
+
+
+def repeating(values: Sequence[float | None], *forms: str) -> str | None:
+    """All values in the most precise form in which they are the same; if there is none, the least
+    and the largest in the coarsest."""
+    if None in values:
+        return None
+    for form in forms:
+        if len(told := {form.format(value) for value in values}) == 1:
+            return told.pop()
+    return " to ".join(forms[-1].format(value) for value in (min(values), max(values)))
+
+
+def precision() -> list[str]:
+    """docs/precision.md, from the result of tools/precision_table.py."""
+    result = load_result("precision.json")
+    model = result["model"]
+    runs = [run["variants"] for run in result["runs"]]
+    sets = [f"`{run['torch_instruction_set']}`" for run in result["runs"]]
+    names = [name for name in VARIANTS if name != "fp32"]
+    stages = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
+    stages += ["talker hidden", "talker logits", "code_predictor after layer 1"]
+    stages += [f"code_predictor after layer {model['layers'][1]}", "predictor logits"]
+    errors, shares, sizes = [], [], []
+    for name in names:
+        found = [run[name] for run in runs]
+        errors.append([name])
+        for stage in stages:
+            rms = [each["relative_rms_error"].get(stage) for each in found]
+            errors[-1].append(repeating(rms, "{:.1e}", "{:.0e}"))
+        kept = [
+            [100 * s for s in (*each["best_code_agrees"].values(), each["drawn_code_agrees"])]
+            for each in found
+        ]
+        shares.append(
+            [name, *(repeating(each, "{:.1f} %", "{:.0f} %") for each in zip(*kept, strict=True))]
+        )
+    tables = [config.talker for config in configs().values()]
+    text = {talker.text_vocab_size * talker.text_hidden_size for talker in tables}
+    for size, config in configs().items():
+        found = (roofline.weight_bytes(config, width) for width in WIDTHS)
+        sizes.append([size, *(f"{num_bytes / 1e9:.2f} GB" for num_bytes in found)])
+    outside = " or ".join(f"{count / 1e6:.0f}" for count in sorted(text))
+    return [
+        "# Precision",
+        "",
+        *paragraph(
+            "This page shows what half precision and 8-bit weights cost: how far results move from "
+            "those in float32, how many codes change, and how many bytes a frame reads. "
+            "`benchmarks/pages.py` writes it from `benchmarks/results/precision.json` (commit "
+            f"{result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}). Each "
+            f"figure was measured with PyTorch's instruction sets {' and '.join(sets)}; the tables "
+            "have the digits that repeat, or both figures."
+        ),
+        "",
+        *paragraph(
+            f"The model's weights are {model['weights']}. It has {model['layers'][0]} + "
+            f"{model['layers'][1]} layers, hidden {model['hidden_size']}, intermediate "
+            f"{model['intermediate_size']}, {model['heads'][0]}/{model['heads'][1]} heads of "
+            f"{model['heads'][2]}, {model['code_groups']} codes: the 0.6B model's depth, a quarter "
+            f"of its width. It was led along the same codes for {result['frames']} frames (teacher "
+            "forcing). Random weights have flatter logits than trained ones: take the order of the "
+            "rows from here, not the share of changed codes. How each sounds is not known without "
+            "the released weights, so int8 is off unless it is asked for."
+        ),
+        "",
+        "Variants:",
+        "",
+        *(f"- `{name}`: {VARIANTS[name]}" for name in names),
+        "",
+        "Relative RMS error against the plain decoder in float32, by stage:",
+        "",
+        *spaced_table(["variant", *stages], errors),
+        *paragraph(
+            "Codes that stay the same: code 0 and the other codes by best logit, and all codes as "
+            "drawn with the default sampling and the same random numbers:"
+        ),
+        "",
+        *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
+        *paragraph(
+            "`--weights int8-talker` makes 8 bits of the talker's layers, `int8` of the code "
+            "predictor's too, and `-heads` behind either of the heads. Norms, embeddings and "
+            f"projections stay as they are stored. So does the text embedding, whose {outside} "
+            "million values are outside of every form: no frame reads it, and a prompt reads some "
+            "rows of its file."
+        ),
+        "",
+        "Bytes of weights a frame reads, computed from the released shapes:",
+        "",
+        *table(["", *WIDTHS.values()], sizes),
+    ]

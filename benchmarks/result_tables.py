@@ -1,0 +1,245 @@
+"""The tables of README.md and docs/ whose rows are result files, one function for each page."""
+
+from typing import Any
+
+from benchmarks.cpu_page import C_ENGINE
+from benchmarks.page_parts import (
+    Cell,
+    Rows,
+    backend_of,
+    digits,
+    footnotes,
+    load_result,
+    load_results,
+    machine_of,
+    model_of,
+    not_native,
+    paragraph,
+    result_table,
+    source_of,
+    sourced_table,
+    table,
+    timed_on,
+)
+
+
+def speech_table() -> list[str]:
+    """What a speech costs on this project's decoders, and beside them what others take."""
+    rows: Rows = []
+    for result in load_results("benchmark_*.json"):
+        figures = result["summary"]
+        form = ", ".join(backend_of(result).split(", ")[1:])
+        cells = [f"this project, `{result['backend']}`", f"{model_of(result)}, {form}"]
+        cells += [*speech_figures(figures), f"{digits(figures['first_audible_ms']['p50'])} ms"]
+        rows.append((result, [*cells, most_listeners(result["model"])]))
+    for result in load_results("c_engine_cpu_*.json"):
+        for row in result["rows"]:
+            if row["engine"] == "C engine":
+                cells = [f"[an engine in C](https://{C_ENGINE})"]
+                cells += [f"{model_of(result)}, {row['weights']}", *speech_figures(row), None, None]
+                rows.append((not_native(result), cells))
+    for result in load_results("texts_cpu_0.6b_native.json"):
+        for row in result["rows"]:
+            if row["system"] == "espeak-ng" and row["text"] == "medium":
+                cells = ["espeak-ng, for scale", "rules, no network", *speech_figures(row)]
+                cells += [None, None]
+                rows.append((not_native(result), cells))
+    columns = ["engine", "model and weights", "RTF", "first samples", "first audible"]
+    columns.append("listeners at once")
+    lines = sourced_table(columns, rows)
+    counted = [found for result, _ in rows for found in listeners(result["model"])]
+    for file, found in {found["file"]: found for found in counted}.items():
+        note = "Listeners at once, none of whom hears a gap with 100 ms buffered: "
+        note += f"`{file}` at commit {found['commit']}, {timed_on(found)}."
+        explained = [line for line in footnotes([note]) if line and line not in lines]
+        lines += ["", *paragraph(note), *(line for mark in explained for line in ("", mark))]
+    return lines
+
+
+def speech_figures(figures: dict[str, Any]) -> list[str]:
+    """The real-time factor and the time until the first samples, p50."""
+    return [digits(figures["rtf"]["p50"]), f"{digits(figures['first_chunk_ms']['p50'])} ms"]
+
+
+def listeners(model: str) -> list[dict[str, Any]]:
+    """The result of `measure.py open-loop` for a model, if there is one."""
+    return load_results(f"listeners_cpu_{model}.json")
+
+
+def most_listeners(model: str) -> str | None:
+    """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
+    loads = [
+        (row["listeners"], row["underruns_100ms"])
+        for result in listeners(model)
+        for row in result["rows"]
+        if "listeners" in row and row["busy"] == 0
+    ]
+    heard_all = [listeners for listeners, underruns in loads if not underruns]
+    if not heard_all:
+        return None
+    more = " or more" if len(heard_all) == len(loads) else ""
+    return f"{max(heard_all)}{more}"
+
+
+def voices_table() -> list[str]:
+    """Results of `measure.py voices`, p50."""
+    columns: dict[str, Cell] = {
+        "model": model_of,
+        "x-vector": "{summary[x_vector_ms][p50]:.0f} ms",
+        "codes": "{summary[codec_ms][p50]:.0f} ms",
+        "a remembered voice": "{summary[cached_voice_ms][p50]:.1f} ms",
+    }
+    return result_table("voices_*.json", columns)
+
+
+def pipecat_table() -> list[str]:
+    """Results of `measure.py pipecat`."""
+    columns: dict[str, Cell] = {
+        "mode": lambda result: "TOKEN" if result["settings"]["token"] else "SENTENCE",
+        "pipelines": "{settings[pipelines]}",
+        "chunk to frame, p95": "{summary[overhead_ms][p95]:.1f} ms",
+        "event loop held": "{summary[loop_held_ms][max]:.1f} ms CPU, "
+        "{summary[loop_held_wall_ms][max]:.1f} ms by the clock",
+        "interruption to engine, p95": "{summary[quiet_ms][p95]:.2f} ms",
+    }
+    return result_table("pipecat_*.json", columns)
+
+
+def reading_table() -> list[str]:
+    """Results of `measure.py reading`, p50."""
+    columns: dict[str, Cell] = {
+        "full of expressions": "{summary[expressions_ms][p50]:.1f} ms",
+        "numbers alone": "{summary[numbers_ms][p50]:.1f} ms",
+        "without any": "{summary[plain_ms][p50]:.1f} ms",
+        "20 000 lexicon entries": "{summary[lexicon_ms][p50]:.1f} ms",
+        "first samples, off": "{summary[first_chunk_off_ms][p50]:.1f} ms",
+        "on": "{summary[first_chunk_on_ms][p50]:.1f} ms",
+    }
+    return result_table("reading_*.json", columns)
+
+
+WORD_TIMES = "word_times_*.json"
+
+
+def word_times_table() -> list[str]:
+    """One row a position of each result file of `measure.py word-times`."""
+    columns = ["speech", "words", "their place", "by letters, p50 / p95", "found, p50 / p95"]
+    rows: Rows = [
+        (
+            result,
+            [
+                *(row["speech"], row["words"], row["position"]),
+                *(
+                    " / ".join(f"{row[name][rank]:.0f}" for rank in ("p50", "p95")) + " ms"
+                    for name in ("by_letters_ms", "found_ms")
+                ),
+            ],
+        )
+        for result in map(not_native, load_results(WORD_TIMES))
+        for row in result["rows"]
+    ]
+    return sourced_table(columns, rows)
+
+
+def sound_table() -> list[str]:
+    """Results of `measure.py sound`, p50."""
+    names = ("slow", "fast", "twice", "telephone", "studio", "loud", "edges")
+    heads = ("speed 0.5", "1.25", "2", "8000 Hz", "48 000 Hz", "12 dB louder", "silence")
+    columns: dict[str, Cell] = {
+        head: f"{{summary[{name}_ms][p50]:.1f}} ms" for name, head in zip(names, heads, strict=True)
+    }
+    return result_table("sound_*.json", columns)
+
+
+def speech_control() -> list[str]:
+    """What reading a text and changing its sound cost, and how exactly words are timed."""
+    times = word_times_table() if load_results(WORD_TIMES) else []
+    return [
+        *reading_table(),
+        "",
+        "CPU time for a second that is heard, in the reader's thread (`measure.py sound`):",
+        "",
+        *sound_table(),
+        *([""] if times else []),
+        *times,
+    ]
+
+
+def load_table() -> list[str]:
+    """Results of the load test, a row for each level."""
+    columns = ["model", "load", "first byte", "first audible", "end to end"]
+    columns += ["underrun, with 100 ms", "xRT"]
+    rows: Rows = []
+    for result in load_results("load_*.json"):
+        for level in result["levels"]:
+            unit = "listener" if level["load"] == 1 else "listeners"
+            unit = "requests/s" if level["mode"] == "open" else unit
+            times = [
+                " / ".join(digits(level["summary"][name][rank]) for rank in ("p50", "p95", "p99"))
+                for name in ("first_byte_ms", "first_audible_ms", "e2e_ms")
+            ]
+            shares = [level[name] for name in ("underrun_share", "underrun_100ms_share")]
+            cells = [result["model"], f"{level['load']:g} {unit}", *times]
+            cells += [", ".join(f"{share:.0%}" for share in shares), digits(level["xrt"])]
+            rows.append((result, cells))
+    return sourced_table(columns, rows)
+
+
+def server_table() -> list[str]:
+    """Results of `measure.py server`, a row for each figure."""
+    rows: Rows = []
+    for result in load_results("server_*.json"):
+        settings = result["settings"]
+        names = {
+            "first_byte_overhead_ms": "first byte",
+            "real_first_byte_overhead_ms": f"first byte, {settings['model']}",
+            "chunk_overhead_ms": f"chunk, {settings['streams']} streams",
+            "crowd_chunk_overhead_ms": f"chunk, {settings['crowd']} streams",
+            "underruns_added": f"gaps added to each of {settings['crowd']} streams",
+        }
+        for name, title in names.items():
+            if name in result["summary"]:
+                unit = " ms" if name.endswith("_ms") else ""
+                figures = [
+                    f"{result['summary'][name][key]:.1f}{unit}" for key in ("p50", "p95", "max")
+                ]
+                rows.append((result, [title, *figures]))
+    return sourced_table(["figure", "p50", "p95", "longest"], rows)
+
+
+def what_is_left() -> list[str]:
+    """docs/performance-journey.md: what a frame waits for on the decoder that `auto` takes."""
+    decoded, spoken = (load_result(f"{kind}_cpu_random-0.6b.json") for kind in ("decode", "speech"))
+    one = {(row["backend"], row["weights"]): row for row in decoded["rows"] if row["streams"] == 1}
+    native, int8, plain = (
+        one[key] for key in (("cpu", "stored"), ("cpu", "int8"), ("torch", "stored"))
+    )
+    (speech,) = (row for row in spoken["rows"] if row["backend"] == "cpu")
+    ms = [digits(row["ms_per_frame"]["p50"]) for row in (native, plain, int8)]
+    decode, vocoder = (
+        digits(speech[f"{part}_ms_per_frame"]["p50"]) for part in ("decode", "vocoder")
+    )
+    lines = [
+        f"**What is left.** `auto` takes the native decoder: a frame of {model_of(native)} takes "
+        f"{native['times_the_floor']:.2f} times the time in which numpy reads its weights,",
+        f"{ms[0]} ms where PyTorch's decoder takes {ms[1]}. Only fewer bytes are faster: "
+        f"{ms[2]} ms in int8 ({timed_on(native | decoded)}; {', '.join(source_of(decoded))}).",
+        f"In a whole speech a frame's decoding takes {decode} ms and its vocoder {vocoder} "
+        f"({timed_on(speech | spoken)}; {', '.join(source_of(spoken))}).",
+    ]
+    return paragraph(" ".join(lines)) + footnotes(lines)
+
+
+def coreml() -> list[str]:
+    """The noise of a 16-bit speech decoder, from tests/support/speech_decoder_noise.py."""
+    result = load_result("coreml_speech_decoder.json")
+    rows = [
+        [name, *(f"{found[precision]:.0f} dB" for precision in ("float32", "float16"))]
+        for name, found in result["signal_to_noise_db"].items()
+    ]
+    return [
+        f"{result['frames']} frames of random codes, on {machine_of(result)}, commit "
+        f"{result['commit']}; each operation's result is rounded to its type:",
+        "",
+        *table(["codec of", "float32", "float16"], rows),
+    ]

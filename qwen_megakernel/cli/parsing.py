@@ -1,0 +1,99 @@
+"""The parser of the commands, the demos and the benchmarks, and its types of values."""
+
+import argparse
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+from qwen_megakernel.installing import install_command
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number, as an argparse type."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Parse a number, as an argparse type."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return an argparse type: whole numbers from `minimum` on."""
+
+    def bounded(text: str) -> int:
+        if (value := whole_number(text)) < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
+        return value
+
+    return bounded
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above zero, as an argparse type."""
+    if not 0 < (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def temperature(text: str) -> float:
+    """Parse a temperature, by which logits can be divided, as an argparse type."""
+    from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
+
+    if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
+        raise argparse.ArgumentTypeError(
+            f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
+            "For greedy decoding use --greedy."
+        )
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors take two lines and suggest the nearest option for an unknown one."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        # argparse's own errors of `type=int` and `type=float` would name the Python type.
+        self.register("type", int, whole_number)
+        self.register("type", float, number)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with 2; argparse would print the usage of all options before."""
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
+
+    # argparse's stub has overloads, one for each type of `namespace`.
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
+            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
+            hint = f"; did you mean {meant}?" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return known, unknown
+
+
+def new_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
+) -> Any:
+    """Add a command, `run` with its docstring as description, to the subparsers `commands`."""
+    command = commands.add_parser(name, help=summary, description=run.__doc__)
+    command.set_defaults(run=run)
+    return command
+
+
+def plot_file(text: str) -> str:
+    """Refuse a plot's file where matplotlib is missing, before anything is measured (argparse)."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
+    return text

@@ -1,0 +1,187 @@
+"""What surrounds a command: the text it reads, what it writes, its errors and its exit code."""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
+from qwen_megakernel.installing import install_command
+from qwen_megakernel.signals import GracefulExit
+
+STANDARD_OUTPUT = "standard output"
+
+logger = logging.getLogger(__name__)
+
+# How a warning about a speech that ended without an end token begins, by finish reason.
+_ENDS = {
+    "length": "Stopped",
+    "silence": "The speech fell silent: stopped",
+    "repeat": "The speech repeated itself: stopped",
+}
+
+
+def read_text(text: str) -> str:
+    """Return the text itself, or standard input for "-"."""
+    if text != "-":
+        return text
+    if sys.stdin is None:
+        raise UsageError("There is no standard input to read the text from.")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
+
+
+def read_speech(
+    text: str,
+    output: str | None,
+    dump_codes: str | None = None,
+    subtitles: str | None = None,
+    encoding: str = "pcm",
+    sample_rate: int | None = None,
+    text_format: str = "plain",
+) -> str:
+    """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
+
+    Args:
+        text: the text, or "-" for standard input.
+        output: the audio file to be written; None: no file.
+        dump_codes: the file of codes to be written; None: none.
+        subtitles: the file of the words' times to be written; None: none.
+        encoding: encoding of the audio file.
+        sample_rate: samples per second of the audio file; None: the model's.
+        text_format: one of `choices.TEXT_FORMATS`.
+    Raises:
+        UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
+            it has not the sample rate.
+        MarkupError: the markup of the text is broken.
+        OutputError: a file cannot be written.
+    """
+    from qwen_megakernel import audio
+    from qwen_megakernel.output_files import check_writable
+    from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, validate
+    from qwen_megakernel.text.markup.marked_text import check_markup
+    from qwen_megakernel.timing.subtitles import check_path as check_subtitles
+
+    if output is not None:
+        audio.check_path(output, encoding, sample_rate)
+    if dump_codes is not None:
+        check_writable(Path(dump_codes), "codes")
+    if subtitles is not None:
+        check_subtitles(Path(subtitles))
+    text = read_text(text)
+    if text_format == "plain":
+        return validate(text)
+    check_length(len(text), MAX_CHARS)
+    check_markup(text, text_format)
+    return text
+
+
+def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
+    """Warn that a speech ended without an end token; what was spoken until then is kept."""
+    how = _ENDS.get(finish_reason or "")
+    if how:
+        logger.warning(
+            "%s at %d frame%s (%.1f s) without an end token (seed %d).",
+            *(how, num_frames, "" if num_frames == 1 else "s", seconds, seed),
+        )
+
+
+def write_output(data: bytes) -> None:
+    """Write all of `data` to standard output, at once.
+
+    Raises:
+        OSError: the write failed; `filename` names standard output, which `run` reports.
+    """
+    left = memoryview(data)
+    try:
+        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take only a part
+            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        error.filename = STANDARD_OUTPUT
+        raise
+
+
+@contextlib.contextmanager
+def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
+    """Exit with the packages to install if the block cannot import one.
+
+    Args:
+        extras: this package's extras that bring the packages that the block imports.
+        by: the script's name.
+        also: requirements of other packages.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        command = install_command(*extras, also=also)
+        print(f"error: {by} needs {error.name}.\n{command}", file=sys.stderr)
+        sys.exit(MissingPackageError.exit_code)
+
+
+def wait_passively() -> None:
+    """Let PyTorch's threads sleep while they wait for each other, unless the user set a policy.
+
+    By default they wait in a loop that keeps their cores busy: if another program has the core of
+    the thread they wait for, all of them wait until that program gives it up. OpenMP reads the
+    variable when it is loaded, so a command must call this before it imports torch.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; turn its errors into a message and an exit code.
+
+    Returns:
+        `main`'s exit code, an error's (2 usage, 3 environment, 4 model files, 5 resources, such as
+        a disk that is full, 6 generation), or 128 and the signal's number after Ctrl-C (130),
+        SIGTERM (143) or SIGHUP (129).
+    """
+    level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    wait_passively()
+    end = GracefulExit()
+    try:
+        with end:
+            # Before torch, which would import it from C++ and swallow a Ctrl-C there.
+            import numpy  # noqa: F401
+
+            code = main(args)
+            if sys.stdout:  # None where the caller closed it
+                sys.stdout.flush()  # here, where an error can still be reported
+            return code
+    except QwenTTSError as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return end.exit_code
+    except OSError as error:  # a full disk, a folder without permission to write
+        is_output = _has_output_failed() or error.filename == STANDARD_OUTPUT
+        if is_output and isinstance(error, BrokenPipeError):
+            return 0  # the program that read it has ended (`... | head`)
+        if args.debug:
+            raise
+        where = error.filename or (STANDARD_OUTPUT if is_output else None)
+        what = error.strerror or error
+        print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
+        return ResourceError.exit_code
+
+
+def _has_output_failed() -> bool:
+    """Return whether standard output fails; drops what it has not taken, which Python would report
+    at exit."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

@@ -1,0 +1,236 @@
+"""A text with markup becomes words to speak, cut where a pause or another manner begins."""
+
+from __future__ import annotations
+
+import reprlib
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from qwen_megakernel.choices import TEXT_FORMATS
+from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.records import Manner
+from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.markup.items import (
+    Item,
+    Parser,
+    Pause,
+    Replaced,
+    SayAs,
+    SentenceEnd,
+    Words,
+)
+from qwen_megakernel.text.markup.pauses import PauseParser
+from qwen_megakernel.text.markup.ssml import SsmlParser
+from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.sentences import PARAGRAPH_SEPARATOR
+
+_SENTENCE_ENDS = ".!?;:…。！？；："  # behind one of them, no mark is missing
+_MAX_WARNINGS = 20  # of one text
+_CLOSING = "\"'”’»)]} "
+
+
+def check_text_format(text_format: str) -> None:
+    """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
+    if text_format not in TEXT_FORMATS:
+        raise UsageError(
+            f"text_format is {text_format!r}; known: {', '.join(TEXT_FORMATS)}.",
+            hint='"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.',
+        )
+
+
+def new_parser(text_format: str) -> Parser:
+    """Return the parser of a text; `text_format` is "ssml" or "pauses"."""
+    return SsmlParser() if text_format == "ssml" else PauseParser()
+
+
+def check_markup(text: str, text_format: str) -> None:
+    """Raise the `MarkupError` of a whole text whose markup is broken."""
+    parser = new_parser(text_format)
+    parser.feed(text)
+    parser.end()
+    if parser.error:
+        raise parser.error
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Words behind it are a part of their own."""
+
+    manner: Manner
+    pause_s: float = 0.0  # before it
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What is spoken in one manner, and the pause before it."""
+
+    text: str
+    manner: Manner
+    pause_s: float
+
+
+class MarkedText:
+    """The words of one text with markup, whole or as it arrives. Not thread-safe.
+
+    Args:
+        parser: of its format.
+        reader: reads the words; of the request.
+        language_of: returns the engine's name of a language; None: it does not speak it.
+        language: the reader's, where the markup names none.
+        takes_phonemes: the voice is given phonemes.
+    """
+
+    def __init__(
+        self,
+        parser: Parser,
+        reader: TextReader,
+        language_of: Callable[[str], str | None],
+        *,
+        language: str = AUTO,
+        takes_phonemes: bool = False,
+    ):
+        self._parser, self._reader = parser, reader
+        self._language_of, self._language = language_of, language
+        self._takes_phonemes = takes_phonemes
+        self._manner = Manner()
+        self._written: list[str] = []
+        self._last = ""  # the last character that is spoken
+        self._is_behind_sentence = False  # the space that follows stands between two of them
+        self._warnings: list[str] = []
+        self._warned: set[str] = set()
+
+    @property
+    def written(self) -> str:
+        """The text so far without its markup: what the user wrote to be spoken."""
+        return "".join(self._written)
+
+    @property
+    def error(self) -> MarkupError | None:
+        """What is wrong with the markup. Nothing behind it is read."""
+        return self._parser.error
+
+    def take_warnings(self) -> list[str]:
+        """Return warnings of markup and of words, each of them once."""
+        warnings, self._warnings = self._warnings, []
+        return self._parser.take_warnings() + warnings + self._reader.take_warnings()
+
+    def whole(self, text: str) -> list[Passage]:
+        """Return what is spoken for a complete text; the last passage may be a pause alone.
+
+        Raises:
+            MarkupError: the markup is broken.
+        """
+        steps = [*self.feed(text), *self.end()]
+        if self.error:
+            raise self.error
+        passages: list[Passage] = []
+        words: list[str] = []
+        cut = Cut(Manner())
+        for step in [*steps, Cut(Manner())]:
+            if isinstance(step, str):
+                words.append(step)
+                continue
+            if words or cut.pause_s:
+                passages.append(Passage("".join(words), cut.manner, cut.pause_s))
+            words, cut = [], step
+        return passages
+
+    def feed(self, text: str) -> Iterator[str | Cut]:
+        """Take the next piece of the text; yields what has become certain, words and cuts."""
+        yield from self._spoken(self._parser.feed(text))
+        if self.error:
+            yield from self._words(self._reader.end())
+
+    def end(self) -> Iterator[str | Cut]:
+        """Close the text; yields what was held back."""
+        if not self.error:
+            yield from self._spoken(self._parser.end())
+            yield from self._words(self._reader.end())
+
+    def _spoken(self, items: Iterable[Item]) -> Iterator[str | Cut]:
+        for item in items:
+            if isinstance(item, Pause | Manner):
+                yield from self._cut(item)
+            else:
+                yield from self._words(self._read(item))
+
+    def _words(self, text: str) -> Iterator[str]:
+        if text:
+            yield text
+
+    def _read(self, item: Words | Replaced | SayAs | SentenceEnd) -> str:
+        """Give an item to the reader; returns what has become certain."""
+        reader = self._reader
+        if isinstance(item, SentenceEnd):
+            return self._end_sentence()
+        if isinstance(item, Words):
+            return self._plain(item.text)
+        words: str | None
+        if isinstance(item, SayAs):
+            words = reader.read_as(item.written, item.kind, item.form)
+            if words is None:
+                self._warn_once(
+                    f"{reprlib.repr(item.written)} is read as it is written: it is no {item.kind}"
+                )
+        elif not item.is_phonemes:
+            words = reader.read_apart(item.spoken)
+        else:
+            words = item.spoken if self._takes_phonemes else None
+            if words is None:
+                self._warn_once("<phoneme> is read as its text: this voice takes no phonemes")
+        if words is None:
+            return self._plain(item.written)
+        self._note(words)
+        self._written.append(item.written)
+        return reader.give(words, len(item.written))
+
+    def _plain(self, text: str) -> str:
+        self._note(text)
+        written = text
+        if self._is_behind_sentence and text:
+            self._is_behind_sentence = False
+            if text[0] == " ":
+                written = PARAGRAPH_SEPARATOR + text[1:]
+        self._written.append(written)
+        return self._reader.feed(text)
+
+    def _note(self, text: str) -> None:
+        """Keep the last character of a text but for marks that close."""
+        self._last = text.rstrip(_CLOSING)[-1:] or self._last
+
+    def _end_sentence(self) -> str:
+        """End a sentence with a mark, if it has none."""
+        last, self._last = self._last, ""
+        self._is_behind_sentence = True
+        if not last or last in _SENTENCE_ENDS:
+            return ""
+        return self._reader.insert("。" if unicodedata.east_asian_width(last) in "WF" else ".")
+
+    def _cut(self, item: Pause | Manner) -> Iterator[str | Cut]:
+        """Begin another part, where a pause or another manner asks for it."""
+        pause_s = item.seconds if isinstance(item, Pause) else 0.0
+        manner = self._manner if isinstance(item, Pause) else self._known(item)
+        if not pause_s and manner == self._manner:
+            return
+        yield from self._words(self._reader.end())
+        self._manner, self._last = manner, ""
+        self._reader.turn(manner.language or self._language)
+        yield Cut(manner, pause_s)
+
+    def _known(self, manner: Manner) -> Manner:
+        """A manner with the engine's name of its language."""
+        if manner.language is None:
+            return manner
+        name = self._language_of(manner.language)
+        if name is None:
+            self._warn_once(
+                f"xml:lang {reprlib.repr(manner.language)} has no effect: the model does not "
+                "speak it"
+            )
+        return Manner(name, manner.speed, manner.volume)
+
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(warning)
+            self._warnings.append(warning)

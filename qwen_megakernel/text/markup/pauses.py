@@ -1,0 +1,72 @@
+"""Plain text in which "[pause 1.5s]" and "[pause 500ms]" are pauses, and nothing else is markup."""
+
+import re
+
+from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.text.markup import values
+from qwen_megakernel.text.markup.items import Item, Pause, Place, Words
+
+MAX_MARK_CHARS = 32
+_MARK = re.compile(r"\[pause[ \t]+([0-9.]+)[ \t]?(ms|s)\]", re.ASCII | re.IGNORECASE)
+_MAYBE_MARK = re.compile(rf"\[[^\[\]\n]{{0,{MAX_MARK_CHARS}}}\Z")  # it may go on
+_BEGIN = "[pause "
+
+
+class PauseParser:
+    """An `items.Parser` of plain text with pauses."""
+
+    def __init__(self) -> None:
+        self.error: MarkupError | None = None
+        self._held = ""  # what may be the beginning of a mark
+        self._place = Place(1, 1)  # of it
+        self._pauses_s = 0.0
+
+    def take_warnings(self) -> list[str]:
+        """See `items.Parser`."""
+        return []
+
+    def feed(self, text: str) -> list[Item]:
+        """See `items.Parser`."""
+        text = self._held + text
+        maybe = _MAYBE_MARK.search(text)
+        is_begun = maybe is not None and _BEGIN.startswith(maybe.group()[: len(_BEGIN)].lower())
+        end = maybe.start() if maybe and is_begun else len(text)
+        self._held = text[end:]
+        return self._read(text[:end])
+
+    def end(self) -> list[Item]:
+        """See `items.Parser`."""
+        text, self._held = self._held, ""
+        return self._read(text)
+
+    def _read(self, text: str) -> list[Item]:
+        items: list[Item] = []
+        done = 0
+        for match in _MARK.finditer(text):
+            if self.error:
+                break
+            items += self._words(text[done : match.start()])
+            try:
+                seconds = values.seconds_of(match[1] + match[2].lower(), "a pause")
+                self._pauses_s += seconds
+                if self._pauses_s > values.MAX_PAUSES_S:
+                    limit = values.MAX_PAUSES_S
+                    raise UsageError(f"the pauses have more than {limit:g} s in all.")
+            except UsageError as error:
+                self.error = MarkupError(f"[pause], {self._place}: {error.what}")
+                break
+            if seconds:
+                items.append(Pause(seconds))
+            self._pass(match.group())
+            done = match.end()
+        return items if self.error else items + self._words(text[done:])
+
+    def _words(self, text: str) -> list[Item]:
+        self._pass(text)
+        return [Words(text)] if text else []
+
+    def _pass(self, text: str) -> None:
+        """Move the place behind a text."""
+        lines = text.split("\n")
+        first = self._place.column if len(lines) == 1 else 1
+        self._place = Place(self._place.line + len(lines) - 1, first + len(lines[-1]))

@@ -1,0 +1,379 @@
+"""SSML, the W3C's Speech Synthesis Markup Language, as far as it can be spoken.
+
+The standard library's expat reads it as it arrives. Document types and entities are refused, and so
+is a tag of more than `MAX_TAG_CHARS`, because expat looks at an incomplete tag again with each
+piece. A text needs no <speak>: expat gets a root around it, of which positions know nothing.
+"""
+
+import re
+import reprlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+from xml.parsers import expat
+
+from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME, Manner
+from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
+from qwen_megakernel.text.markup import values
+from qwen_megakernel.text.markup.items import (
+    Item,
+    Pause,
+    Place,
+    Replaced,
+    SayAs,
+    SentenceEnd,
+    Words,
+)
+
+MAX_DEPTH = 64  # of elements in elements
+MAX_TAG_CHARS = 2048
+MAX_READ_AS_CHARS = 256  # of the text of <say-as>, <sub> and <phoneme>, and of what replaces it
+
+_SLICE_CHARS = 1024  # given to expat at a time; with MAX_TAG_CHARS, bounds its second looks
+_ROOT = "megakernel-root"
+_DECLARATION = "<?xml"
+_LANGUAGE = "xml:lang"
+_READ_AS = ("say-as", "sub", "phoneme")
+_SILENT = ("desc", "metadata")  # their text is not spoken
+# What each element that has an effect takes; others are ignored.
+_ATTRIBUTES = {
+    "speak": {_LANGUAGE},
+    "p": {_LANGUAGE},
+    "s": {_LANGUAGE},
+    "lang": {_LANGUAGE},
+    "break": {"time", "strength"},
+    "prosody": {"rate", "volume"},
+    "say-as": {"interpret-as", "format"},
+    "sub": {"alias"},
+    "phoneme": {"ph", "alphabet"},
+}
+_UNREMARKED = {"version", "xml:base", "xml:space", "xsi:schemaLocation", "id", "detail"}
+_MISMATCH = expat.errors.codes[expat.errors.XML_ERROR_TAG_MISMATCH]
+_UNDEFINED_ENTITY = expat.errors.codes[expat.errors.XML_ERROR_UNDEFINED_ENTITY]
+_CUT_PAIR = re.compile("[\ud800-\udbff]\\Z")
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+class SsmlParser:
+    """An `items.Parser` of SSML."""
+
+    def __init__(self) -> None:
+        self.error: MarkupError | None = None
+        self._expat = expat.ParserCreate("utf-8")  # whatever a declaration says
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        self._expat.CharacterDataHandler = self._characters
+        self._expat.StartDoctypeDeclHandler = self._doctype
+        self._num_bytes = 0  # given to expat
+        self._pair = ""  # the first half of a surrogate pair
+        self._before: str | None = ""  # the text, until its declaration is over; then None
+        self._root_place: Place | None = None  # where the root was put
+        self._recent = b""  # the latest bytes, which an error is about
+        self._items: list[Item] = []
+        self._warnings: list[str] = []
+        self._has_ignored = False
+        self._elements: list[tuple[str, Place]] = []  # that are open
+        self._manners = [Manner()]  # of them, and of the text around
+        self._manner = Manner()  # of the latest item
+        self._text = ""  # that no item has yet
+        self._is_after_space = True
+        self._num_silent = 0  # open elements whose text is not spoken
+        # An element whose text is collected, its depth, and what makes an item of the text.
+        self._read_as: tuple[str, int, Callable[[str], Item]] | None = None
+        self._pauses_s = 0.0
+
+    def take_warnings(self) -> list[str]:
+        """See `items.Parser`."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def feed(self, text: str) -> list[Item]:
+        """See `items.Parser`."""
+        text = self._pair + text
+        half = _CUT_PAIR.search(text)
+        self._pair = half.group() if half else ""
+        text = _clean(text[: len(text) - len(self._pair)])
+        try:
+            for first in range(0, len(text), _SLICE_CHARS):
+                self._take(text[first : first + _SLICE_CHARS])
+        except MarkupError as error:
+            self._fail(error)
+        return self._taken()
+
+    def end(self) -> list[Item]:
+        """See `items.Parser`."""
+        try:
+            if self._before is not None and not self.error:
+                self._put_root(self._before)
+            if not self.error and self._num_pending():
+                self._refuse("the text ends inside a tag.")
+            if not self.error and self._elements:
+                name, place = self._elements[-1]
+                raise _error(place, f"<{name}> is not closed.", f"</{name}> closes it.")
+        except MarkupError as error:
+            self._fail(error)
+        return self._taken()
+
+    def _taken(self) -> list[Item]:
+        self._say()
+        items, self._items = self._items, []
+        return items
+
+    # ---- expat -----------------------------------------------------------------------------------
+
+    def _take(self, text: str) -> None:
+        if self.error:
+            return
+        if self._before is None:
+            self._parse(text)
+            return
+        self._before += text
+        begin = self._before[: len(_DECLARATION)]
+        if begin == _DECLARATION:
+            end = self._before.find("?>") + 2
+            if end < 2 and len(self._before) > MAX_TAG_CHARS:
+                raise _error(Place(1, 1), "the XML declaration has no end.")
+        else:
+            end = 0
+        if end > 1 or not _DECLARATION.startswith(begin):
+            self._put_root(self._before[:end], self._before[end:])
+
+    def _put_root(self, declaration: str, text: str = "") -> None:
+        self._before = None
+        self._parse(declaration)
+        lines = declaration.split("\n")
+        self._root_place = Place(len(lines), len(lines[-1]))
+        self._parse(f"<{_ROOT}>")
+        self._parse(text)
+
+    def _parse(self, text: str) -> None:
+        data = text.encode()
+        num_pending = self._num_pending()
+        self._recent = self._recent[len(self._recent) - num_pending :] + data
+        self._num_bytes += len(data)
+        try:
+            self._expat.Parse(data, False)
+        except expat.ExpatError as error:
+            # Of a tag that closes another element, expat gives the place of its name.
+            column = error.offset - (len("</") if error.code == _MISMATCH else 0)
+            place = self._placed(error.lineno, column)
+            raise _error(place, f"{expat.ErrorString(error.code)}.", self._hint(error)) from error
+        if self._num_pending() > MAX_TAG_CHARS:
+            self._refuse(f"a tag has more than {MAX_TAG_CHARS} characters.")
+
+    def _num_pending(self) -> int:
+        """Bytes of a tag that is not complete."""
+        index = self._expat.CurrentByteIndex
+        return max(0, self._num_bytes - index) if self._num_bytes else 0
+
+    def _hint(self, error: expat.ExpatError) -> str:
+        if error.code == _UNDEFINED_ENTITY:
+            return "Entities are refused, but for &lt; &gt; &amp; &quot; &apos; and &#...;."
+        if error.code == _MISMATCH and self._elements:
+            name, place = self._elements[-1]
+            return f"<{name}> of {place} is open."
+        at = self._expat.ErrorByteIndex - self._num_bytes + len(self._recent)
+        if any(kind in self._recent[max(0, at - 3) : at + 8] for kind in (b"<!D", b"<!E")):
+            return "Document types and entities are refused."
+        return "In a text, & is written &amp; and < is written &lt;."
+
+    def _place(self) -> Place:
+        """Where expat is."""
+        return self._placed(self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber)
+
+    def _placed(self, line: int, column: int) -> Place:
+        root = self._root_place
+        if root and line == root.line and column >= root.column + len(_ROOT) + 2:
+            column -= len(_ROOT) + 2
+        return Place(line, column + 1)
+
+    def _refuse(self, what: str, hint: str = "") -> NoReturn:
+        raise _error(self._place(), what, hint)
+
+    def _fail(self, error: MarkupError) -> None:
+        if not self.error:
+            self.error = error
+
+    def _ignore(self, what: str) -> None:
+        """Warn of what has no effect, once."""
+        if not self._has_ignored:
+            self._has_ignored = True
+            self._warnings.append(
+                f"{what} (SSML, {self._place()}) has no effect, and neither has other markup that "
+                "is not known here"
+            )
+
+    # ---- handlers --------------------------------------------------------------------------------
+
+    def _doctype(self, *_: Any) -> None:
+        self._refuse("document types and entities are refused.")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == _ROOT and not self._elements and len(self._manners) == 1:
+            self._manners.append(Manner())
+            return
+        if len(self._elements) >= MAX_DEPTH:
+            self._refuse(f"elements are nested deeper than {MAX_DEPTH}.")
+        self._elements.append((name, self._place()))
+        manner = self._manners[-1]
+        if name not in _ATTRIBUTES:
+            if name in _SILENT:
+                self._num_silent += 1
+            self._ignore(f"<{name}>")
+        elif self._read_as:
+            self._ignore(f"<{name}> in <{self._read_as[0]}>")
+        else:
+            if unknown := sorted(attributes.keys() - _ATTRIBUTES[name] - _UNREMARKED):
+                known = [each for each in unknown if not each.startswith("xmlns")]
+                if known:
+                    self._ignore(f"{known[0]} of <{name}>")
+            manner = self._begin(name, attributes, manner)
+        self._manners.append(manner)
+
+    def _begin(self, name: str, attributes: dict[str, str], manner: Manner) -> Manner:
+        """Begin a known element; returns the manner inside it."""
+        if name == "break":
+            self._pause(attributes)
+        elif name in ("p", "s", "speak"):
+            self._space()
+        elif name in _READ_AS:
+            self._say()
+            self._read_as = name, len(self._elements), self._reading(name, attributes)
+        elif name == "prosody":
+            return self._prosody(attributes, manner)
+        elif name == "lang" and not attributes.get(_LANGUAGE, "").strip():
+            self._refuse("<lang> has no xml:lang.", 'It names a language: xml:lang="fr".')
+        if language := attributes.get(_LANGUAGE, "").strip():
+            return Manner(language, manner.speed, manner.volume)
+        return manner
+
+    def _end(self, name: str) -> None:
+        if not self._elements:
+            self._refuse(f"</{name}> closes nothing.")
+        self._elements.pop()
+        self._manners.pop()
+        if name in _SILENT:
+            self._num_silent -= 1
+        if self._read_as and self._read_as[1] == len(self._elements) + 1:
+            self._end_reading()
+        elif name in ("p", "s") and not self._read_as:
+            self._say()
+            self._items.append(SentenceEnd())
+            self._space()
+
+    def _characters(self, text: str) -> None:
+        if self._num_silent:
+            return
+        if self._read_as:
+            self._text += text
+            if len(self._text) > MAX_READ_AS_CHARS:
+                self._refuse(
+                    f"<{self._read_as[0]}> has more than {MAX_READ_AS_CHARS} characters of text."
+                )
+            return
+        if not text.isspace():
+            self._turn()
+        words = " ".join(text.split())
+        if text[:1].isspace():
+            self._space()
+        if words:
+            self._text += words
+            self._is_after_space = False
+        if text[-1:].isspace():
+            self._space()
+
+    # ---- items -----------------------------------------------------------------------------------
+
+    def _say(self) -> None:
+        """Make an item of the text so far."""
+        if self._text and not self._read_as:
+            self._items.append(Words(self._text))
+            self._text = ""
+
+    def _space(self) -> None:
+        """Put a space behind the text so far, if there is none."""
+        if not self._is_after_space:
+            self._text += " "
+            self._is_after_space = True
+
+    def _turn(self) -> None:
+        """Note the manner of what follows, if it is another."""
+        if self._manners[-1] != self._manner:
+            self._say()
+            self._manner = self._manners[-1]
+            self._items.append(self._manner)
+
+    def _pause(self, attributes: dict[str, str]) -> None:
+        if "time" in attributes:
+            seconds = self._checked(values.seconds_of, attributes["time"])
+        else:
+            seconds = self._checked(values.strength_of, attributes.get("strength", "medium"))
+        self._pauses_s += seconds
+        if self._pauses_s > values.MAX_PAUSES_S:
+            self._refuse(f"the pauses have more than {values.MAX_PAUSES_S:g} s in all.")
+        self._space()
+        self._say()
+        if seconds:
+            self._items.append(Pause(seconds))
+
+    def _prosody(self, attributes: dict[str, str], manner: Manner) -> Manner:
+        speed, volume = manner.speed, manner.volume
+        if "rate" in attributes:
+            speed *= self._checked(values.rate_of, attributes["rate"])
+        if "volume" in attributes:
+            volume += self._checked(values.volume_of, attributes["volume"])
+        speed = min(max(speed, MIN_SPEED), MAX_SPEED)
+        return Manner(manner.language, speed, min(max(volume, MIN_VOLUME), MAX_VOLUME))
+
+    def _end_reading(self) -> None:
+        """Make an item of the text of <say-as>, <sub> or <phoneme>."""
+        assert self._read_as
+        _, _, item_of = self._read_as
+        written, self._text, self._read_as = " ".join(self._text.split()), "", None
+        self._turn()
+        self._items.append(item_of(written))
+        self._is_after_space = self._is_after_space and not written
+
+    def _reading(self, name: str, attributes: dict[str, str]) -> Callable[[str], Item]:
+        """Return what makes an item of the text of <say-as>, <sub> or <phoneme>."""
+        if name != "say-as":
+            spoken = self._attribute(name, attributes, "alias" if name == "sub" else "ph")
+            return partial(Replaced, spoken=spoken, is_phonemes=name == "phoneme")
+        kind = self._attribute(name, attributes, "interpret-as")
+        form = attributes.get("format", "").strip()
+        if kind not in values.SAY_AS:
+            self._ignore(f"interpret-as {reprlib.repr(kind)} of <say-as>")
+            return Words
+        if kind == "date" and form:
+            form = self._checked(values.date_form_of, form)
+        return partial(SayAs, kind=values.SAY_AS[kind], form=form if kind == "date" else "")
+
+    def _attribute(self, name: str, attributes: dict[str, str], wanted: str) -> str:
+        value = " ".join(attributes.get(wanted, "").split())
+        if not value:
+            self._refuse(f"<{name}> has no {wanted}.")
+        if len(value) > MAX_READ_AS_CHARS:
+            self._refuse(f"{wanted} of <{name}> has more than {MAX_READ_AS_CHARS} characters.")
+        return value
+
+    def _checked(self, parse: Callable[[str], Any], value: str) -> Any:
+        """Return what `parse` makes of a value; its error gets the place."""
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise _error(self._place(), error.what, error.hint) from error
+
+
+def _clean(text: str) -> str:
+    """Join surrogate pairs, and drop what no text has."""
+    text = _PAIR.sub(_joined, text)
+    return REMOVED.sub("", SEPARATORS.sub(" ", text))
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair.group().encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _error(place: Place, what: str, hint: str = "") -> MarkupError:
+    return MarkupError(f"SSML, {place}: {what}", hint=hint)

@@ -1,0 +1,126 @@
+"""What attributes of SSML may say, and their limits."""
+
+import re
+import reprlib
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
+
+MAX_PAUSE_S, MAX_PAUSES_S = 10.0, 60.0  # of one pause, and of all pauses of a request
+
+# Of <break strength>, in seconds.
+STRENGTHS = {"none": 0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1, "x-strong": 1.25}
+RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1, "default": 1, "fast": 1.25, "x-fast": 1.5}
+# Of <prosody volume>, in dB.
+VOLUMES = {
+    "silent": MIN_VOLUME,
+    "x-soft": -12,
+    "soft": -6,
+    "medium": 0,
+    "default": 0,
+    "loud": 6,
+    "x-loud": 12,
+}
+# Values of <say-as interpret-as>, and what they mean here.
+SAY_AS = {
+    "characters": "characters",
+    "spell-out": "characters",
+    "verbatim": "characters",
+    "digits": "digits",
+    "cardinal": "cardinal",
+    "number": "cardinal",
+    "ordinal": "ordinal",
+    "date": "date",
+    "time": "time",
+    "telephone": "telephone",
+}
+DATE_FORMS = ("mdy", "dmy", "ymd", "md", "dm", "ym", "my", "y", "m", "d")
+
+_NUMBER = r"(?:\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})"
+_TIME = re.compile(rf"\+?({_NUMBER})(ms|s)", re.ASCII)
+_RATE = re.compile(rf"([+-]?)({_NUMBER})(%?)", re.ASCII)
+_DECIBELS = re.compile(rf"([+-]?{_NUMBER})dB", re.ASCII | re.IGNORECASE)
+
+
+def seconds_of(value: str, name: str = "break time") -> float:
+    """Return the seconds of a pause, written "1.5s" or "500ms".
+
+    Raises:
+        UsageError: the value is no time, or longer than `MAX_PAUSE_S`.
+    """
+    match = _TIME.fullmatch(value.strip())
+    if not match:
+        raise UsageError(
+            f"{name} is {reprlib.repr(value)}; it must be a time such as 1.5s or 500ms."
+        )
+    seconds = float(match[1]) / (1000 if match[2] == "ms" else 1)
+    if seconds > MAX_PAUSE_S:
+        raise UsageError(f"{name} is {value.strip()}; a pause has {MAX_PAUSE_S:g} s at most.")
+    return seconds
+
+
+def strength_of(value: str) -> float:
+    """Return the seconds of a pause by its strength; raises UsageError for another word."""
+    return STRENGTHS[_known(value, "break strength", STRENGTHS)]
+
+
+def rate_of(value: str) -> float:
+    """Return the speed of <prosody rate>: a word, a factor ("1.2"), a percentage ("120%") or a
+    change ("+20%", "-20%").
+
+    Raises:
+        UsageError: the value is none of these, or outside the limits of `speed`.
+    """
+    value = value.strip()
+    if value in RATES:
+        return RATES[value]
+    match = _RATE.fullmatch(value)
+    if not match or (match[1] and not match[3]):
+        raise UsageError(
+            f"prosody rate is {reprlib.repr(value)}; it must be one of {', '.join(RATES)}, a "
+            "percentage such as 80% or +20%, or a factor such as 1.2."
+        )
+    sign, amount, percent = match.groups()
+    rate = float(amount) / (100 if percent else 1)
+    if sign:
+        rate = 1 + rate if sign == "+" else 1 - rate
+    if not MIN_SPEED <= rate <= MAX_SPEED:
+        raise UsageError(
+            f"prosody rate is {reprlib.repr(value)}; it must be in {MIN_SPEED:.0%} .. "
+            f"{MAX_SPEED:.0%}."
+        )
+    return rate
+
+
+def volume_of(value: str) -> float:
+    """Return the dB of <prosody volume>: a word, or a change such as "+6dB".
+
+    Raises:
+        UsageError: the value is neither, or outside the limits of `volume`.
+    """
+    value = value.strip()
+    if value in VOLUMES:
+        return VOLUMES[value]
+    match = _DECIBELS.fullmatch(value)
+    if not match:
+        raise UsageError(
+            f"prosody volume is {reprlib.repr(value)}; it must be one of {', '.join(VOLUMES)}, or "
+            "a change such as +6dB."
+        )
+    volume = float(match[1])
+    if not MIN_VOLUME <= volume <= MAX_VOLUME:
+        raise UsageError(
+            f"prosody volume is {value}; it must be in {MIN_VOLUME:g}dB .. {MAX_VOLUME:g}dB."
+        )
+    return volume
+
+
+def date_form_of(value: str) -> str:
+    """Return the order of a date's fields; raises UsageError for an unknown one."""
+    return _known(value, "say-as format", DATE_FORMS)
+
+
+def _known(value: str, name: str, values: dict[str, float] | tuple[str, ...]) -> str:
+    if value.strip() not in values:
+        raise UsageError(f"{name} is {reprlib.repr(value)}; known: {', '.join(values)}.")
+    return value.strip()

@@ -1,0 +1,130 @@
+"""Texts that are said to be of one kind: letters, digits, a number, a date, a time, a telephone."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+
+from qwen_megakernel.text.reading.grammar import Grammar
+from qwen_megakernel.text.reading.language import MAX_DIGITS, Language
+from qwen_megakernel.text.reading.spoken import Draft
+
+_MAX_ORDINAL_DIGITS = 6
+_NUMBER = re.compile(r"([-−+]?)\s*(\d[\d,.\s'’]*)")
+_ORDINAL = re.compile(r"(\d+)\D{0,3}")
+_FIELD = re.compile(r"\d+|[^\W\d_]+\.?")
+_CLOCK = re.compile(r"(\d{1,2})[:.h]?([0-5]\d)(?:[:.]?([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I)
+_HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s*m\.?", re.I)
+
+
+def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | None:
+    """Return the words of a text; None where it is nothing of this kind.
+
+    Args:
+        kind: "characters", "digits", "cardinal", "ordinal", "date", "time" or "telephone".
+        form: of a date, the order of its fields ("mdy"); empty: the language's own order, or year
+            first where the first field has four digits.
+        grammar: of the text's language; None only for characters.
+    """
+    language = grammar.language if grammar else None
+    if kind == "characters":
+        return _characters(text, language)
+    assert grammar and language
+    if kind == "digits":
+        return language.spell(text) if any(map(str.isdecimal, text)) else None
+    if kind == "telephone":
+        return _telephone(text, language)
+    if kind == "cardinal":
+        return _cardinal(text, language)
+    if kind == "ordinal":
+        match = _ORDINAL.fullmatch(text.strip())
+        if not match or len(match[1]) > _MAX_ORDINAL_DIGITS:
+            return None
+        return language.ordinal(int(match[1]))
+    if kind == "date":
+        return _date(text, form, language)
+    return _time(text, grammar)
+
+
+def _characters(text: str, language: Language | None) -> str | None:
+    words = []
+    for char in text:
+        if char.isdecimal() and language:
+            words.append(language.spell(char))
+        elif char.isalnum():
+            words.append(char)
+        elif language and not char.isspace():
+            words.append((language.web.get(char) or language.symbols.get(char, "")).strip())
+    return " ".join(filter(None, words)) or None
+
+
+def _telephone(text: str, language: Language) -> str | None:
+    groups = re.findall(r"\d+", text)
+    plus = f"{language.plus} " if text.lstrip().startswith("+") else ""
+    return plus + ", ".join(map(language.spell, groups)) if groups else None
+
+
+def _cardinal(text: str, language: Language) -> str | None:
+    match = _NUMBER.fullmatch(text.strip())
+    if not match:
+        return None
+    sign = {"": "", "+": language.plus}.get(match[1], language.minus)
+    whole, _, decimals = match[2].partition(language.decimal)
+    whole, decimals = (re.sub(r"\D", "", each) for each in (whole, decimals))
+    if len(whole) > MAX_DIGITS:
+        return None
+    words = language.number(str(int(whole or "0")), decimals)
+    return (sign + language.space if sign else "") + words
+
+
+def _date(text: str, form: str, language: Language) -> str | None:
+    fields = _FIELD.findall(text)
+    if not form:
+        is_year_first = bool(fields) and fields[0].isdecimal() and len(fields[0]) == 4
+        order = "ymd" if is_year_first else "dmy" if language.day_first else "mdy"
+        form = order if len(fields) == 3 else "".join(each for each in order if each != "y")
+    if len(fields) != len(form):
+        return None
+    values: dict[str, int] = {}
+    for key, field in zip(form, fields, strict=True):
+        number = int(field) if field.isdecimal() and len(field) <= 4 else None
+        if key == "m" and number is None:
+            number = language.month_forms.get(field.lower().rstrip("."))
+        if number is None:
+            return None
+        if key == "y" and len(field) == 2:
+            number += 2000 if number < 70 else 1900
+        values[key] = number
+    return _spoken_date(values, language)
+
+
+def _spoken_date(values: dict[str, int], language: Language) -> str | None:
+    found = [(key, values.get(key)) for key in "ymd"]
+    year, month, day = (value for _, value in found)
+    try:
+        date(*(value if value is not None else 2000 if key == "y" else 1 for key, value in found))
+    except ValueError:
+        return None
+    if month and day:
+        return language.date(day, month, year, "")
+    if day:
+        return language.ordinal(day)
+    said = [language.month(month)] if month else []
+    said += [language.dated_year(year)] if year else []
+    return language.space.join(said)
+
+
+def _time(text: str, grammar: Grammar) -> str | None:
+    """Return the words of a time of day; an expression of the language's own is read as such."""
+    match = _CLOCK.fullmatch(text.strip())
+    hour = _HOUR.fullmatch(text.strip())
+    if match and int(match[1]) <= 24:
+        half = f" {match[4].lower()}m" if match[4] else ""
+        seconds = f":{match[3]}" if match[3] else ""
+        text = f"{int(match[1])}:{match[2]}{seconds}{half}"
+    elif not hour or not 1 <= int(hour[1]) <= 12:
+        return None
+    else:
+        text = f"{int(hour[1])} {hour[2].lower()}m"
+    words = "".join(piece.text for piece in grammar.read(Draft.at(text, 0), ""))
+    return words if not any(map(str.isdecimal, words)) else None

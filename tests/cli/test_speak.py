@@ -1,0 +1,254 @@
+"""The front ends that speak a text, run as they are typed: files, output, exit codes."""
+
+import argparse
+import functools
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+from commands import ROOT, run
+
+from qwen_megakernel import families
+from qwen_megakernel.cli import options, running
+from qwen_megakernel.cli.main import main
+from qwen_megakernel.errors import EmptyText
+
+SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
+TINY = ("--model", "tiny-random")
+SPEAK = ("-m", "qwen_megakernel", "speak")
+
+
+@pytest.fixture
+def speak(run_here):
+    """speak(*arguments): runs the command in this process."""
+    return functools.partial(run_here, *SPEAK)
+
+
+@pytest.fixture
+def speak_bytes(capsysbinary):
+    """speak_bytes(*arguments): exit code, stdout and stderr in bytes, since samples are no text."""
+
+    def speak(*arguments):
+        code = main(["speak", *map(str, arguments)])
+        return code, *capsysbinary.readouterr()
+
+    return speak
+
+
+def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_path):
+    out = tmp_path / "demo.wav"
+    done = run_here("demo_tts.py", "Hello there.", "--output", out, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    samples, rate = soundfile.read(out)
+    assert rate == 24000 and len(samples) <= 6 * 1920
+    assert "seed 3" in done.stderr and "RANDOM" in caplog.text
+    assert done.stdout == ""  # which is for data
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_quiet_front_ends_say_nothing_of_a_speech_that_went_well(run_here, tmp_path, script):
+    out = tmp_path / "a.wav"
+    done = run_here(*script, "Hello.", "--output", out, "--quiet", *TINY, *SHORT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and out.exists()
+
+
+def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
+    out, dump = tmp_path / "a.flac", tmp_path / "codes.tsv"
+    done = speak("Hello there.", "--output", out, "--dump-codes", dump, "--stream", *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    codes = np.loadtxt(dump, dtype=int, ndmin=2)
+    assert codes.shape[1] == 16
+    assert len(soundfile.read(out)[0]) == len(codes) * 1920
+    assert done.stdout == "" and "frames 0..0" in done.stderr
+
+
+def test_the_dump_option_and_the_variable_give_the_same_file(speak, tmp_path, monkeypatch):
+    """The engine's warm-up is in neither, and a second run begins anew."""
+    option, variable = tmp_path / "option.tsv", tmp_path / "variable.tsv"
+    common = ("Hello.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert speak(*common, "--dump-codes", option).returncode == 0
+    assert len(option.read_text().splitlines()) == 6
+    monkeypatch.setenv("TTS_DUMP_CODES", str(variable))
+    for _ in range(2):
+        assert speak(*common).returncode == 0
+        assert variable.read_bytes() == option.read_bytes()
+
+
+def test_chunk_lines_go_beside_raw_samples(speak_bytes):
+    code, samples, shown = speak_bytes("Hello.", "--stdout", "--stream", *TINY, *SHORT)
+    assert code == 0 and len(samples) % 3840 == 0 and b"frames 0..0" in shown
+
+
+@pytest.mark.parametrize("prints", [print, functools.partial(print, flush=True)])
+def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch, capsys, prints):
+    """A full disk exits with 5; a reader that has ended (`... | head -1`) is no error."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    args = argparse.Namespace(debug=False, quiet=False)
+    for file, code, shown in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
+        with open(file, "w") as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert running.run(lambda _: prints("figures") or 0, args) == code
+            output.flush()  # as Python's exit does
+        assert shown in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, pytest.param({"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.ci)]
+)
+def test_samples_that_cannot_be_written_are_reported(environment):
+    """A chunk is larger than the buffer, so no rest of it can fail again."""
+    command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
+    command += ["--backend", "torch"]
+    environment = os.environ | environment
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert len(process.stdout.read(100)) == 100
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == 5
+    assert done.stderr == b"error: standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("error", [OSError(113, "No route to host"), BrokenPipeError(32, "gone")])
+def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
+    def fail(_):
+        print("figures")
+        raise error
+
+    assert running.run(fail, argparse.Namespace(debug=False, quiet=False)) == 5
+    shown = capsys.readouterr()
+    assert shown.out == "figures\n" and shown.err == f"error: {error.strerror}.\n"
+
+
+def test_a_folder_that_cannot_be_written_is_reported(run_here, tmp_path):
+    (tmp_path / "file").touch()
+    done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")
+    assert done.returncode == 5
+    assert f"error: {tmp_path / 'file'}: File exists" in done.stderr
+
+
+def test_speak_reads_standard_input_and_writes_raw_samples(speak_bytes, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello there."))
+    code, samples, shown = speak_bytes("-", "--stdout", *TINY, *SHORT)
+    assert code == 0, shown
+    assert len(samples) > 0 and len(samples) % (2 * 1920) == 0
+
+
+def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
+    for command, name in ((speak, "a.wav"), (functools.partial(run, *SPEAK), "b.wav")):
+        assert command("Hi.", "--output", tmp_path / name, *TINY, *SHORT).returncode == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("", *TINY), 2, "empty"),
+        (("🙂", *TINY), 2, "no letter"),
+        (("Hello.", "--voice", "alloy", *TINY), 2, "aiden"),
+        (("Hello.", "--language", "Klingon", *TINY), 2, "english"),
+        (("Hello.", "--seed", "-4", *TINY), 2, "-4"),
+        (("Hello.", "--model", "/no/such/folder"), 4, "/no/such/folder"),
+        (("Hello.", "--backend", "kernel", *TINY), 3, "--backend torch"),
+        (("Hello.", "--device", "cuda", *TINY), 3, "--device cpu"),
+        (("Hello.", "--temperature", "0", *TINY), 2, "use --greedy"),
+        (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "/no/such/dir"),
+        (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
+    ],
+)
+def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
+    speak, tmp_path, monkeypatch, arguments, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    done = speak(*arguments)
+    assert done.returncode == code, done.stderr
+    assert message.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_unwritable_codes_and_a_dash_are_refused_before_a_model_is_loaded(
+    run_here, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
+    for script in (SPEAK, (ROOT / "demo_pipeline.py", "--text")):
+        for path in ("/no/such/dir/a.tsv", "."):
+            done = run_here(*script, "Hello.", "--dump-codes", path)
+            assert done.returncode == 5 and f"Cannot write codes to {path}: " in done.stderr
+    done = run_here(*SPEAK, "Hello.", "--output", "-")
+    assert done.returncode == 2 and "--stdout" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("Hello.", "-o", "/no/such/dir/a.wav"), 5),
+        (("🙂",), 2),
+        (("a" * 20_001,), 2),
+        (("Hello.", "--output", "a.xyz"), 2),
+        (("Hello.", "--output", "/no/such/dir/a.wav"), 5),
+    ],
+)
+def test_what_cannot_be_spoken_or_written_is_refused_before_a_model_is_loaded(
+    run_here, monkeypatch, script, arguments, code
+):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
+    done = run_here(*script, *arguments)
+    assert done.returncode == code and done.stderr.startswith("error: ")
+    assert "--max-chars" not in done.stderr  # which these commands do not have
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_a_speech_that_is_cut_off_is_reported(run_here, tmp_path, caplog, script):
+    text = "This sentence is too long for so few frames."
+    options = ("--model", "demo-voice", "--backend", "torch", "--max-frames", "5", "--seed", "7")
+    done = run_here(*script, text, *options, "--output", tmp_path / "a.wav")
+    assert done.returncode == 0, done.stderr
+    assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages
+
+
+def test_options_that_greedy_decoding_ignores_are_reported(speak, tmp_path, caplog):
+    ignored = ("--temperature", "0.5", "--top-k", "3", "--repetition-penalty", "1.2")
+    output = ("--output", tmp_path / "a.wav")
+    assert speak("Hello.", "--greedy", *ignored, *output, *TINY, *SHORT).returncode == 0
+    shown = [message for message in caplog.messages if "no effect" in message]
+    assert shown == ["--greedy: --temperature has no effect.", "--greedy: --top-k has no effect."]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")]
+)
+def test_one_frame_is_not_plural(caplog, count, shown):
+    running.warn_of_end("length", count, 0.08 * count, 7)
+    assert shown in caplog.text
+
+
+def test_debug_leaves_the_error_to_python_which_shows_the_traceback(speak):
+    with pytest.raises(EmptyText):
+        speak("", "--debug", *TINY)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--temperature", "-1"), ("--top-p", "3"), ("--top-k", "-2"), ("--max-frames", "0")],
+    ids=lambda options: options[0],
+)
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
+    run_here, monkeypatch, script, options
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here(*script, "Hello.", *options)
+    assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr

@@ -1,0 +1,64 @@
+"""Plain text with "[pause 1.5s]" in it: pauses, and nothing else that is obeyed."""
+
+import pytest
+
+from qwen_megakernel.text.markup.items import Item, Pause, Words
+from qwen_megakernel.text.markup.pauses import PauseParser
+
+TEXT = "One [pause 1.5s] two [PAUSE 500 ms]three [pause x] [1] <break time='1s'/> & [pause 2s]"
+
+
+def items_of(*pieces: str) -> tuple[list[Item], str | None]:
+    parser = PauseParser()
+    found = [item for piece in pieces for item in parser.feed(piece)] + parser.end()
+    joined: list[Item] = []
+    for item in found:
+        if isinstance(item, Words) and joined and isinstance(joined[-1], Words):
+            joined[-1] = Words(joined[-1].text + item.text)
+        else:
+            joined.append(item)
+    return joined, str(parser.error) if parser.error else None
+
+
+def test_marks_are_pauses_and_all_else_is_text():
+    assert items_of(TEXT)[0] == [
+        Words("One "),
+        Pause(1.5),
+        Words(" two "),
+        Pause(0.5),
+        Words("three [pause x] [1] <break time='1s'/> & "),
+        Pause(2),
+    ]
+
+
+def test_a_text_cut_at_any_position_has_the_items_of_the_whole():
+    whole = items_of(TEXT)
+    for cut in range(len(TEXT) + 1):
+        assert items_of(TEXT[:cut], TEXT[cut:]) == whole, cut
+    assert items_of(*TEXT) == whole
+
+
+def test_a_bracket_holds_text_back_no_longer_than_a_mark_can_be():
+    parser = PauseParser()
+    assert parser.feed("see [the note") == [Words("see [the note")]
+    assert parser.feed(" [pau") == [Words(" ")]
+    assert parser.feed("sing") == [Words("[pausing")]
+    assert parser.feed("[pause " + "1" * 40) == [Words("[pause " + "1" * 40)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a\nbc [pause 11s] d", "[pause], line 2, column 4: a pause is 11s; a pause has 10 s"),
+        ("[pause 1.2.3s]", "[pause], line 1, column 1: a pause is '1.2.3s'; it must be a time"),
+        ("[pause 10s]" * 7, "[pause], line 1, column 67: the pauses have more than 60 s in all"),
+    ],
+)
+def test_a_pause_that_cannot_be_is_refused_with_its_place(text: str, error: str):
+    found, seen = items_of(text)
+    assert seen and seen.startswith(error)
+    assert items_of(*text) == (found, seen)
+
+
+def test_negative_pauses_are_text():
+    assert items_of("[pause -1s] [pause NaNs]")[0] == [Words("[pause -1s] [pause NaNs]")]
