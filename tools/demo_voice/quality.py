@@ -35,7 +35,7 @@ RATE = recipe.SAMPLE_RATE
 WIDEBAND = 16000  # the rate at which PESQ and STOI listen
 PITCH_RANGE_HZ = (55, 240)
 PITCH_WINDOW, PITCH_HOP = 2048, 240
-MIN_LOUDNESS = -60.0  # LUFS: shorter or quieter sound has none
+NEAR = 0.1  # places where the estimate errs more about the teacher's sound are left out
 PAUSE_WINDOW = RATE // 50
 
 
@@ -127,8 +127,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         likeness.append(alike(ours, wanted))
         if args.teacher == "flite":
             hertz = natural.decode_pitch(codes[:, -1]).ravel()
-            row = pitch(ours)[: len(hertz)]
-            melodies.append(natural.compare_melodies(row, hertz[: len(row)], hertz[: len(row)] > 0))
+            found_in = [pitch(sound)[: len(hertz)] for sound in (ours, wanted)]
+            is_known = (hertz > 0) & (np.abs(found_in[1] / np.maximum(hertz, 1) - 1) < NEAR)
+            melodies.append(natural.compare_melodies(found_in[0], hertz, is_known))
     found: dict[str, Any] = {
         "vocoder": args.vocoder.name,
         "teacher": args.teacher,
